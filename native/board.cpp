@@ -67,7 +67,7 @@ std::shared_ptr<Board> Board::look(int fd) { return open(fd, Use::kLook); }
 std::shared_ptr<Board> Board::open(int fd, Use use) {
   Fd own = dup_cloexec(fd);
   BoardHeader head;
-  if (::pread(own.get(), &head, sizeof head, 0) != ssize_t(sizeof head)) throw_errno("read board");
+  if (constexpr size_t size = offsetof(BoardHeader, heard); ::pread(own.get(), &head, size, 0) != ssize_t(size)) throw_errno("read board");
   if (head.magic != kBoardMagic || head.version != kBoardVersion)
     throw std::system_error(EPROTO, std::generic_category(), "not a board of this version of conveyor");
   if (::lseek(own.get(), 0, SEEK_END) != off_t(sizeof(BoardHeader) + size_t(head.slots) * sizeof(BoardSlot)))

@@ -14,6 +14,7 @@
 
 #include "failed_calls.h"
 #include "fork_mutex.h"
+#include "heard_sights.h"
 #include "platform.h"
 #include "session_memory.h"
 #include "shareable.h"
@@ -79,7 +80,7 @@ struct alignas(kPage) BoardSlot {
   std::atomic<uint32_t> nudge;        // somebody without its eventfd wants it woken; taken by the service thread
   std::atomic<uint32_t> incarnation;  // counts the processes that have had this slot; written before they start
   std::atomic<uint32_t> died;         // which death of the session this was, from 1; 0: not announced
-  std::atomic<uint32_t> elsewhere;    // 1: the process is on another host, and this slot is its proxy here (net/proxies.h)
+  std::atomic<uint32_t> elsewhere;    // 1 + the number of the host that the process is on, if this slot is its proxy here (net/proxies.h)
   Status status;
   alignas(kCacheLine) Returns returns;
   alignas(kCacheLine) Returns leftovers;  // the same for what it has dropped and not let go of; `wanted`: there may be some
@@ -109,10 +110,14 @@ struct alignas(kPage) BoardHeader {
   std::atomic<uint32_t> used;  // slots from here on have never been prepared
   alignas(kCacheLine) std::atomic<uint32_t> deaths;  // every waiter compares it with what it has seen
   alignas(kCacheLine) std::atomic<uint32_t> alarm;   // futex word of the service thread
-  alignas(kCacheLine) std::atomic<uint64_t> sights;  // how often somebody has learned that a call has failed
-  uint64_t session;  // no other session's, of those whose errors may be held
+  alignas(kCacheLine) std::atomic<uint64_t> sights;  // how often somebody here has learned that a call has failed
+  std::atomic<uint64_t> sight_marks;  // moves behind all that is to be told of that: see FailedCalls::mark
+  std::atomic<uint32_t> host;         // this one's number in the session
+  std::atomic<uint32_t> has_pump;     // 1: there may be other hosts
+  std::atomic<uint64_t> session;      // no other session's, of those whose errors may be held; the same on all its hosts
   alignas(kCacheLine) SessionMemory memory;
   std::atomic<uint32_t> pinning;  // 1: some process has pinned blocks for a device, now or before (pins.h)
+  alignas(kPage) HeardSights heard;  // touched where there are other hosts
 };
 
 // The kernel's view of a robust mutex is its first word: the owner's thread id, plus two flags.
@@ -172,21 +177,53 @@ class Board : public Shareable<Board> {
     const BoardSlot* s = slot(index);
     return {s->name, ::strnlen(s->name, sizeof s->name)};
   }
-  // How often somebody has learned that a call has failed. Relaxed: who knows of a failure has moved it himself, or has
-  // heard of it from somebody who had, by what orders memory. A call that is made without knowing bears what it may.
-  uint64_t sights() const { return header_->sights.load(std::memory_order_relaxed); }
-  // Whether the process in `index` may come to collective operations. Acquire and release: who calls ranks has heard of
-  // the group behind what its members say here.
-  bool is_rank(uint32_t index) { return slot(index)->is_rank.load(std::memory_order_acquire) != 0; }
+  // How often somebody here has learned that a call has failed. Relaxed: who knows of a failure has moved it himself, or
+  // has heard of it from somebody who had, by what orders memory. A call that is made without knowing bears what it may.
+  Stamp sights() const { return stamp_of(host(), header_->sights.load(std::memory_order_relaxed)); }
+  uint32_t host() const { return header_->host.load(std::memory_order_relaxed); }
+  // Whether there are no other hosts.
+  bool alone() const { return header_->has_pump.load(std::memory_order_relaxed) == 0; }
+  // No less than what the clock of the host of the process in `index` said when it did what is seen here.
+  Stamp sights_of(uint32_t index) const {
+    const uint32_t elsewhere = slot(index)->elsewhere.load(std::memory_order_relaxed);
+    return elsewhere == 0 ? sights() : header_->heard.last(elsewhere - 1);
+  }
+  // Whether the process in `index` may come to collective operations; of one of another host that is not known. Acquire
+  // and release: who calls ranks has heard of the group behind what its members say here.
+  bool is_rank(uint32_t index) const {
+    const BoardSlot* s = slot(index);
+    return s->is_rank.load(std::memory_order_acquire) != 0 || s->elsewhere.load(std::memory_order_relaxed) != 0;
+  }
   void become_rank(uint32_t index) { slot(index)->is_rank.store(1, std::memory_order_release); }
   // Something else that whoever makes calls from now on may know of: a cancellation, say.
-  void note_sight() { header_->sights.fetch_add(1, std::memory_order_relaxed); }
+  void note_sight() {
+    header_->sights.fetch_add(1, std::memory_order_relaxed);
+    header_->sight_marks.fetch_add(1, std::memory_order_release);
+  }
   // A call of the process in `index` has failed: the failure's number.
-  uint64_t fail(uint32_t index) { return slot(index)->failed_calls.add(); }
-  // Somebody has learned of that.
-  void see(uint32_t index, uint64_t number) { slot(index)->failed_calls.see(number, header_->sights); }
-  // What the clock said when that was; nothing: nobody has yet, or it is too long ago.
-  std::optional<uint64_t> seen_at(uint32_t index, uint64_t number) const { return slot(index)->failed_calls.seen_at(number); }
+  uint64_t fail(uint32_t index) { return slot(index)->failed_calls.add(host()); }
+  // Somebody here has learned of that. Whoever has heard of it before is told of it ahead of what this one does next, so
+  // there is a mark in any case: the one who was first may not have made his yet.
+  void see(uint32_t index, uint64_t number) {
+    slot(index)->failed_calls.see(number, host(), header_->sights);
+    mark(index);
+    if (slot(index)->elsewhere.load(std::memory_order_relaxed) != 0) ring(index, kAttentionBit);  // others may be told by Ray
+  }
+  // Another host has told of that. By the pump's thread.
+  void hear(const Sight& sight) {
+    header_->heard.note(sight.at);
+    if (sight.slot >= count_ || header_->heard.at(sight.slot, sight.number, host_of(sight.at)) == sight.at) return;
+    header_->heard.add(sight);
+    if (slot(sight.slot)->failed_calls.see(sight.number, host(), header_->sights)) mark(sight.slot);
+  }
+  // What the clock of the host of `by` said when somebody there had learned of it; nothing: nobody has yet, it is not
+  // known here, or it is too long ago.
+  std::optional<Stamp> seen_at(uint32_t index, uint64_t number, Stamp by) const {
+    if (host_of(by) != host()) return header_->heard.at(index, number, host_of(by));
+    const auto clock = slot(index)->failed_calls.seen_at(number, host());
+    return clock ? std::optional(stamp_of(host(), *clock)) : std::nullopt;
+  }
+  std::optional<Stamp> seen_at(uint32_t index, uint64_t number) const { return seen_at(index, number, sights()); }
   // The process in `index` has ended, and its arena with it: what it had is the session's again. Where
   // others still hold values of it, their memory lives on uncounted.
   void forget_memory(uint32_t index) {
@@ -226,6 +263,10 @@ class Board : public Shareable<Board> {
   enum class Use { kCreate, kAttach, kLook };
   static std::shared_ptr<Board> open(int fd, Use use);
   Board(Fd fd, uint32_t slots, Use use);
+  void mark(uint32_t index) {
+    slot(index)->failed_calls.mark();
+    header_->sight_marks.fetch_add(1, std::memory_order_release);
+  }
   Fd fd_;
   size_t size_;
   BoardHeader* header_;

@@ -1,5 +1,7 @@
 // What ranks of a group know of each other's failures: who is not coming, and who may have missed an operation.
+#include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "collective_lines.h"
 
@@ -12,8 +14,6 @@ namespace {
 // if the call was made by who knew of the failure: whoever has called the one again most likely calls the other.
 constexpr uint64_t kGraceNs = 50'000'000;
 constexpr uint64_t kLongGraceNs = 1'000'000'000;
-// Nobody has learned of a failure.
-constexpr uint64_t kNever = ~uint64_t(0);
 
 // FNV-1a, which is the same in every process.
 uint64_t mixed(uint64_t hash, const void* data, size_t size) {
@@ -32,13 +32,26 @@ void CollectiveGroup::note_failure(const char* why) {
   tell_of_failure(why, 0);
 }
 
-void CollectiveGroup::note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, uint64_t seen_at) {
+void CollectiveGroup::note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, Stamp seen_at) {
   if (inbox_.inherited() || header_->cause.load(std::memory_order_acquire) != 0) return;
   std::lock_guard lock(failed_mutex_);
-  seen_at_ = std::max(seen_at_, seen_at);
-  note_sights();
-  if (unseen_.size() == FailedCalls::kKept) lost_ = true;  // of the first nobody will be able to say that it was seen
-  else if (number != 0) unseen_.push_back({number, why});
+  forget_known();
+  Stamp known_at = kNow;
+  if (number == 0) {
+    known_at = seen_at;
+    if (board_->alone()) {
+      meet(known_, {seen_at});
+    } else {  // others hear of it from here
+      number = board_->fail(members_[rank_].slot);
+      board_->see(members_[rank_].slot, number);
+    }
+  }
+  if (number != 0) {
+    if (failed_.size() == FailedCalls::kKept)
+      known_ = Sights();  // of the first nobody will be able to say that it was seen
+    else
+      failed_.push_back({number, known_at, why});
+  }
   // In the call of the last operation it has failed behind that; in another one it may have missed one.
   const bool behind = ran && running_since() == operation_since_;
   const uint32_t which[] = {caller.slot, caller.incarnation, behind};
@@ -46,11 +59,41 @@ void CollectiveGroup::note_failed_call(const char* why, const char* name, Member
   tell_of_failure(why, number);
 }
 
-void CollectiveGroup::note_sights() {
-  std::erase_if(unseen_, [&](const Failed& failed) {
-    const auto seen = board_->seen_at(members_[rank_].slot, failed.number);
-    if (seen) seen_at_ = std::max(seen_at_, *seen);
-    return seen.has_value();
+CollectiveGroup::Sights CollectiveGroup::sights_of(const Failed& failed) const {
+  Sights sights;
+  // Who has cancelled a call has known of it before this rank has.
+  if (failed.known_at != kNow) sights.push_back(failed.known_at);
+  const auto add = [&](Stamp at) {
+    const auto same = std::ranges::find(sights, host_of(at), host_of);
+    if (same == sights.end())
+      sights.push_back(at);
+    else
+      *same = std::min(*same, at);
+  };
+  const uint32_t slot = members_[rank_].slot;
+  if (const auto here = board_->seen_at(slot, failed.number)) add(*here);
+  if (!board_->alone()) board_->header()->heard.each(slot, failed.number, add);
+  return sights;
+}
+
+void CollectiveGroup::meet(std::optional<Sights>& known, const Sights& others) {
+  if (!known) {
+    known = others;
+    return;
+  }
+  Sights both;
+  for (const Stamp at : *known)
+    if (const auto same = std::ranges::find(others, host_of(at), host_of); same != others.end()) both.push_back(std::max(at, *same));
+  known = std::move(both);
+}
+
+// Where others may still hear of a failure it is kept as long as there is room.
+void CollectiveGroup::forget_known() {
+  if (!board_->alone() && failed_.size() < FailedCalls::kKept) return;
+  std::erase_if(failed_, [&](const Failed& failed) {
+    const Sights sights = sights_of(failed);
+    if (!sights.empty()) meet(known_, sights);
+    return !sights.empty();
   });
 }
 
@@ -59,7 +102,10 @@ void CollectiveGroup::tell_of_failure(const char* why, uint64_t number) {
   mine.failures.fetch_add(1, std::memory_order_relaxed);
   if (busy_.load(std::memory_order_acquire)) return;  // another thread has come to an operation
   say(mine.failure, why);
-  mine.failed_call.store(number, std::memory_order_relaxed);  // told by the next
+  const Execution failed = number == 0 ? execution() : Execution();
+  mine.failed_call.store(number, std::memory_order_relaxed);  // told by the last, as the others
+  mine.failed_execution.store(failed.number, std::memory_order_relaxed);
+  mine.failed_graph.store(failed.graph, std::memory_order_relaxed);
   // Sequentially consistent: those who wait announce that they sleep, and then look here.
   mine.failed_ns.store(now_ns(), std::memory_order_seq_cst);
   for (uint32_t r = 0; r < ranks(); ++r)
@@ -77,9 +123,26 @@ uint64_t CollectiveGroup::method_began() const {
   return since == 0 ? began_ : std::min(began_, since);
 }
 
+// Whether who has called this rank knew of what has failed last there.
+bool CollectiveGroup::was_known(uint32_t rank) const {
+  const auto seen = board_->seen_at(members_[rank].slot, line(rank).failed_call.load(std::memory_order_relaxed), made());
+  return seen && made() >= *seen;
+}
+
+// Whether that was a step of an earlier execution of the graph that this rank runs a step of: it comes to its own one.
+bool CollectiveGroup::was_earlier(uint32_t rank) const {
+  const Execution own = execution();
+  return own.graph != 0 && line(rank).failed_graph.load(std::memory_order_relaxed) == own.graph && line(rank).failed_execution.load(std::memory_order_relaxed) < own.number;
+}
+
+CollectiveGroup::Execution CollectiveGroup::execution() const {
+  const Status& status = board_->slot(members_[rank_].slot)->status;
+  return {status.graph.load(std::memory_order_relaxed), status.execution.load(std::memory_order_relaxed)};
+}
+
 // Its process is gone, or what it ran has raised and it has begun nothing since. If it has raised since this rank's own
 // method began, what it has begun does not matter, as that belongs to a later operation; unless this rank has failed as
-// often, so that both are at the same. Where it has raised before, that may have had nothing to do with the operation:
+// often, so that both are at the same, or that was in an earlier execution. Where it has raised before, that may have had nothing to do with the operation:
 // so whoever calls the methods gets some time to begin another one there, and more if he knew of the failure.
 Cause CollectiveGroup::will_not_come(uint32_t rank, uint64_t now) {
   const Member& m = members_[rank];
@@ -88,15 +151,16 @@ Cause CollectiveGroup::will_not_come(uint32_t rank, uint64_t now) {
   const uint64_t failed = its.failed_ns.load(std::memory_order_seq_cst);
   if (failed == 0) return Cause::kNone;
   const bool as_often = call_.failures != 0 && its.failures.load(std::memory_order_relaxed) <= call_.failures;
-  // When it has begun what is not known of another host, nor who has learned of the failure: see belong_together.
-  if (!here(rank)) return as_often ? Cause::kNone : Cause::kRaised;
+  const bool comes = as_often || was_earlier(rank);
+  // When it has begun what is not known of another host. Where who has called this rank did not know of the failure, that
+  // is either this operation's, or the group breaks when it comes (belong_together).
+  if (!here(rank)) return comes || was_known(rank) ? Cause::kNone : Cause::kRaised;
   const auto since = [&](uint32_t slot) { return board_->slot(slot)->status.since_ns.load(std::memory_order_acquire); };
   const uint64_t begun = method_began();
-  if (failed >= begun && !as_often) return Cause::kRaised;
+  if (failed >= begun && !comes) return Cause::kRaised;
   if (since(m.slot) > failed) return Cause::kNone;  // it runs something else by now, which may come to it
-  const auto seen = board_->seen_at(m.slot, its.failed_call.load(std::memory_order_relaxed));
-  const bool known = seen && made_ >= *seen;  // to who has called this rank
-  const bool patient = as_often || known || failed + kGraceNs < begun;
+  const bool known = was_known(rank);
+  const bool patient = comes || known || failed + kGraceNs < begun;
   const uint64_t until = std::max(began_, failed) + (patient ? kLongGraceNs : kGraceNs);
   if (now >= until) return Cause::kRaised;
   wake_at_ = wake_at_ == 0 ? until : std::min(wake_at_, until);
@@ -105,26 +169,40 @@ Cause CollectiveGroup::will_not_come(uint32_t rank, uint64_t now) {
 
 void CollectiveGroup::write_call() {
   Line& mine = lines_[rank_];
-  const Status& status = board_->slot(members_[rank_].slot)->status;
   const size_t half = (barrier_ + 1) & 1;
   std::lock_guard lock(failed_mutex_);
-  note_sights();
   call_.failures = mine.failures.exchange(0, std::memory_order_relaxed);
   mine.calls[half] = call_;
   Way& way = mine.ways[half];
   way.failed_ns = mine.failed_ns.exchange(0, std::memory_order_relaxed);
   way.step_failed_ns = step_failed_ns_;
   way.begun_ns = method_began();
-  way.execution = status.execution.load(std::memory_order_relaxed);
-  way.graph = status.graph.load(std::memory_order_relaxed);
-  way.made = made_ == kNow || way.graph != 0 ? board_->sights() : made_;
-  way.seen_at = unseen_.empty() && !lost_ ? seen_at_ : kNever;
+  const Execution runs = execution();
+  way.execution = runs.number;
+  way.graph = runs.graph;
+  way.made = way.graph != 0 ? board_->sights() : made();
   way.history = history_;
-  if (!unseen_.empty()) say(mine.failure, unseen_.front().why.c_str());
-  unseen_.clear();
-  seen_at_ = step_failed_ns_ = history_ = 0;
-  lost_ = false;
+  way.sights = Way::kEverywhere;
+  if (known_ || !failed_.empty()) write_sights(way);
+  failed_.clear();
+  known_.reset();
+  step_failed_ns_ = history_ = 0;
   operation_since_ = running_since();
+}
+
+void CollectiveGroup::write_sights(Way& way) {
+  const auto in_vain = [&](const Sights& sights) { return std::ranges::find(sights, host_of(way.made), host_of) == sights.end(); };
+  const Failed* unknown = nullptr;
+  for (const Failed& failed : failed_) {
+    const Sights sights = sights_of(failed);
+    if (unknown == nullptr && in_vain(sights)) unknown = &failed;
+    meet(known_, sights);
+  }
+  // Where there are more hosts than places, that of who has made the call is the last to be left out.
+  std::ranges::partition(*known_, [&](Stamp at) { return host_of(at) == host_of(way.made); });
+  way.sights = uint32_t(std::min<size_t>(known_->size(), Way::kMostSights));
+  std::copy_n(known_->begin(), way.sights, way.seen.begin());
+  if (unknown != nullptr) say(lines_[rank_].failure, unknown->why.c_str());
 }
 
 // All ranks look at the same, and so find the same.
@@ -147,11 +225,18 @@ bool CollectiveGroup::belong_together(uint32_t a, uint32_t b) const {
   // What they had last was the same operation. If the same calls have failed at both since then, so that both have
   // missed the same or nothing, the next one is the same again.
   if (one.history == other.history) return true;
-  if (!hosts_.together(a, b)) return false;  // their clocks are different ones
-  if (one.graph != 0 || other.graph != 0) return one.failed_ns <= other.begun_ns;  // an execution bears no clock
+  const bool same_time = hosts_.together(a, b);  // what clocks of different hosts say cannot be compared
+  // An execution bears no stamp.
+  if (one.graph != 0 || other.graph != 0) return same_time && one.failed_ns <= other.begun_ns;
+  if (one.step_failed_ns != 0 && !(same_time && one.step_failed_ns <= other.begun_ns)) return false;
   // Calls that were made before somebody had learned of the failure may belong to the operation that was missed, if it
   // was, and those that were made after that do not.
-  return one.made >= one.seen_at && other.made >= one.seen_at && one.step_failed_ns <= other.begun_ns;
+  const auto knew = [&](Stamp made) {
+    if (one.sights == Way::kEverywhere) return true;
+    const std::span seen(one.seen.data(), std::min(one.sights, Way::kMostSights));
+    return std::ranges::any_of(seen, [&](Stamp at) { return host_of(at) == host_of(made) && made >= at; });
+  };
+  return knew(one.made) && knew(other.made);
 }
 
 }  // namespace conveyor

@@ -218,7 +218,7 @@ CollectiveGroup::Progress CollectiveGroup::sleep_or_fail(uint64_t now) {
   return Progress::kSleep;
 }
 
-void CollectiveGroup::begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline, uint64_t made) {
+void CollectiveGroup::begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline, Stamp made) {
   call_ = call;
   made_ = made;
   data_ = std::move(data);

@@ -13,7 +13,8 @@
 // behind: its next one would meet what the others have called before that. So each also says at the first barrier what
 // has failed there since its last operation, when somebody has learned of that, and when its call was made (see
 // failed_calls.h). Ranks belong together if their calls were made by who could know of all those failures, or if all
-// have failed in the same calls. Others break the group.
+// have failed in the same calls. Others break the group. Clocks are a host's own, so a rank says of each host when all of
+// its failures were known there, as far as it has heard (heard_sights.h).
 //
 // Waiting: a rank looks at the others' lines for a while, then it sleeps on its own process's bell, as everything here
 // does, so that a death, a signal handler or the group's end wakes it. The last to come to a barrier rings those who
@@ -132,9 +133,9 @@ class CollectiveGroup {
 
   // One operation, by who has the turn. Begin it, then go on until it does not say kSleep; whenever it does, sleep on
   // the bell until its count differs from `seen()` or `wake_at()` (0: none) has passed. `deadline` 0: none.
-  // `made`: what the board's clock of sights said when the call was made that has led here; kNow: it is made here.
-  static constexpr uint64_t kNow = ~uint64_t(0);
-  void begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline, uint64_t made = kNow);
+  // `made`: what the clock of sights said when the call was made that has led here; kNow: it is made here.
+  static constexpr Stamp kNow = ~Stamp(0);
+  void begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline, Stamp made = kNow);
   enum class Progress { kDone, kSleep, kMismatch, kBroken };
   Progress go_on();
   uint32_t seen() const { return seen_; }
@@ -150,9 +151,9 @@ class CollectiveGroup {
   // This rank's process has failed in what might have come to an operation: those who wait for it are told, if they
   // can know that it is not coming. `why` in words.
   void note_failure(const char* why);
-  // The same of a call. `number`: the failure's, on the board; 0: whoever has made the call knew of it when the board's
-  // clock said `seen_at`. `name` and `caller` say which call it was, `ran` whether it had begun.
-  void note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, uint64_t seen_at = 0);
+  // The same of a call. `number`: the failure's, on the board; 0: whoever has made the call knew of it when the clock of
+  // sights said `seen_at` there. `name` and `caller` say which call it was, `ran` whether it had begun.
+  void note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, Stamp seen_at = 0);
   // Nothing goes on here any more, from any rank or from who made the group.
   // `cause`: it was destroyed, or the session ends.
   static void destroy(Segment& segment, Board& board, const std::vector<Member>& members, Cause cause = Cause::kDestroyed);
@@ -190,8 +191,15 @@ class CollectiveGroup {
   char* result(uint64_t barrier) const { return results_ + (barrier & 1) * kPiece; }
   // Both with the mutex of what has failed.
   void tell_of_failure(const char* why, uint64_t number);
-  void note_sights();
+  struct Failed;
+  using Sights = std::vector<Stamp>;  // of hosts, each once
+  Sights sights_of(const Failed& failed) const;
+  // Leave of `known` the hosts of `others`, with the later of both.
+  static void meet(std::optional<Sights>& known, const Sights& others);
+  void forget_known();
+  Stamp made() const { return made_ == kNow ? board_->sights() : made_; }
   void write_call();
+  void write_sights(Way& way);
   bool all_called_the_same() const;
   // The rank that may have missed an operation which another one has come to; ranks() if there is none.
   uint32_t shifted() const;
@@ -204,6 +212,8 @@ class CollectiveGroup {
   uint64_t method_began() const;
   // Why `rank`, which has not come, is known not to: kNone if it is not.
   Cause will_not_come(uint32_t rank, uint64_t now);
+  bool was_known(uint32_t rank) const;
+  bool was_earlier(uint32_t rank) const;
 
   // The steps of operations; `step` is 0 for what comes before the first barrier.
   void plan();
@@ -249,6 +259,11 @@ class CollectiveGroup {
   std::vector<uint32_t> places_;   // of the ranks on their hosts
   std::unique_ptr<Line[]> far_;    // of ranks on other hosts, as they have told
   std::vector<Frame> frames_;      // what they have told last
+  struct Execution {
+    uint32_t graph = 0;  // 0: none
+    uint64_t number = 0;
+  };
+  Execution execution() const;        // that this rank runs
   Header* header_;
   Line* lines_;
   char* stages_;
@@ -263,17 +278,18 @@ class CollectiveGroup {
   bool one_shot_ = false, by_hosts_ = false;
   uint64_t deadline_ = 0, wake_at_ = 0, began_ = 0, wait_began_ = 0;
   uint32_t seen_ = 0;
-  uint64_t made_ = kNow;
+  Stamp made_ = kNow;
 
   // Of this rank, since its last operation. Failures are noted on the main thread, which need not be the one that
   // begins an operation.
   struct Failed {
     uint64_t number;
+    Stamp known_at;  // to who has made the call, if it was cancelled; else kNow
     std::string why;
   };
   std::mutex failed_mutex_;
-  std::vector<Failed> unseen_;  // calls of whose failure nobody had learned when the next one was noted
-  uint64_t seen_at_ = 0;        // when somebody has learned of the others
+  std::vector<Failed> failed_;    // calls
+  std::optional<Sights> known_;   // when somebody had learned of those that are not among them any more
   uint64_t history_ = 0;        // a number made of all that has failed, in that order
   uint64_t step_failed_ns_ = 0;   // when a step of a graph has
   uint64_t operation_since_ = 0;  // when what had begun that was in the last operation

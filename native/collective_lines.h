@@ -23,10 +23,13 @@ struct CollectiveGroup::Way {
   uint64_t step_failed_ns;  // and the last of those that were steps of graphs
   uint64_t begun_ns;        // when the method began
   uint64_t execution;       // of `graph`
-  uint64_t made;            // what the clock of sights said when the call was made
-  uint64_t seen_at;         // and when somebody had learned of each of the failures that were calls; kNever: not of all
+  Stamp made;               // what the clock of sights said when the call was made, on the host where that was
   uint64_t history;         // a number made of the failures
   uint32_t graph;           // that has called it; 0: an ordinary call has
+  uint32_t sights;          // how many of `seen` there are; kEverywhere: none of the failures was a call
+  // Of each host on which somebody has learned of all failures that were calls: when that was.
+  static constexpr uint32_t kMostSights = 8, kEverywhere = ~uint32_t(0);
+  std::array<Stamp, kMostSights> seen;
 };
 
 // Of one rank, which alone writes there.
@@ -37,6 +40,8 @@ struct alignas(kApart) CollectiveGroup::Line {
   std::atomic<uint64_t> failed_ns;  // when something has failed there since its last operation; 0: nothing has
   std::atomic<uint64_t> failures;   // since its last operation
   std::atomic<uint64_t> failed_call;  // the number of the last of them, by which it is known whether anybody has learned of it; 0: a step of a graph
+  std::atomic<uint64_t> failed_execution;  // in which that was, of
+  std::atomic<uint32_t> failed_graph;      // this graph; 0: it was a call
   alignas(kCacheLine) Way ways[2];  // likewise; nobody looks there while nothing fails
   char failure[256];                // what, in words; written before
   char why[256];                    // it has left an operation; written before `cause`

@@ -26,9 +26,10 @@ class CollectiveLinks {
 
   // Where in the rings of a group the one lies that `rank` writes for `host`.
   static size_t ring_at(const RankHosts& hosts, uint32_t rank, uint32_t host) {
-    return (size_t(rank) * hosts.hosts() + host) * align_up(RingHeader::bytes(kSlots, kStride, hosts.most()), kCacheLine);
+    const uint32_t nth = host - (host > hosts[rank]);  // of the other ones
+    return (size_t(rank) * (hosts.hosts() - 1) + nth) * align_up(RingHeader::bytes(kSlots, kStride, hosts.most()), kCacheLine);
   }
-  static size_t bytes(const RankHosts& hosts) { return hosts.hosts() < 2 ? 0 : ring_at(hosts, hosts.ranks(), 0); }
+  static size_t bytes(const RankHosts& hosts) { return hosts.hosts() < 2 ? 0 : hosts.ranks() * (hosts.hosts() - 1) * align_up(RingHeader::bytes(kSlots, kStride, hosts.most()), kCacheLine); }
   static void prepare(Segment& segment, size_t offset, const RankHosts& hosts);
 
   // `offset`: of the rings in the segment; `bells`: of all ranks; `arena`: this process's; `views`: of each rank's.

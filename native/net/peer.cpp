@@ -9,8 +9,6 @@ namespace {
 // So much is sent, or read, in one turn, before the others have theirs.
 constexpr size_t kTurnBytes = 4 << 20;
 constexpr size_t kBatchBytes = 64 << 10;
-constexpr size_t kClockSamples = 64;    // kept
-constexpr size_t kClockQuestions = 64;  // that may wait for their answer: who asks, asks once at a time
 
 template <class T>
 T read(const char* from) {
@@ -20,11 +18,6 @@ T read(const char* from) {
 }
 
 }  // namespace
-
-uint64_t Peer::ask_clock(uint32_t times) {
-  clock_wanted_ = std::max(clock_wanted_, clock_answers_ + times);
-  return clock_answers_ + times;
-}
 
 void Peer::look(Mirror& mirror) {
   if (connection_ && greeted_) look_.insert(&mirror);
@@ -109,24 +102,14 @@ void Peer::heed(const Prefix& prefix, const char* body) {
   if (prefix.what == What::kDeath) return hub_.died(host, read<Death>(body));
   if (prefix.what == What::kReturned) return hear(read<Returned>(body), prefix.segment);
   if (prefix.what == What::kHeard) return hear(read<Heard>(body));
+  if (prefix.what == What::kSight) return hear(read<Saw>(body));
   if (prefix.what == What::kClose) return hear_closed(prefix, body);
   if (prefix.what == What::kClosed) {
     closing_.closed.erase(prefix.segment);
     return;
   }
-  if (prefix.what == What::kClock) {
-    if (clock_questions_.size() == kClockQuestions) throw Violation("it asks for the time, again and again");
-    clock_questions_.push_back(read<Clock>(body).asked);
-    return;
-  }
-  if (prefix.what == What::kClockIs) {
-    const auto clock = read<Clock>(body);
-    if (clock_asked_ == 0 || clock.asked != clock_asked_) throw Violation("the time, which nobody has asked for");
-    clock_samples_.push_back({std::exchange(clock_asked_, 0), clock.says, now_ns()});
-    if (clock_samples_.size() > kClockSamples) clock_samples_.pop_front();
-    ++clock_answers_;
-    return;
-  }
+  if (prefix.what == What::kClock) return asked_clock(read<Clock>(body));
+  if (prefix.what == What::kClockIs) return hear(read<Clock>(body));
   if (prefix.what == What::kRing) {
     const auto rung = read<Rung>(body);
     if (rung.slot >= hub_.board()->slots() || rung.bit >= kBellBits) throw Violation("a bell that is none");
@@ -197,6 +180,7 @@ void Peer::greeting(const Hello& hello) {
   closing_.begin_anew();
   next_told_ = unheard_;
   told_ = heard_by_it_;
+  told_sights_ = {};
   for (Mirror* mirror : hub_.mirrors_of(host)) {
     mirror->reconnected(host);
     look_.insert(mirror);
@@ -232,6 +216,7 @@ bool Peer::put_control() {
       ready_.emplace_back(&mirror, ring);
     }
     if (mirror.look_at_limits()) hub_.tell_all(mirror);
+    put_sights();
     mirror.tell(host, *connection_);
     if (mirror.ask(host)) look_.insert(&mirror);
     if (connection_->waiting() > kBatchBytes) break;
@@ -242,17 +227,8 @@ bool Peer::put_control() {
   }
   rung_.clear();
   put_returned();
-  // Last, as what is put before them is on its way longer.
-  for (const uint64_t asked : clock_questions_) {
-    connection_->put(Prefix{What::kClockIs, 0, sizeof(Clock), 0});
-    connection_->put(Clock{asked, now_ns()});
-  }
-  clock_questions_.clear();
-  if (clock_wanted_ > clock_answers_ && clock_asked_ == 0) {
-    clock_asked_ = now_ns();
-    connection_->put(Prefix{What::kClock, 0, sizeof(Clock), 0});
-    connection_->put(Clock{clock_asked_, 0});
-  }
+  put_sights();
+  put_clock();  // last, as what is put before it is on its way longer
   return connection_->waiting() != before;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -112,6 +113,11 @@ class Peer {
   void settle(uint64_t id, const Haves& theirs);
   void hear(const Returned& returned, uint64_t segment);
   void hear(const Heard& heard);
+  void put_sights();
+  void hear(const Saw& saw);
+  void put_clock();
+  void asked_clock(const Clock& clock);
+  void hear(const Clock& clock);
   void wake_members(Mirror& mirror);
   void note_reason(std::string_view what, std::string_view more = {}) noexcept;
 
@@ -134,6 +140,15 @@ class Peer {
   uint64_t clock_wanted_ = 0, clock_answers_ = 0, clock_asked_ = 0;
   std::deque<ClockSample> clock_samples_;
   std::vector<uint64_t> clock_questions_;  // of the other host's, by its clock
+
+  // What the other host was told over this connection: up to which marks of the board and of its slots, and of each
+  // place of a slot which failure that is there (FailedCalls::each_seen).
+  struct ToldSights {
+    uint64_t marks = 0;
+    std::map<uint32_t, uint64_t> of_slot;
+    std::map<std::pair<uint32_t, uint32_t>, uint64_t> numbers;
+  };
+  ToldSights told_sights_;
 
   const std::shared_ptr<Lent> lent_ = std::make_shared<Lent>();
   const std::shared_ptr<Returning> returning_;

@@ -37,7 +37,7 @@ class Proxies {
     const BoardSlot* const s = board_->slot(slot);
     if (s->incarnation.load(std::memory_order_relaxed) != incarnation || s->condition.load(std::memory_order_acquire) != Condition::kStarting)
       board_->prepare(slot, name, incarnation);
-    board_->slot(slot)->elsewhere.store(1, std::memory_order_relaxed);
+    board_->slot(slot)->elsewhere.store(host + 1, std::memory_order_relaxed);
     board_->set_eventfd(slot, event_.get(), board_->slot(slot)->incarnation.load(std::memory_order_relaxed));
     board_->live(slot);
     Bell* const bell = &board_->slot(slot)->bell;

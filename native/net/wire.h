@@ -11,6 +11,9 @@
 // Refs of a frame (kRefs) are claims on the session's rendezvous, good wherever its readers are. A frame for which its
 // writer keeps something (kKeeps) is lent: its readers' host says when nobody there has it any more (kReturned), again
 // after a reconnect, until it hears that this has come. What cannot be sent is an error at its readers (kStandIn).
+//
+// Who has learned that a call has failed (kSight) is told ahead of all that was published behind that, frames as well as
+// limits: so whoever gets a call knows which failures its caller could know of (heard_sights.h).
 #pragma once
 
 #include <cstdint>
@@ -46,6 +49,7 @@ enum class What : uint16_t {
   kClockIs,  // that
   kReturned,  // of a frame that was lent, the speaker's host has nothing any more
   kHeard,     // that, of all up to this one
+  kSight,     // somebody on the speaker's host has learned of a failed call, or its clock of sights has moved
   kBye,
   kLast = kBye,
 };
@@ -164,6 +168,13 @@ struct Returned {
 struct Heard {
   uint64_t count;
 };
+struct Saw {
+  static constexpr uint32_t kClockAlone = ~uint32_t(0);
+  uint32_t slot;  // of the process whose call has failed; kClockAlone: only the clock has moved
+  uint32_t nothing;
+  uint64_t number;
+  uint64_t clock;  // of the speaker's host
+};
 struct Rung {
   uint32_t slot;
   uint32_t incarnation;
@@ -203,6 +214,7 @@ inline uint32_t checked_head(const Prefix& p) {
     case What::kClockIs: return exactly(sizeof(Clock));
     case What::kReturned: return exactly(sizeof(Returned));
     case What::kHeard: return exactly(sizeof(Heard));
+    case What::kSight: return exactly(sizeof(Saw));
     case What::kClosed:
     case What::kPing:
     case What::kBye: return exactly(0);

@@ -105,7 +105,9 @@ void bind_board(nb::module_& m) {
       .def("memory", [](Board& b, uint32_t slot) { return slot_of(b, slot)->memory.load(std::memory_order_relaxed); }, "slot"_a)
       .def_prop_ro("session_memory", [](Board& b) { return b.header()->memory.bytes.load(std::memory_order_relaxed); })
       .def("forget_memory", [](Board& b, uint32_t slot) { b.forget_memory(checked(b, slot)); }, "slot"_a)
-      .def_prop_ro("session", [](Board& b) { return b.header()->session; })
+      .def_prop_rw("session", [](Board& b) { return b.header()->session.load(std::memory_order_relaxed); },
+                   [](Board& b, uint64_t session) { b.header()->session.store(session, std::memory_order_relaxed); })
+      .def("sights_of", [](Board& b, uint32_t slot) { return b.sights_of(checked(b, slot)); }, "slot"_a)
       .def_prop_ro("sights", &Board::sights)
       .def("is_rank", [](Board& b, uint32_t slot) { return b.is_rank(checked(b, slot)); }, "slot"_a)
       .def("note_sight", &Board::note_sight)

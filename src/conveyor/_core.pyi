@@ -125,14 +125,23 @@ class Board:
 
     @property
     def session(self) -> int:
-        """A number that no other board has whose failures may be remembered."""
+        """A number that no other session has whose failures may be remembered. That of another host is set to
+        the driver's before there is any process."""
 
+    @session.setter
+    def session(self, number: int) -> None: ...
     @property
     def sights(self) -> int:
-        """How often somebody has learned that a call of an actor has failed."""
+        """What the clock of sights says: with the number of this host, how often somebody here has learned
+        that a call of an actor has failed."""
+
+    def sights_of(self, slot: int) -> int:
+        """No less than what that of the host of the process in ``slot`` said when it did what is seen
+        here."""
 
     def is_rank(self, slot: int) -> bool:
-        """Whether that process has joined a collective group."""
+        """Whether that process has joined a collective group, or is on another host, of which that is not
+        known."""
 
     def note_sight(self) -> None:
         """Somebody has learned of something else that calls from now on may be made for."""

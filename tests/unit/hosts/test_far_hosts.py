@@ -225,7 +225,7 @@ def test_a_host_that_cannot_be_connected_to_is_lost_by_a_text_that_says_so():
 
 
 def test_what_an_agent_is_told_is_printed_without_the_token():
-    terms = Terms(1, greeting.version(), b"secret", (0, 1), ("192.0.2.1", 1), ARENA, 10.0)
+    terms = Terms(1, greeting.version(), b"secret", (0, 1), ("192.0.2.1", 1), ARENA, 10.0, 7)
     assert "secret" not in repr([terms]) + str(terms)
 
 
@@ -233,7 +233,9 @@ def test_what_an_agent_is_told_is_printed_without_the_token():
 def agent():
     before = signal.getsignal(signal.SIGINT)
     try:
-        made = Agent(Terms(1, greeting.version(), b"token", (0, 1), ("192.0.2.1", 1), ARENA, 10.0))
+        made = Agent(
+            Terms(1, greeting.version(), b"token", (0, 1), ("192.0.2.1", 1), ARENA, 10.0, 7)
+        )
     finally:
         signal.signal(signal.SIGINT, before)
     yield made
@@ -485,7 +487,8 @@ def test_nobody_waits_for_an_agent_that_ray_does_not_place_when_the_session_has_
         None,
     )
     agents._open = lambda: ("192.0.2.1", 1)
-    agents.start(SimpleNamespace(driver=(0, 1), arena=ARENA))
+    process = SimpleNamespace(board=SimpleNamespace(session=7))
+    agents.start(SimpleNamespace(driver=(0, 1), arena=ARENA, process=process))
 
     def start():
         try:

@@ -118,11 +118,14 @@ class Station:
         events: EventLoop,
         told: Told,
         window: float,
+        session: int,
     ) -> None:
-        """``driver``: its process. ``window``: seconds without a connection, after which a host is lost."""
+        """``driver``: its process. ``window``: seconds without a connection, after which a host is lost.
+        ``session``: the number on the driver's board."""
         self.arena = arena
         self._driver, self._events, self._told = driver, events, told
         self.board = _core.Board.create(BOARD_SLOTS)
+        self.board.session = session
         self.pump = _core.HostPump(self.board, number, window)
         self._fired = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lookout = Lookout(self.board)

@@ -65,7 +65,8 @@ _NO_PAGE: Page = (0, 0, 0, 0, 0, 0, "")
 class Terms(Struct, frozen=True):
     """What an agent is told at its start. ``version``: of the driver's Conveyor and Python. ``window``:
     seconds without a connection, after which a host is taken for lost. ``address``: where the driver's
-    host lets others in. ``tls``: what it shows and takes, where connections are over TLS."""
+    host lets others in. ``session``: the number on the driver's board. ``tls``: what it shows and takes,
+    where connections are over TLS."""
 
     number: int
     version: str
@@ -74,6 +75,7 @@ class Terms(Struct, frozen=True):
     address: tuple[str, int]
     arena: ArenaSize
     window: float
+    session: int
     tls: Credentials | None = None
 
     def __repr__(self) -> str:
@@ -122,7 +124,9 @@ class Agent:
         told = Told(
             self._asked, self._headless, self._reach, self._locate, self._line, self._memory
         )
-        self._station = Station(terms.number, terms.driver, arena, self._events, told, terms.window)
+        self._station = Station(
+            terms.number, terms.driver, arena, self._events, told, terms.window, terms.session
+        )
         self._processes = Processes(self._events)
         self._visitors = Visitors(self._events)
         self._expected: dict[int, _Expected] = {}  # by the number that they come under

@@ -128,6 +128,7 @@ class Agents:
             address,
             self._home.arena,
             self._window,
+            self._home.process.board.session,
             self._credentials,
         )
         name = f"{node.address} ({node.node[:8]})"

@@ -147,7 +147,9 @@ class Calls:
                 return
             tag = reader.tag
             if limits.cancelled(tag):
-                sights = self._process.board.sights  # no less than what its caller has seen
+                sights = self._process.board.sights_of(
+                    mailbox.caller[0]
+                )  # as its caller has seen it
                 failure = CallFailure(call[0], mailbox.caller, "was cancelled", False, 0, sights)
                 self.on_failure(failure)
                 mailbox.reply_error(tag, _core.CANCELLED)
@@ -353,7 +355,9 @@ class Calls:
         self._came_back(name)
         failure = CallFailure(name, mailbox.caller, error, ran)
         if mailbox.limits.cancelled(tag):  # nobody will get this
-            failure = failure._replace(number=0, seen_at=self._process.board.sights)
+            failure = failure._replace(
+                number=0, seen_at=self._process.board.sights_of(mailbox.caller[0])
+            )
         calls = self.on_failure(failure)
         own = self._instance.name
         mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}", calls=calls))

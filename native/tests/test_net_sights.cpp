@@ -1,0 +1,155 @@
+// Who has learned of a failed call is known on other hosts before what was done behind that.
+#include "net_setup.h"
+
+using namespace conveyor;
+
+namespace {
+
+constexpr uint64_t kNumber = 3;
+
+// What a process says: what its host's clock of sights says, and which failure it has learned of.
+struct Said {
+  Stamp made;
+  uint64_t number;
+};
+
+void say(Host& host, uint32_t slot, Sender& sender, uint64_t number) {
+  const Said word = {host.board->sights(), number};
+  CHECK(host.wait_for_room(slot, sender));
+  Outgoing out;
+  out.size = sizeof word;
+  out.codec = kBytes;
+  sender.reserve(out);
+  std::memcpy(sender.body_of(out), &word, sizeof word);
+  sender.publish(out);
+}
+
+Said hear(Host& host, uint32_t slot, Receiver& receiver) {
+  CHECK(host.wait(slot, [&] { return !receiver.ring.empty(); }));
+  const Frame frame = receiver.take();
+  Said word = {};
+  if (CHECK_EQ(frame.size, sizeof word)) std::memcpy(&word, frame.body, sizeof word);
+  return word;
+}
+
+bool knew(Host& host, uint32_t slot, const Said& word) {
+  const auto seen = host.board->seen_at(slot, word.number, word.made);
+  return seen && *seen <= word.made;
+}
+
+}  // namespace
+
+// The words are published by another thread than the pump's, at any time of its turns.
+TEST(a_sight_is_there_before_a_frame_that_was_published_behind_it) {
+  const Homes homes = {0, 1};
+  const std::vector<Host::Shape> rings = {{0, {1}}};
+  Host first(0, homes), second(1, homes);
+  for (Host* host : {&first, &second}) host->mirror(kNumber, rings);
+  join(first, second);
+  std::atomic<bool> over{false};
+  // Its connection breaks now and then, and what was told is told again.
+  std::thread breaker([&] {
+    while (!over) {
+      ::usleep(10'000);
+      first.pump->disconnect(1, "a test");
+      second.pump->disconnect(0, "a test");
+      join(first, second);
+    }
+  });
+  std::vector<uint64_t> numbers;
+  for (int i = 0; i < 2000; ++i) numbers.push_back(second.board->fail(1));
+  // Of the last ones alone anything is known.
+  const size_t from = numbers.size() - FailedCalls::kKept;
+  std::thread writer([&] {
+    const auto sender = first.sender(kNumber, rings, 0);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      first.board->see(1, numbers[i]);
+      say(first, 0, *sender, numbers[i]);
+    }
+  });
+  const auto receiver = second.receiver(kNumber, rings, 0, 0);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const Said word = hear(second, 1, *receiver);
+    CHECK_EQ(word.number, numbers[i]);
+    CHECK(knew(second, 1, word));
+    // What was told counts as learned here.
+    if (i >= from) CHECK(second.board->seen_at(1, word.number).has_value());
+  }
+  writer.join();
+  over = true;
+  breaker.join();
+}
+
+TEST(who_has_not_learned_of_a_failure_makes_calls_that_do_not_know_it) {
+  const Homes homes = {0, 1};
+  const std::vector<Host::Shape> rings = {{0, {1}}};
+  Host first(0, homes), second(1, homes);
+  for (Host* host : {&first, &second}) host->mirror(kNumber, rings);
+  join(first, second);
+  const auto sender = first.sender(kNumber, rings, 0);
+  const auto receiver = second.receiver(kNumber, rings, 0, 0);
+  for (int i = 0; i < 20; ++i) {
+    const uint64_t number = second.board->fail(1);
+    if (i % 2 == 0) second.board->see(1, number);  // another host's clock is not that of who has made the call
+    Said word = {first.board->sights(), number};
+    say(first, 0, *sender, number);
+    first.board->see(1, number);
+    say(first, 0, *sender, number);
+    CHECK_EQ(hear(second, 1, *receiver).made, word.made);
+    const Said later = hear(second, 1, *receiver);
+    CHECK(knew(second, 1, later));
+    // The first of each pair of words was said before, whatever is known by now; but where the other host has told of it.
+    if (i % 2 != 0) CHECK(!knew(second, 1, word));
+  }
+}
+
+// A word that was passed on by a third host is behind what the first one has told, though that has not told the last.
+TEST(sights_go_on_with_what_was_done_behind_them) {
+  const Homes homes = {0, 1, 2};
+  const std::vector<Host::Shape> there = {{0, {1}}}, on = {{1, {2}}};
+  Host first(0, homes), second(1, homes), third(2, homes);
+  for (Host* host : {&first, &second}) host->mirror(kNumber, there);
+  for (Host* host : {&second, &third}) host->mirror(kNumber + 1, on);
+  join(first, second);
+  join(second, third);
+  const auto sender = first.sender(kNumber, there, 0), passes = second.sender(kNumber + 1, on, 0);
+  const auto takes = second.receiver(kNumber, there, 0, 0), receiver = third.receiver(kNumber + 1, on, 0, 0);
+  for (int i = 0; i < 300; ++i) {
+    const uint64_t number = i % 3 == 0 ? first.board->fail(2) : third.board->fail(2);  // of a call that was not sent, too
+    first.board->see(2, number);
+    say(first, 0, *sender, number);
+    CHECK(knew(second, 2, hear(second, 1, *takes)));
+    say(second, 1, *passes, number);
+    CHECK(knew(third, 2, hear(third, 2, *receiver)));
+  }
+}
+
+TEST(a_cancellation_is_behind_what_its_clock_said) {
+  const Homes homes = {0, 1};
+  const std::vector<Host::Shape> rings = {{0, {1}}};
+  Host first(0, homes), second(1, homes);
+  for (Host* host : {&first, &second}) host->mirror(kNumber, rings);
+  join(first, second);
+  Limits cancels = first.limits(kNumber, rings), sees = second.limits(kNumber, rings);
+  for (uint64_t number = 0; number < 4; ++number) {
+    first.board->note_sight();
+    const Stamp at = first.board->sights();
+    cancels.cancel(number);
+    first.board->ring(1, 3);
+    CHECK(second.wait(1, [&] { return sees.cancelled(number); }));
+    CHECK(second.board->sights_of(0) >= at);
+    CHECK_EQ(host_of(second.board->sights_of(0)), 0u);
+  }
+}
+
+TEST(failures_that_two_hosts_have_numbered_are_two) {
+  const Homes homes = {0, 1};
+  Host first(0, homes), second(1, homes);
+  const uint64_t one = first.board->fail(1), other = second.board->fail(1);
+  CHECK(one != other);
+  second.board->see(1, one);
+  CHECK(second.board->seen_at(1, one).has_value());
+  CHECK(!second.board->seen_at(1, other));
+  second.board->see(1, other);
+  CHECK(*second.board->seen_at(1, one) < *second.board->seen_at(1, other));
+}
