@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-ray test-nodes test-netns soak-netns test-gpu chaos soak-nodes faults soak bench bench-cluster docs pictures format clean distclean
+.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-inline test-ray test-nodes test-netns soak-netns test-gpu chaos soak-nodes faults soak bench bench-cluster docs pictures format clean distclean
 
 help:
 	@echo 'make demo         a language model as a compiled actor graph (PROMPT="..." to say with what)'
@@ -36,6 +36,7 @@ help:
 	@echo 'make lint         ruff, mypy, import-linter'
 	@echo 'make test-native  the native core under AddressSanitizer and ThreadSanitizer (FILTER=name)'
 	@echo 'make fuzz         the frame decoder on arbitrary bytes (ARGS=seconds, 600 if not said)'
+	@echo 'make test-inline  whole files of what is the same on all engines, in one process without others'
 	@echo 'make test-ray     the tests of the engine on Ray, and what is the same on all engines there'
 	@echo 'make test-nodes   what is the same on all engines, with actors on nodes that share no memory'
 	@echo 'make test-netns   hosts in network namespaces: delay, loss, reordering, partitions; skipped where these are not allowed'
@@ -137,27 +138,24 @@ NATIVE_LOG := build/native-tests.log
 # time come when the others are done, the native ones too.
 WORKERS ?= 3
 
-# The files of tests of these names, in whatever room they are.
-rooms = $(foreach name,$(1),$(or $(wildcard tests/integration/*/test_$(name).py),$(error no test_$(name).py)))
+# The files of tests/integration that run on an engine (of one suite, where that is named), by the table in
+# docs/architecture/tests.md.
+files = $(or $(shell $(PYTHON) tests/suites.py $(1)),$(error tests/suites.py $(1) names no files))
 
-# What runs with engine="ray", on a Ray cluster of two nodes on this machine. Programs of a test's own that print
-# what Ray prints as well, or look at what is the local engine's, are not among it.
-RAY_TESTS := tests/ray tests/integration/test_parity.py $(call rooms,graphs graph_collectives \
-	first_cause graceful_kill sys_exit cancel direct collective_calls)
+# What runs with engine="ray", on a Ray cluster of two nodes on this machine.
+RAY_TESTS = tests/ray $(call files,ray)
 # Those of it that `make test` runs: in one process, which has one cluster, and when nothing else runs. Some take
 # minutes by themselves, and are of what others use as well.
 RAY_LONG := transports graph_collectives
-RAY_FIRST := $(filter-out $(RAY_LONG:%=tests/ray/test_ray_%.py),$(sort $(wildcard tests/ray/test_*.py))) tests/integration/test_parity.py $(call rooms,graph_collectives)
-# What is the same on all engines, with actors on nodes that share no memory (tests/nodes_apart.py), and what of it
-# `make test` runs. On nodes that share theirs graphs are as on the local engine.
+RAY_FIRST = $(filter-out $(RAY_LONG:%=tests/ray/test_ray_%.py),$(sort $(wildcard tests/ray/test_*.py))) $(call files,ray test)
+# With actors on nodes that share no memory (tests/nodes_apart.py).
 APART := CONVEYOR_ENGINE=ray CONVEYOR_TEST_NODES=apart
-NODE_TESTS := $(call rooms,graphs graph_collectives cancel restart streams failures \
-	first_cause graceful_kill sys_exit asyncio concurrency actors channels channels_again \
-	direct direct_objects direct_parts direct_targets deadlock graph_collectives_ends \
-	abandoned late_callers)
-NODES_FIRST := $(call rooms,graphs)
+NODE_TESTS = $(call files,apart)
+NODES_FIRST = $(call files,apart test)
+# Whole files with all actors in the process of the tests.
+INLINE_TESTS = $(call files,inline test-inline)
 
-test quick pytest test-ray test-nodes test-netns: DEBUG := 1
+test quick pytest test-inline test-ray test-nodes test-netns: DEBUG := 1
 test: lint $(STAMPS)/tools
 	$(build)
 	@set -m; nice -n 19 env CONVEYOR_TEST_LIMIT=900 TEST_TIMEOUT=1800 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
@@ -166,6 +164,7 @@ test: lint $(STAMPS)/tools
 	some -n $(WORKERS) --dist loadfile -m "not alone" | tee build/pytest.log; \
 	wait $$native || { cat $(NATIVE_LOG); exit 1; }; \
 	some -m alone | tee -a build/pytest.log; \
+	CONVEYOR_ENGINE=inline some $(INLINE_TESTS) | tee -a build/pytest.log; \
 	CONVEYOR_ENGINE=ray some $(RAY_FIRST) | tee -a build/pytest.log; \
 	$(APART) some $(NODES_FIRST) | tee -a build/pytest.log; \
 	sed -n '/slowest.*durations/,/^=* .*summary/p' build/pytest.log >$(DURATIONS); \
@@ -183,6 +182,10 @@ test-native: $(STAMPS)/tools
 pytest: $(STAMPS)/dev
 	$(build)
 	python -m pytest $(ARGS)
+
+test-inline: $(STAMPS)/dev
+	$(build)
+	CONVEYOR_ENGINE=inline python -m pytest $(INLINE_TESTS) $(ARGS)
 
 test-ray: $(STAMPS)/dev
 	$(build)

@@ -79,7 +79,11 @@ def pytest_collection_finish():
     _collect()
 
 
-def _wait_until(condition, timeout=20.0, what="the condition"):
+#: s; on Ray one order may take a second where the machine is busy.
+_PATIENCE = 60.0 if _ON_RAY else 20.0
+
+
+def _wait_until(condition, timeout=_PATIENCE, what="the condition"):
     """Wait until ``condition()`` is true and return what it gave."""
     end = time.monotonic() + timeout
     while True:

@@ -28,9 +28,9 @@ _DOING = "what an actor on another node does is not known before its node was as
 _PROGRAM = "a program of its own, whose sessions are not spread"
 _READS = "what a process reads itself is counted; tests/ray/test_ray_direct.py counts what its node fetches"
 _MEMORY = "who writes over a ring has the memory of those on its own node only"
-_COUNTED = (
-    "what actors on other nodes have counted is not known after the graph's end (docs/limits.md)"
-)
+_COUNTED = "what actors on other nodes have counted goes with their graph (docs/limits.md)"
+_IN_PLACE = "nothing is read in place that comes over the network (docs/limits.md)"
+_CAPS = "a node at its cap asks nobody for memory when a frame comes (docs/architecture/between-hosts.md)"
 _RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
 LIMITS = {
     "test_actors": {
@@ -45,11 +45,23 @@ LIMITS = {
         "test_only_the_part_is_fetched": _READS,
         "test_parts_of_parts_of_containers": _READS,
     },
+    "test_direct_passed_on": {
+        "test_what_lies_in_its_makers_arena_is_read_there": _IN_PLACE,
+    },
+    "test_direct_ends": {
+        "test_a_session_ends_while_a_value_is_let_go_of": _PROGRAM,
+    },
+    "test_dropped_results": {
+        "test_dropped_in_an_actor": _CAPS,
+        "test_dropped_in_an_actor_that_executes_the_graph": _CAPS,
+        "test_dropped_results_make_room": _CAPS,
+        "test_results_that_are_wanted_are_kept_and_told_of": _CAPS,
+    },
     "test_failures": {
         "test_a_long_wait_is_logged_once": _DOING,
     },
-    "test_simulate_engines": {
-        "test_simulate": _COUNTED,
+    "test_stats": {
+        "test_numbers_stay_after_teardown_and_can_be_exported": _COUNTED,
     },
     "test_streams": {
         "test_streams_that_are_dropped_with_their_actors_process": _PROGRAM,

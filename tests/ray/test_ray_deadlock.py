@@ -349,7 +349,11 @@ def test_a_graph_of_the_drivers_that_an_actor_executes(take, way):
             get(b.execute.remote(graph, ""))
         assert set(caught.value.cycle) == names(b)
     with steps(d, b) as graph:
-        deadlocks(getattr(a, way).remote(graph, "ba"), a, b, d)
+        with pytest.raises(DeadlockError) as caught:
+            get(getattr(a, way).remote(graph, "ba"))
+        # Of several executions one may have failed on `d` already, and wait for its step on `b`.
+        named = set(caught.value.cycle)
+        assert named == names(a, b, d) or (way == "fill" and named == names(a, b))
         assert all_alive(a, b, d)
 
 

@@ -6,6 +6,7 @@ import sys
 
 import cloudpickle
 import pytest
+from nodes_apart import APART
 
 import conveyor
 from conveyor.dag import InputNode
@@ -29,5 +30,7 @@ def test_simulate():
         assert made.plan.depth == made.depth == 8
         assert graph.simulate().executions == 64
         assert graph.simulate({"echo": 0.02}, depth=1, executions=5).latency_max < 0.041
-    # What was counted can be read after the end, and so this as well.
-    assert graph.simulate().throughput > 0
+    # What was counted can be read after the end, and so this as well. What actors on other nodes have counted
+    # went with the graph (docs/limits.md).
+    if not APART:
+        assert graph.simulate().throughput > 0
