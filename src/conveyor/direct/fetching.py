@@ -192,7 +192,7 @@ def _room_for(size: int) -> _core.Buffer:
 
 
 def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
-    if _is_of_another_session(where, runtime.process.board):
+    if _is_of_another_session(where, runtime.process):
         return ObjectLostError(
             f"a value{_size(where)} that {where.keeper} kept is kept no more: the session in which it was "
             "made has ended, and this one is another"
@@ -217,14 +217,15 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
     return error
 
 
-def _is_of_another_session(where: Located, board: _core.Board) -> bool:
+def _is_of_another_session(where: Located, process: Any) -> bool:
     """Whether its place is another process's in this session, or nobody's."""
-    slot = where.slot
+    board, slot = process.board, where.slot
     if slot >= board.used:
-        return True
+        # Of processes of other hosts an actor's host may never have heard. The driver's has.
+        return process.far_memory is None or process.hosts_memory is not None
     if board.elsewhere(slot) or board.incarnation(slot) != where.incarnation:
         return False
-    return board.pid(slot) not in (0, where.pid)
+    return bool(board.pid(slot) not in (0, where.pid))
 
 
 def _size(where: Located) -> str:

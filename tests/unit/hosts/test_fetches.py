@@ -2,12 +2,14 @@
 
 import contextlib
 import errno
+import gc
 import itertools
 import os
 import socket
 import struct
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -342,3 +344,16 @@ def test_after_the_end_nothing_is_fetched(hosts):
     hosts.fetches.close()
     assert one.failed()
     assert Wants(hosts, kept).failed() == errno.ECONNRESET
+
+
+def test_who_has_been_told_is_let_go_of_at_once(hosts, wait_until):
+    """It has the room, which is not to wait for a garbage collection."""
+    gc.disable()
+    try:
+        one = Wants(hosts, Kept(LARGE))
+        assert one.got()
+        alive = weakref.ref(one)
+        del one
+        wait_until(lambda: alive() is None, WAIT)
+    finally:
+        gc.enable()

@@ -54,7 +54,9 @@ class Waiter:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-        self.tell(brought)
+        # Who is told may hold this, and has the room: no cycle is to keep that.
+        tell, self.tell = self.tell, lambda _: None
+        tell(brought)
 
 
 NOBODY_WAITS = Brought(None, errno.ECANCELED, "nobody waits for it any more")
