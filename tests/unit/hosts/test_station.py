@@ -33,7 +33,7 @@ class Refuses:
 def station():
     events = EventLoop("station-test")
     told = SimpleNamespace(headless=lambda slot: None, asked=lambda *_: None)
-    made = Station(1, (0, 1), ARENA, events, told, 3600.0)
+    made = Station(1, (0, 1), ARENA, events, told, 3600.0, 1)
     yield made
     for slot, one in list(made._locals.items()):
         made.do(Bury(slot, one.incarnation))
