@@ -104,6 +104,7 @@ void CollectiveGroup::hear(uint32_t rank) {
     const SlotHeader slot = read_once(*from.ring.front());
     if (slot.kind != Kind::kValue) {  // the pump has had no memory for it
       from.pass();
+      if (header_->cause.load(std::memory_order_acquire) != 0) return;
       say(lines_[rank_].why, "a lack of memory for what comes from another host");
       return fail(Cause::kInterrupted, rank_);
     }

@@ -98,6 +98,8 @@ void CollectiveGroup::ring_all(Board& board, const std::vector<Member>& members)
 }
 
 void CollectiveGroup::fail(Cause cause, uint32_t rank) {
+  // What has broken it before may be told in this rank's words, which stay.
+  if (header_->cause.load(std::memory_order_acquire) != 0) return;
   uint32_t teller = kMaxRanks;
   if (!here(rank) && (cause == Cause::kRaised || cause == Cause::kShifted)) {  // the others here have not its words
     say(lines_[rank_].told, line(rank).failure);
