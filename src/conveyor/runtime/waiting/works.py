@@ -54,15 +54,29 @@ def any_of(found: Sequence[Blockers | None]) -> Blockers | None:
     return tuple(itertools.chain(*known)) if all(known) else ()
 
 
+class _Look:
+    """One look at the question of another process. An object, since a function that passes itself on refers to
+    itself: only garbage collection would end what it asks about."""
+
+    __slots__ = ("_ask", "_question", "_tell")
+
+    def __init__(
+        self,
+        ask: Callable[[int, Again], Blockers | None],
+        question: int,
+        tell: Callable[[Blockers], object],
+    ) -> None:
+        self._ask, self._question, self._tell = ask, question, tell
+
+    def __call__(self) -> None:
+        blockers = self._ask(self._question, self)
+        if blockers is not None:
+            self._tell(blockers)
+
+
 def tell_another(
     ask: Callable[[int, Again], Blockers | None], question: int, tell: Callable[[Blockers], object]
 ) -> None:
     """Answer the question of another process, whose wait this is one of: have ``tell`` told, now or later,
     on any thread."""
-
-    def look() -> None:
-        blockers = ask(question, look)
-        if blockers is not None:
-            tell(blockers)
-
-    look()
+    _Look(ask, question, tell)()
