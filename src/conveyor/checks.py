@@ -36,7 +36,7 @@ def in_seconds(seconds: float | None) -> str:
     """How a limit is told: ``"1.5 s"``, to three digits. What is left of one has many more."""
     if seconds is None:
         return "no time at all"
-    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
+    return f"{seconds:.0f} s" if seconds >= 100 else f"{round(seconds, 6):.3g} s"
 
 
 def check_deadline(value: Any, name: str = "deadline") -> float | None:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import conveyor.exceptions
@@ -68,9 +69,18 @@ class DebugRef(GraphRef):
     def get(self, timeout: float | None = None) -> Any:
         fresh = self._outcome is EMPTY
         value = super().get(timeout)
+        self._note(fresh, value)
+        return value
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        fresh = self._outcome is EMPTY
+        value = yield from super().__await__()
+        self._note(fresh, value)
+        return value
+
+    def _note(self, fresh: bool, value: Any) -> None:
         if fresh and not isinstance(value, _COPIED):
             self._source.note_got(self)
-        return value
 
     def _arrived(self, value: Any) -> None:
         super()._arrived(value)

@@ -55,8 +55,8 @@ def any_of(found: Sequence[Blockers | None]) -> Blockers | None:
 
 
 class _Look:
-    """One look at the question of another process. An object, since a function that passes itself on refers to
-    itself: only garbage collection would end what it asks about."""
+    """One look at the question of another process. An object, since a function that passes itself on refers
+    to itself: only garbage collection would end what it asks about."""
 
     __slots__ = ("_ask", "_question", "_tell")
 
