@@ -32,6 +32,8 @@ _MEMORY = "who writes over a ring has the memory of those on its own node only"
 _COUNTED = "what actors on other nodes have counted goes with their graph (docs/limits.md)"
 _IN_PLACE = "nothing is read in place that comes over the network (docs/limits.md)"
 _CAPS = "a node at its cap asks nobody for memory when a frame comes (docs/architecture/between-hosts.md)"
+_RANKS = "whether an actor of another node is in a group is not known (docs/limits.md)"
+_STEPS = "executions do not say what whoever began them knew of failures elsewhere (docs/limits.md)"
 _RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
 LIMITS = {
     "test_actors": {
@@ -42,6 +44,8 @@ LIMITS = {
         "test_a_ring_that_an_actor_reads": _MEMORY,
     },
     "test_collective_calls_missed": {
+        "test_calls_of_actors_in_no_group_fail_at_once_while_they_are_busy": _RANKS,
+        "test_executions_go_on_behind_failures_of_calls": _STEPS,
         "test_many_failures_that_are_got_are_known": _TEN,
     },
     "test_direct_parts": {
