@@ -50,7 +50,7 @@ class FailedCalls {
   bool see(uint64_t number, uint32_t host, std::atomic<uint64_t>& clock) {
     if (number == 0 || number > kNumbers) return false;  // it is none
     const bool own = number >> kCountBits == host;
-    std::atomic<uint64_t>& word = (own ? here_ : there_)[number % kKept];
+    std::atomic<uint64_t>& word = *place_of(number, own);
     uint64_t unseen = number << kClockBits;
     // Acquire, here and where the swap fails: whoever finds that another one was first finds the clock moved by that, and
     // so its calls bear no less. The swap that succeeds releases for these.
@@ -66,7 +66,7 @@ class FailedCalls {
 
   // What the clock of `host`, which is this one, said then; nothing: nobody has, or it is not known any more.
   std::optional<uint64_t> seen_at(uint64_t number, uint32_t host) const {
-    const uint64_t found = (number >> kCountBits == host ? here_ : there_)[number % kKept].load(std::memory_order_acquire);
+    const uint64_t found = place_of(number, number >> kCountBits == host)->load(std::memory_order_acquire);
     if (found >> kClockBits != number || (found & kClock) == 0) return {};
     return found & kClock;
   }
@@ -91,6 +91,10 @@ class FailedCalls {
   static constexpr uint64_t kCounts = (uint64_t(1) << kCountBits) - 1;
   static constexpr uint64_t kNumbers = (uint64_t(1) << (64 - kClockBits)) - 1;
   static_assert(uint64_t(kHosts) << kCountBits == kNumbers + 1);
+
+  // Pointers, since GCC 12 with -fsanitize=bounds computes the index into one of two arrays for the first of them only.
+  std::atomic<uint64_t>* place_of(uint64_t number, bool own) { return own ? here_ + number % kKept : there_ + number % kKept; }
+  const std::atomic<uint64_t>* place_of(uint64_t number, bool own) const { return own ? here_ + number % kKept : there_ + number % kKept; }
 
   std::atomic<uint64_t> count_;
   std::atomic<uint64_t> marks_;

@@ -47,10 +47,9 @@ def test_a_host_that_is_lost_is_a_death(cluster, session, cut):
                     cluster.wires[1].cut()
                 else:
                     cluster.spaces[1].kill_all()
-                refs = [graph.execute(torch.ones(1000)) for _ in range(2)]
-                for ref in refs:
+                for _ in range(2):
                     with pytest.raises(ActorDiedError, match=r"Stage.* on 10\.77\.0\.2"):
-                        get(ref)
+                        get(graph.execute(torch.ones(1000)))
     finally:
         cluster.wires[1].heal()
         cluster.spaces[1].kill_all()
