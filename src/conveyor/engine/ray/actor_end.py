@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import traceback
 import types
 from collections.abc import Callable
 from typing import Any
 
 from conveyor.engine.ray.turns import calls_of_ray
+
+_log = logging.getLogger("conveyor")
 
 
 class ActorEnd:
@@ -32,8 +35,13 @@ class ActorEnd:
         leaves = (SystemExit, self._actor.AsyncioActorExit)
         try:
             found = list(calls_of_ray())
-        except Exception:  # another Ray than this was written for
+        except Exception as error:  # another Ray than this was written for
             found = []
+            _log.warning(
+                "what this version of Ray runs an actor's methods with is not known (%s): end the session by "
+                "conveyor.shutdown() before this actor leaves by sys.exit, or Ray waits for it without end",
+                error,
+            )
         for cell, _, method in found:
             self._changed.append((cell, method))
             cell.cell_contents = self._watched(method, leaves)
