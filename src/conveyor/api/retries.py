@@ -92,7 +92,7 @@ def call_with_retries(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What ``call`` gives, which calls that actor once and has ``count`` results: a ref, or a list of them."""
+    """What ``call`` gives, which calls that actor once and has ``count`` results: a ref, or a list."""
 
     def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
         made: Any = call(*args, **kwargs)

@@ -15,7 +15,7 @@ from conveyor.exceptions import ActorRestartedError, TaskError
 from conveyor.runtime import context
 from conveyor.runtime.protocol import Retries, Runtime
 from conveyor.runtime.refs.outcome import Failure, failure_of
-from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of
+from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error
 from conveyor.runtime.waiting.completions import Completions
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
@@ -97,10 +97,9 @@ class Tries:
     def _put(self) -> None:
         """On the watcher's thread, which others wait for: to make a call may take as long as an actor takes
         to come back."""
-        with self._lock:
-            if self._outcome is EMPTY:
-                queue = self._runtime.retrying.setdefault(self._actor, Completions("retries"))
-                queue.put(self.see)
+        if self._outcome is EMPTY:
+            queue = self._runtime.retrying.setdefault(self._actor, Completions("retries"))
+            queue.put(self.see)
 
     def _go_on(self, last: Ref) -> bool:
         """``last`` is over: whether there is another try now."""
@@ -190,9 +189,10 @@ class Tries:
                 return False
             self._cancelled = True
             last = self.last
+            # Before anybody can find that there is no other try, whose error would be the call's.
+            self._outcome = Failure(cancelled_error(self.describe(ref)))
         last.cancel()
-        outcome = Failure(last._source.stopped(last, False))
-        self._end(outcome)
+        self._end(self._outcome)
         if ref._outcome is EMPTY:
             ref._outcome = self._outcome
         return True
