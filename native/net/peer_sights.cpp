@@ -13,10 +13,9 @@ void Peer::put_sights() {
 }
 
 void Peer::hear(const Saw& saw) {
-  const Stamp at = stamp_of(host, saw.clock);
-  if (host_of(at) != host) throw Violation("a clock of sights that is none");
+  if (clock_of(saw.clock) != saw.clock) throw Violation("a clock of sights that is none");
   if (saw.slot != Saw::kClockAlone && saw.slot >= hub_.board()->slots()) throw Violation("a failure of a process that is none");
-  hub_.board()->hear({saw.slot, saw.number, at});
+  hub_.board()->hear({saw.slot, saw.number, stamp_of(host, saw.clock)});
 }
 
 }  // namespace conveyor::net
