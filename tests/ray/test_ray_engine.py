@@ -156,8 +156,19 @@ def test_what_nobody_can_place_is_told_and_can_be_broken_off(rt, caplog, monkeyp
 
 
 def test_an_option_that_ray_does_not_take(rt):
-    with pytest.raises(TypeError, match="placement_group"):
-        Place.options(placement_group=3).remote()
+    for kind, options, told in (
+        (TypeError, {"placement_group": 3}, r"'Place.*placement_group=3: .*placement_group"),
+        (
+            ValueError,
+            {"placement_group": "x"},
+            r"'Place.*placement_group='x': AssertionError in Ray",
+        ),
+        (TypeError, {"resources": {"first": "x"}}, r"'Place.*resources={'first': 'x'}: "),
+        (ValueError, {"resources": {"first": -1}}, r"'Place.*negative"),
+        (ValueError, {"scheduling_strategy": "x"}, r"'Place.*scheduling_strategy='x': Invalid"),
+    ):
+        with pytest.raises(kind, match=told):
+            Place.options(**options).remote()
     assert get(Place.remote().add.remote(1)) == 2
 
 
@@ -262,6 +273,13 @@ def test_the_programs_own_connection_stays(two_nodes):
     conveyor.init()
     conveyor.shutdown()
     assert ray.is_initialized()
+
+
+def test_an_environment_that_is_none(two_nodes):
+    for given, told in ((3, "must be a dict, not int"), ({"env_vars": {"A": 3}}, "'A': 3")):
+        with pytest.raises(TypeError, match=told):
+            conveyor.init(engine="ray", runtime_env=given)
+    assert not conveyor.is_initialized()
 
 
 def test_a_forked_child_is_told_that_ray_does_not_work_there(two_nodes):
