@@ -131,6 +131,27 @@ def test_ray_is_there_inside(rt):
     assert get(Place.remote().rays_own.remote(42)) == 42
 
 
+def test_what_there_is_is_what_ray_says(rt, stage):
+    def told(_self=None):
+        known = {node["NodeID"] for node in conveyor.nodes() if node["Alive"]}
+        resources = conveyor.cluster_resources(), conveyor.available_resources()
+        return known, *resources, conveyor.get_runtime_context().get_node_id()
+
+    known = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    place = Place.options(**SECOND).remote()
+    get(place.node.remote())
+    for nodes, all_there_is, free, here in (told(), get(place.__ray_call__.remote(told))):
+        assert nodes == known
+        assert {"first", "second", "stage", "CPU"} <= all_there_is.keys()
+        assert free["second"] <= all_there_is["second"]
+        assert here in known
+    assert get(place.__ray_call__.remote(told))[3] == get(place.node.remote())
+    assert get(conveyor.attach(stage).__ray_call__.remote(told))[0] == known
+    conveyor.shutdown()
+    (alone,) = conveyor.nodes()  # nobody's session: this machine
+    assert alone["NodeID"] == os.uname().nodename
+
+
 def test_an_actor_places_others(rt):
     there, here = get(Place.options(**SECOND).remote().start_another.remote())
     assert there != here
