@@ -197,6 +197,24 @@ TEST(a_host_is_dead_after_the_window_though_it_can_be_connected_to) {
   }));
 }
 
+// Who connects again is told of each connection that breaks, also of one that was never seen to be whole.
+TEST(a_connection_that_breaks_at_once_is_told_of) {
+  Stranger s;
+  s.greet();
+  CHECK(check::soon([&] { return s.host.pump->connected(1); }));
+  s.own.reset();
+  for (int i = 0; i < 20; ++i) {
+    CHECK(check::soon([&] {
+      for (const net::Event& e : s.host.pump->events())
+        if (e.kind == net::Event::kDisconnected) return true;
+      return false;
+    }));
+    auto [ours, theirs] = socket_pair();
+    ours.reset();
+    s.host.pump->connect(std::move(theirs), 1);
+  }
+}
+
 TEST(the_processes_of_a_host_that_is_given_up_are_dead_at_once) {
   Stranger s;
   s.host.pump->give_up(1, "for a test");
