@@ -41,7 +41,9 @@ _LISTENS = (
 _SLEEPS = "what ranks of another node wait for is not seen from the driver's"
 _GIVEN_UP = "a rank that has failed, as was known, is waited for (docs/limits.md)"
 _LIVES = "an actor knows of one of another node only that it lives (docs/limits.md)"
-_NOTED = "of an actor of another node a trace has the first events, and none of a graph that has ended"
+_NOTED = (
+    "of an actor of another node a trace has the first events, and none of a graph that has ended"
+)
 _NAMED = "an actor of another node is named with it; tests/ray/test_ray_observe.py has how"
 _HALF = "ranks on several nodes are told at half of the grace period (docs/limits.md)"
 LIMITS = {
