@@ -127,6 +127,7 @@ CursorState Mirror::state(const Entry& entry, uint32_t reader) const {
 
 void Mirror::tell(uint32_t host, Connection& to) {
   Peer& peer = peers_.at(host);
+  credits_.clear();
   for (const auto& [ring, reader] : told_) {
     const Entry& entry = rings_[ring];
     if (entry.reader_hosts[reader] == host || (entry.writer_host != host && hosts_.size() == 1)) continue;
@@ -134,8 +135,7 @@ void Mirror::tell(uint32_t host, Connection& to) {
     CursorState& told = peer.told[entry.first_cursor + reader];
     if (now == told) continue;
     told = now;
-    to.put(Prefix{What::kCredit, 0, sizeof(Credit), id});
-    to.put(Credit{ring, reader, now});
+    credits_.push_back({ring, reader, now});
   }
   for (Entry& e : rings_)
     if (e.in && e.writer_host == host && e.in->owes_have()) {
@@ -143,9 +143,15 @@ void Mirror::tell(uint32_t host, Connection& to) {
       to.put(Have{e.in->index, 0, e.in->have()});
       e.in->note_told();
     }
+  // Read behind the cursors, and told ahead of them: who says that he takes nothing more, and then lets go of frames, has
+  // said it where there is room.
   for (MirroredLimits& l : limits_) {
     if (l.changed()) l.look();
     l.tell(host, to);
+  }
+  for (const Credit& credit : credits_) {
+    to.put(Prefix{What::kCredit, 0, sizeof(Credit), id});
+    to.put(credit);
   }
 }
 

@@ -123,6 +123,7 @@ class Mirror {
   std::vector<CursorState> known_;  // of readers elsewhere
   std::map<uint32_t, Peer> peers_;
   std::vector<std::pair<uint32_t, uint32_t>> told_;  // (ring, reader) of cursors that others are told of
+  std::vector<Credit> credits_;                      // what is told just now
 };
 
 }  // namespace conveyor::net
