@@ -91,6 +91,9 @@ LIMITS = {
     "test_fetching_transports": {
         "test_it_listens_on_loopback_only_and_no_longer_than_its_graph": _LISTENS,
     },
+    "test_memory": {
+        "test_what_one_process_has_free_is_there_for_another": _CAPS,
+    },
     "test_refused": {
         "test_an_actor_whose_output_nobody_could_read_is_not_started": _RAYS,
     },

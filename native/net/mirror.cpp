@@ -125,8 +125,9 @@ CursorState Mirror::state(const Entry& entry, uint32_t reader) const {
   return {cursor.next.load(std::memory_order_seq_cst), cursor.wanted.load(std::memory_order_acquire), cursor.lost.load(std::memory_order_relaxed), closed};
 }
 
-void Mirror::tell(uint32_t host, Connection& to) {
+void Mirror::look_at_cursors(uint32_t host) {
   Peer& peer = peers_.at(host);
+  credits_.clear();
   for (const auto& [ring, reader] : told_) {
     const Entry& entry = rings_[ring];
     if (entry.reader_hosts[reader] == host || (entry.writer_host != host && hosts_.size() == 1)) continue;
@@ -134,17 +135,24 @@ void Mirror::tell(uint32_t host, Connection& to) {
     CursorState& told = peer.told[entry.first_cursor + reader];
     if (now == told) continue;
     told = now;
-    to.put(Prefix{What::kCredit, 0, sizeof(Credit), id});
-    to.put(Credit{ring, reader, now});
+    credits_.push_back({ring, reader, now});
   }
+}
+
+void Mirror::tell(uint32_t host, Connection& to) {
   for (Entry& e : rings_)
     if (e.in && e.writer_host == host && e.in->owes_have()) {
       to.put(Prefix{What::kHave, 0, sizeof(Have), id});
       to.put(Have{e.in->index, 0, e.in->have()});
       e.in->note_told();
     }
-  // As they were looked at before the sights were (peer.cpp): what has changed since goes behind those, the next time.
+  // As they were looked at behind the cursors, and before the sights (peer.cpp): what has changed since comes the next
+  // time, behind those. Who says that he takes nothing more, and then lets go of frames, has said it where there is room.
   for (MirroredLimits& l : limits_) l.tell(host, to);
+  for (const Credit& credit : credits_) {
+    to.put(Prefix{What::kCredit, 0, sizeof(Credit), id});
+    to.put(credit);
+  }
 }
 
 bool Mirror::look_at_limits() {

@@ -215,6 +215,7 @@ bool Peer::put_control() {
       ring->queued = true;
       ready_.emplace_back(&mirror, ring);
     }
+    mirror.look_at_cursors(host);
     if (mirror.look_at_limits()) hub_.tell_all(mirror);
     put_sights();
     mirror.tell(host, *connection_);

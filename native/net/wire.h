@@ -6,7 +6,8 @@
 // A frame of a ring is kFrame, with its body if that lies in the ring's slot, and kChunk for each piece of its block.
 // Frames of a ring come in their order, and those of a segment behind all that their host knows of that segment's
 // cursors and limits. So whoever reads a frame sees what its sender had seen, on whatever way it has come: on one host
-// the memory does that.
+// the memory does that. Of these, limits are told ahead of the cursors that were read before them: so whoever sees that a
+// frame was taken sees what its reader had said before that.
 //
 // Refs of a frame (kRefs) are claims on the session's rendezvous, good wherever its readers are. A frame for which its
 // writer keeps something (kKeeps) is lent: its readers' host says when nobody there has it any more (kReturned), again

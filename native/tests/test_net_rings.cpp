@@ -200,6 +200,28 @@ TEST(small_frames_are_not_stuck_behind_a_large_one) {
   CHECK(is_whole(from_large->take(), 0, 200 * kMiB));
 }
 
+// A channel's end says that it is closed, and then lets go of what has come.
+TEST(what_a_reader_has_said_before_it_took_a_frame_is_known_where_that_is) {
+  Two t({0, 1}, {{0, {1}}});
+  join(t.a, t.b);
+  Limits here = t.a.limits(kId, t.rings), there = t.b.limits(kId, t.rings);
+  const auto sender = t.a.sender(kId, t.rings, 0);
+  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
+  const ReaderCursor& cursor = t.a.segments[kId]->ring(Host::offset(t.rings, 0)).cursor(0);
+  uint64_t unknown = 0;
+  for (uint64_t n = 0; n < 3'000; ++n) {
+    send(t.a, 0, *sender, n, 8);
+    REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
+    there.cancel(n);
+    receiver->take();
+    t.b.board->ring(0, 3);
+    for (const uint64_t end = now_ns() + 30 * kSecond; cursor.next.load() <= n && now_ns() < end;) {
+    }
+    unknown += !here.cancelled(n);
+  }
+  CHECK_EQ(unknown, 0u);
+}
+
 TEST(cancellations_deadlines_and_failures_are_seen_on_both_hosts) {
   Two t({0, 1}, {{0, {1}}, {1, {0}}});
   join(t.a, t.b);

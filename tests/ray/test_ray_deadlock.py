@@ -337,12 +337,14 @@ def steps(*nodes):
 
 
 @pytest.mark.parametrize("way", ["execute", "fill"])
-def test_a_graph_of_the_drivers_that_an_actor_executes(take, way):
+def test_a_graph_of_the_drivers_that_an_actor_executes(take, way, wait_until):
     a, b, d = take("abd")
     with steps(b, d) as graph:
         # The step on `b` waits for `a`, which waits for the execution, or for room for another one.
         deadlocks(getattr(a, way).remote(graph, "a"), a, b)
         assert all_alive(a, b, d)
+        # One that was begun before would wait for `a`, which would wait for the one behind it.
+        wait_until(lambda: graph.status().executions == ())
         assert get(a.execute.remote(graph, "")) == "end"
         # Its own step is what an actor waits for.
         with pytest.raises(DeadlockError) as caught:

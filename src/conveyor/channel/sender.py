@@ -52,7 +52,7 @@ class Sender(End, Generic[SentT], side=SENDING):
             return False
         with self._lock:
             self._check()
-            # Looked at before what follows: an end that is closed makes room, too.
+            # Looked at before what follows: an end says that it is closed, and then makes room.
             room = self._has_room()
             if self._closed_at_the_other:
                 raise self._closed_there()
@@ -81,9 +81,7 @@ class Sender(End, Generic[SentT], side=SENDING):
     @property
     def _closed_at_the_other(self) -> bool:
         assert self._there is not None
-        assert self._meeting is not None
-        # Between hosts the word comes behind what tells that the reader has left the ring.
-        return self._there.after(0) or self._meeting.segment.left(0, 0)
+        return self._there.after(0)
 
     @property
     def _sent(self) -> int:

@@ -22,7 +22,6 @@ from conveyor.exceptions import (
     WaitTimeoutError,
 )
 from conveyor.runtime import context
-from conveyor.runtime.meeting import ClosedWord
 
 
 @conveyor.remote
@@ -359,9 +358,8 @@ def test_an_end_that_is_closed_before_it_was_used(local):
     assert get(result) == []
 
 
-@pytest.fixture
-def one_taken(local):
-    """A sending end with one place, whose value an actor has taken, which has the receiving end."""
+def test_a_receiving_end_that_is_closed_while_it_is_looked_for_room(local, monkeypatch):
+    """By then there is room: what was sent is not in the way any more."""
     sender, receiver = conveyor.channel.open(depth=1)
     party = Party.remote()
     get(party.keep.remote(receiver))
@@ -369,12 +367,6 @@ def one_taken(local):
     received = party.receive.remote(1)
     sender.send(1, WAIT)
     assert get(received) == [1]
-    return sender, party
-
-
-def test_a_receiving_end_that_is_closed_while_it_is_looked_for_room(one_taken, monkeypatch):
-    """By then there is room: what was sent is not in the way any more."""
-    sender, party = one_taken
     sender.send(2, WAIT)
     look = Sender._has_room
 
@@ -389,16 +381,6 @@ def test_a_receiving_end_that_is_closed_while_it_is_looked_for_room(one_taken, m
     monkeypatch.setattr(Sender, "_has_room", closed_meanwhile)
     with pytest.raises(ChannelClosedError, match="the receiving end"):
         sender.send(3, WAIT)
-
-
-def test_the_word_that_an_end_is_closed_comes_late(one_taken, monkeypatch, wait_until):
-    """As from another node, from where it comes behind that the reader has left."""
-    sender, party = one_taken
-    monkeypatch.setattr(ClosedWord, "after", lambda self, count: False)
-    get(party.drop.remote())
-    wait_until(lambda: sender._meeting.segment.left(0, 0))
-    with pytest.raises(ChannelClosedError, match="the receiving end"):
-        sender.send(2, WAIT)
 
 
 def test_an_end_belongs_to_the_process_that_uses_it(local):
