@@ -101,9 +101,8 @@ class Depot(Answering):
                 there = min(size, max(os.fstat(file.fd).st_size - at, 0))
                 sock.sendall(_ANSWERED.pack(there))
                 if there and sock.sendfile(opened, at, there) < there:
-                    raise OSError(
-                        "a file has become shorter"
-                    )  # whoever asks would wait for the rest
+                    # Whoever asks would wait for the rest.
+                    raise OSError("a file has become shorter")
         finally:
             with self._having:
                 file.uses -= 1
