@@ -6,6 +6,7 @@
 #include <bitset>
 #include <condition_variable>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -67,9 +68,12 @@ class HostPump final : private Hub {
   int eventfd() const { return proxies_.eventfd(); }
   // Becomes readable when there are events, or there is something of the others.
   int notice_fd() const { return notice_.get(); }
-  std::vector<Event> events();
+  std::list<Event> events();
   // To be asked behind events(): what comes later makes notice_fd() readable again.
-  std::vector<Left> left();
+  std::list<Left> left();
+  // These could not be told: they come first the next time. Needs no memory.
+  void untold(std::list<Event>&& events) noexcept;
+  void untold(std::list<Left>&& left) noexcept;
 
  private:
   uint32_t host_of(uint32_t slot) const override;
@@ -137,8 +141,8 @@ class HostPump final : private Hub {
   std::condition_variable_any done_;
   std::vector<std::function<void()>> orders_;
   std::atomic<bool> ordered_{false};
-  std::vector<Event> events_;
-  std::vector<Left> left_;
+  std::list<Event> events_;
+  std::list<Left> left_;
   std::map<uint32_t, uint64_t> clock_answers_;  // by host, for who waits for some
   bool stop_ = false, stopped_ = false;
   char failed_[128] = {};              // why the thread has given all hosts up

@@ -121,7 +121,7 @@ void HostPump::give_up(uint32_t host, const std::string& reason) {
   });
 }
 
-std::vector<Event> HostPump::events() {
+std::list<Event> HostPump::events() {
   drain(notice_.get());
   std::lock_guard lock(mutex_);
   for (uint32_t host = 0; given_up_.any() && host < kMostHosts; ++host) {
@@ -132,9 +132,25 @@ std::vector<Event> HostPump::events() {
   return std::exchange(events_, {});
 }
 
-std::vector<Left> HostPump::left() {
+std::list<Left> HostPump::left() {
   std::lock_guard lock(mutex_);
   return std::exchange(left_, {});
+}
+
+void HostPump::untold(std::list<Event>&& events) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    events_.splice(events_.begin(), events);
+  }
+  write_event(notice_.get());
+}
+
+void HostPump::untold(std::list<Left>&& left) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    left_.splice(left_.begin(), left);
+  }
+  write_event(notice_.get());
 }
 
 void HostPump::fail(const char* why) noexcept {

@@ -11,6 +11,23 @@ uint64_t ns_of(double seconds) {
   return uint64_t(seconds * 1e9);
 }
 
+// What `made(one)` gives of each. Where Python has no memory for it, all of it is told the next time.
+template <class T, class Made>
+nb::object listed(net::HostPump& pump, std::list<T> all, const Made& made) {
+  try {
+    const nb::object list = nb::steal(PyList_New(0));
+    if (!list.is_valid()) nb::raise_python_error();
+    for (const T& one : all) {
+      const nb::object item = nb::steal(made(one));
+      if (!item.is_valid() || PyList_Append(list.ptr(), item.ptr()) != 0) nb::raise_python_error();
+    }
+    return list;
+  } catch (...) {
+    pump.untold(std::move(all));
+    throw;
+  }
+}
+
 }  // namespace
 
 void bind_net(nb::module_& m) {
@@ -102,14 +119,10 @@ void bind_net(nb::module_& m) {
              return p.has(host, due);
            }, "host"_a, "frames"_a)
       .def("events", [](HostPump& p) {
-             nb::list events;
-             for (const net::Event& e : p.events()) events.append(nb::make_tuple(int(e.kind), e.host, nb::str(e.reason.c_str())));
-             return events;
+             return listed(p, p.events(), [](const net::Event& e) { return Py_BuildValue("iIs", int(e.kind), e.host, e.reason.c_str()); });
            })
       .def("left", [](HostPump& p) {
-             nb::list left;
-             for (const net::Left& l : p.left()) left.append(nb::make_tuple(nb::bytes(l.header.data(), l.header.size()), l.slot, l.incarnation));
-             return left;
+             return listed(p, p.left(), [](const net::Left& l) { return Py_BuildValue("NII", PyBytes_FromStringAndSize(l.header.data(), Py_ssize_t(l.header.size())), l.slot, l.incarnation); });
            })
       .def("counts", [](HostPump& p, uint32_t host) {
              net::PeerCounts counts;

@@ -5,6 +5,7 @@ They come whole, in their order and once, whatever happens to the connection.
 
 import multiprocessing
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -274,3 +275,30 @@ def test_a_socket_that_is_none_is_refused():
     one, other = socket.socketpair()
     with one, other, pytest.raises(OSError, match="stopped"):
         node.pump.connect(one.fileno(), 1)
+
+
+def test_what_python_has_no_memory_for_is_told_the_next_time():
+    memory = pytest.importorskip(
+        "_testcapi", reason="allocations of Python's fail on demand with it"
+    )
+    pump = _core.HostPump(_core.Board.create(4), 0, 60.0)
+    here, there = socket.socketpair()
+    with here:
+        pump.connect(here.fileno(), 1)
+    there.close()
+    assert select.select([pump.notice_fd], [], [], 60)[0]
+    told, refused = None, 0
+    for allowed in range(100):
+        memory.set_nomemory(allowed, 0)  # of so many allocations
+        try:
+            told = pump.events()
+        except MemoryError:
+            refused += 1
+        finally:
+            memory.remove_mem_hooks()
+        if told is not None:
+            break
+        assert select.select([pump.notice_fd], [], [], 0)[0]  # it is to be asked again
+    pump.stop()
+    assert [(kind, host) for kind, host, _ in told] == [(_core.HOST_DISCONNECTED, 1)]
+    assert refused

@@ -61,8 +61,8 @@ class FarMemoryClient:
         self._lock = threading.RLock()
         self._connection: Connection | None = None
         self._numbers = itertools.count(1)
-        #: Who is to be told, and the room that is written to until then.
-        self._waiting: dict[int, tuple[Callable[[Brought], object], Room | None]] = {}
+        #: Who is to be told, the room that is written to until then, and who says when that is.
+        self._waiting: dict[int, tuple[Callable[[Brought], object], Room | None, Connection]] = {}
         #: Rooms of which the host has not said that it writes there no more.
         self._lost: list[Room] = []
 
@@ -72,7 +72,7 @@ class FarMemoryClient:
         """See :class:`FarMemory`."""
         connection = self._open()
         number = next(self._numbers)
-        self._waiting[number] = tell, room
+        self._waiting[number] = tell, room, connection
         connection.send(Want(number, self._slot, wanted, None if room is None else room.at), room)
         if connection.ended:  # maybe before that was noted
             self._fail(number)
@@ -111,16 +111,18 @@ class FarMemoryClient:
         self.handlers[type(message)](self, message, fds)
 
     def _come(self, message: Come, _fds: list[int]) -> None:
-        tell, _ = self._waiting.pop(message.number, (None, None))
+        tell, _, _ = self._waiting.pop(message.number, (None, None, None))
         if tell is not None:
             tell(message.brought)
 
     def _on_end(self) -> None:
-        for number in list(self._waiting):
-            self._fail(number)
+        # Of those alone that were asked for over it: there may be another connection by now.
+        for number, (_, _, connection) in list(self._waiting.items()):
+            if connection.ended:
+                self._fail(number)
 
     def _fail(self, number: int) -> None:
-        tell, room = self._waiting.pop(number, (None, None))
+        tell, room, _ = self._waiting.pop(number, (None, None, None))
         if room is not None:
             self._lost.append(room)
         if tell is not None:
