@@ -14,7 +14,7 @@ struct CollectiveGroup::Said {
   uint32_t cause;     // kBroken
   uint32_t rank;      // likewise
   uint64_t failures;  // kFailed: since its last operation
-  uint64_t number;    // likewise: of the call that has failed; 0: a step has, of this execution of that graph
+  uint64_t number;    // likewise: of the call that has failed; 0: a step has, of this execution of that graph. kBroken: the barrier that who tells it waits at no more; 0: none
   uint64_t execution;
   uint32_t graph;
 };
@@ -88,10 +88,10 @@ void CollectiveGroup::tell_failure() {
   for (const uint32_t host : links_->others()) links_->send(host, 0, std::array<CollectiveLinks::Part, 2>{{{&said, sizeof said}, {mine.failure, sizeof mine.failure}}});
 }
 
-void CollectiveGroup::tell_broken() {
+void CollectiveGroup::tell_broken(uint64_t at) {
   if (!links_) return;
   const std::optional<Broken> why = broken();
-  Said said = {Said::kBroken, 0, uint32_t(why->cause), why->rank, 0, 0, 0, 0};
+  Said said = {Said::kBroken, 0, uint32_t(why->cause), why->rank, 0, at, 0, 0};
   char words[sizeof Line::told] = {};
   say(words, why->why.c_str());
   for (const uint32_t host : links_->others()) links_->send(host, 0, std::array<CollectiveLinks::Part, 2>{{{&said, sizeof said}, {words, sizeof words}}});
@@ -146,6 +146,7 @@ void CollectiveGroup::heed(uint32_t rank, Frame frame) {
       return;
     case Said::kBroken: {
       if (said.cause == 0 || said.cause > uint32_t(Cause::kEnded) || said.rank >= ranks()) senseless();
+      left_at_ = std::max(left_at_, said.number);
       if (header_->cause.load(std::memory_order_acquire) != 0) return;
       char words[sizeof its.told];
       read(behind, words, sizeof words);

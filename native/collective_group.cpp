@@ -97,7 +97,7 @@ void CollectiveGroup::ring_all(Board& board, const std::vector<Member>& members)
     if (!board.gone(m.slot, m.incarnation)) board.ring(m.slot, kAttentionBit);
 }
 
-void CollectiveGroup::fail(Cause cause, uint32_t rank) {
+void CollectiveGroup::fail(Cause cause, uint32_t rank, uint64_t at) {
   // What has broken it before may be told in this rank's words, which stay.
   if (header_->cause.load(std::memory_order_acquire) != 0) return;
   uint32_t teller = kMaxRanks;
@@ -107,7 +107,7 @@ void CollectiveGroup::fail(Cause cause, uint32_t rank) {
   }
   if (!break_once(*header_, cause, rank, teller)) return;
   ring_all(*board_, members_);  // first: to tell other hosts may fail
-  tell_broken();
+  tell_broken(at);
 }
 
 void CollectiveGroup::destroy(Segment& segment, Board& board, const std::vector<Member>& members, Cause cause) {
@@ -135,7 +135,7 @@ void CollectiveGroup::leave(Cause cause, const char* why) {
   Line& mine = lines_[rank_];
   mine.asleep.store(0, std::memory_order_relaxed);
   say(mine.why, why);
-  fail(cause, rank_);
+  fail(cause, rank_, waiting_ ? barrier_ : 0);
   data_ = {};
 }
 
@@ -209,7 +209,7 @@ CollectiveGroup::Progress CollectiveGroup::sleep_or_fail(uint64_t now) {
     const Cause cause = will_not_come(r, now);
     // Once more: it may have come to the barrier before it died.
     if (cause == Cause::kNone || !lacks()) continue;
-    fail(cause, r);
+    fail(cause, r, barrier_);
     return Progress::kBroken;
   }
   if (all_arrived()) return Progress::kDone;
@@ -277,6 +277,8 @@ CollectiveGroup::Progress CollectiveGroup::go_on() {
     }
     waiting_ = false;
     if (step_ == 0) {
+      // That a rank of another host has come is heard only here, and so is that it waits no more.
+      if (left_at_ == barrier_) return end(Progress::kBroken);
       if (const uint32_t rank = shifted(); rank < ranks()) {
         fail(Cause::kShifted, rank);
         return end(Progress::kBroken);

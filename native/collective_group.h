@@ -184,7 +184,8 @@ class CollectiveGroup {
   static std::optional<Broken> broken(const Header& header);
   static void ring_all(Board& board, const std::vector<Member>& members);
   void say(char* where, const char* why);
-  void fail(Cause cause, uint32_t rank);
+  // `at`: the barrier that this rank waits at, and goes on from no more; 0: it waits at none.
+  void fail(Cause cause, uint32_t rank, uint64_t at = 0);
 
   Line& line(uint32_t rank) const;
   char* stage(uint64_t barrier, uint32_t rank) const { return stages_ + ((barrier & 1) * hosts_.most() + places_[rank]) * kPiece; }
@@ -244,7 +245,7 @@ class CollectiveGroup {
   void tell_arrival();
   std::vector<CollectiveLinks::Part> parts_for(uint32_t host) const;
   void tell_failure();
-  void tell_broken();
+  void tell_broken(uint64_t at);
   void hear(uint32_t rank);
   void heed(uint32_t rank, Frame frame);
   const char* far(uint32_t rank, size_t at, size_t size) const;
@@ -274,6 +275,7 @@ class CollectiveGroup {
   CollectiveData data_;
   uint64_t barrier_ = 0;  // the last that this rank has come to
   bool waiting_ = false;  // for the others at it
+  uint64_t left_at_ = 0;  // the barrier that a rank of another host has left the last operation at
   size_t step_ = 0, last_ = 0, pieces_ = 0, piece_ = 0, size_ = 1;
   bool one_shot_ = false, by_hosts_ = false;
   uint64_t deadline_ = 0, wake_at_ = 0, began_ = 0, wait_began_ = 0;

@@ -19,7 +19,7 @@ import pytest
 
 #: Whether tests are run so.
 APART = os.environ.get("CONVEYOR_TEST_NODES") == "apart"
-#: What the driver's node has, and what the other one has. An actor takes so little of it that all find room.
+#: What the other node has, and what the driver's has. An actor takes so little of it that all find room.
 _NODES = ("second", "first")
 _SOME = 0.0001
 #: What is not so between hosts, by docs/architecture/between-hosts.md or by how a test looks at it, and the
@@ -35,6 +35,12 @@ _CAPS = "a node at its cap asks nobody for memory when a frame comes (docs/archi
 _RANKS = "whether an actor of another node is in a group is not known (docs/limits.md)"
 _STEPS = "executions do not say what whoever began them knew of failures elsewhere (docs/limits.md)"
 _RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
+_LISTENS = (
+    "a worker of Ray's listens itself; tests/ray/test_ray_transports.py has where transports do"
+)
+_SLEEPS = "what ranks of another node wait for is not seen from the driver's"
+_GIVEN_UP = "a rank that has failed, as was known, is waited for (docs/limits.md)"
+_LIVES = "an actor knows of one of another node only that it lives (docs/limits.md)"
 LIMITS = {
     "test_actors": {
         "test_cwd_environment_and_path_are_the_drivers_of_the_moment": _RAYS,
@@ -42,6 +48,11 @@ LIMITS = {
     },
     "test_broken_peers": {
         "test_a_ring_that_an_actor_reads": _MEMORY,
+    },
+    "test_collective_calls": {
+        "test_a_failure_long_before_is_one_if_nothing_else_is_called": _GIVEN_UP,
+        "test_a_rank_does_one_operation_of_a_group_at_a_time": _SLEEPS,
+        "test_a_timeout_breaks_the_group_for_all": _LIVES,
     },
     "test_collective_calls_missed": {
         "test_calls_of_actors_in_no_group_fail_at_once_while_they_are_busy": _RANKS,
@@ -68,6 +79,12 @@ LIMITS = {
     "test_failures": {
         "test_a_long_wait_is_logged_once": _DOING,
     },
+    "test_fetching_transports": {
+        "test_it_listens_on_loopback_only_and_no_longer_than_its_graph": _LISTENS,
+    },
+    "test_refused": {
+        "test_an_actor_whose_output_nobody_could_read_is_not_started": _RAYS,
+    },
     "test_stats": {
         "test_numbers_stay_after_teardown_and_can_be_exported": _COUNTED,
     },
@@ -75,6 +92,8 @@ LIMITS = {
         "test_streams_that_are_dropped_with_their_actors_process": _PROGRAM,
     },
 }
+#: Options of an actor that a test needs on the driver's node.
+WITH_DRIVER: dict[str, Any] = {"resources": {_NODES[1]: _SOME}} if APART else {}
 #: What has Ray place an actor itself.
 _PLACED = ("resources", "scheduling_strategy", "label_selector")
 #: s; connections are not to be lost because the machine has other work. A module says ``NODE_TIMEOUT`` where

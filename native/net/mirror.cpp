@@ -143,10 +143,8 @@ void Mirror::tell(uint32_t host, Connection& to) {
       to.put(Have{e.in->index, 0, e.in->have()});
       e.in->note_told();
     }
-  for (MirroredLimits& l : limits_) {
-    if (l.changed()) l.look();
-    l.tell(host, to);
-  }
+  // As they were looked at before the sights were (peer.cpp): what has changed since goes behind those, the next time.
+  for (MirroredLimits& l : limits_) l.tell(host, to);
 }
 
 bool Mirror::look_at_limits() {

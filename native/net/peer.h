@@ -54,6 +54,7 @@ class Peer {
 
   const uint32_t host;
   State state() const { return state_; }
+  uint64_t connections() const { return counts_.connections; }  // that there have been
   int fd() const { return connection_ ? connection_->fd() : -1; }
   bool greeted() const { return greeted_; }
   const std::string& reason() const { return reason_; }

@@ -216,7 +216,9 @@ bool HostPump::turn() {
       if (const uint64_t next = peer.tick(); next != 0) next_tick_ = next_tick_ == 0 ? next : std::min(next_tick_, next);
     watch(peer);
     if (peer.greeted() && !known.greeted) note(Event::kConnected, host);
-    if (peer.state() != known.state) {
+    // A connection may have come and broken within this turn: who was to connect has done so, and is told to do it again.
+    const uint64_t connections = peer.connections();
+    if (peer.state() != known.state || (peer.state() == Peer::State::kDown && connections != known.connections)) {
       if (peer.state() == Peer::State::kDown) {
         next_tick_ = 1;
         note(Event::kDisconnected, host, peer.reason());
@@ -233,6 +235,7 @@ bool HostPump::turn() {
     }
     known.greeted = peer.greeted();
     known.state = peer.state();
+    known.connections = connections;
   }
   return any;
 }

@@ -126,7 +126,7 @@ class HostPump final : private Hub {
     bool for_room = false;
     Peer::State state = Peer::State::kNew;
     bool greeted = false;
-    uint64_t clock_answers = 0;
+    uint64_t clock_answers = 0, connections = 0;
   };
   std::map<uint32_t, Known> peers_;
   std::vector<Death> deaths_;

@@ -158,6 +158,47 @@ TEST(a_rank_that_leaves_is_known_to_all_hosts) {
   });
 }
 
+// What it had given is there when the other one comes, and so is the word that it waits for nobody any more.
+TEST(a_rank_that_has_left_before_the_other_one_comes) {
+  Worlds worlds({0, 1});
+  std::latch left(2);
+  worlds.in_threads([&](Rank& rank) {
+    CHECK(rank.barrier() == Progress::kDone);
+    if (rank.group.rank() == 0) CHECK(rank.barrier(kSecond / 50) == Progress::kBroken);
+    left.arrive_and_wait();
+    Host& here = worlds.of(rank.group.rank());
+    if (rank.group.rank() != 0) {  // the word has come
+      const auto ring = CollectiveGroup::links_at(2) + CollectiveLinks::ring_at(worlds.hosts, 0, 1);
+      Session::await([&] { return here.segments[kNumber]->ring(ring).header->head.load() == 3; });
+      CHECK(rank.barrier() == Progress::kBroken);
+    }
+    broken_by(rank, Cause::kTimedOut, 0, "1");
+  });
+}
+
+// It hears of that together with the other rank's word that it has come to this one.
+TEST(what_a_rank_has_left_later_does_not_end_an_operation_that_it_has_finished) {
+  Worlds worlds({0, 1});
+  std::latch waits(2), left(2);
+  worlds.in_threads([&](Rank& rank) {
+    if (rank.group.rank() == 0) {
+      waits.arrive_and_wait();
+      CHECK(rank.barrier() == Progress::kDone);
+      CHECK(rank.barrier(kSecond / 50) == Progress::kBroken);
+      left.arrive_and_wait();
+      return;
+    }
+    const CollectiveGroup::Turn turn(rank.group);
+    rank.group.begin({}, {}, now_ns() + kSoon);
+    CHECK(rank.group.go_on() == Progress::kSleep);
+    waits.arrive_and_wait();
+    left.arrive_and_wait();
+    const auto ring = CollectiveGroup::links_at(2) + CollectiveLinks::ring_at(worlds.hosts, 0, 1);
+    Session::await([&] { return worlds.of(1).segments[kNumber]->ring(ring).header->head.load() == 3; });
+    CHECK(rank.group.go_on() == Progress::kDone);
+  });
+}
+
 TEST(a_failure_is_told_to_who_waits_on_another_host) {
   Worlds worlds({0, 1, 1});
   worlds.in_threads([&](Rank& rank) {

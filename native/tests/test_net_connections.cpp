@@ -197,6 +197,24 @@ TEST(a_host_is_dead_after_the_window_though_it_can_be_connected_to) {
   }));
 }
 
+// Who connects again is told of each connection that breaks, also of one that was never seen to be whole.
+TEST(a_connection_that_breaks_at_once_is_told_of) {
+  Stranger s;
+  s.greet();
+  CHECK(check::soon([&] { return s.host.pump->connected(1); }));
+  s.own.reset();
+  for (int i = 0; i < 20; ++i) {
+    CHECK(check::soon([&] {
+      for (const net::Event& e : s.host.pump->events())
+        if (e.kind == net::Event::kDisconnected) return true;
+      return false;
+    }));
+    auto [ours, theirs] = socket_pair();
+    ours.reset();
+    s.host.pump->connect(std::move(theirs), 1);
+  }
+}
+
 TEST(the_processes_of_a_host_that_is_given_up_are_dead_at_once) {
   Stranger s;
   s.host.pump->give_up(1, "for a test");
@@ -207,6 +225,21 @@ TEST(a_silent_host_is_dead_after_the_window) {
   Stranger s(kSecond);
   s.greet();
   CHECK(s.lost());
+}
+
+// As where the network ends in the middle of a large frame: what is to be sent waits in the kernel, and nothing comes.
+TEST(a_host_that_is_silent_while_a_large_frame_goes_to_it_is_dead_after_the_window) {
+  Stranger s(kSecond);
+  s.greet();
+  struct {
+    OpenHead head;
+    OpenEntry entry;
+  } const open = {{2, 1}, {1, 1, 0, 0}};
+  s.say(What::kOpen, open);
+  const auto sender = s.host.sender(kId, {{1, {0}}, {0, {1}}}, 1);
+  send(s.host, 0, *sender, 0, 17 * kMiB);
+  CHECK(s.host.wait(0, [&] { return s.host.board->gone(1, 1); }, 20 * kSecond));
+  CHECK(s.host.pump->counts(1).bytes_sent > 0);
 }
 
 TEST(hosts_without_work_keep_their_connection) {

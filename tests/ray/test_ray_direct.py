@@ -16,7 +16,14 @@ from conveyor import get
 from conveyor.dag import InputNode
 from conveyor.engine.net import fetches
 from conveyor.exceptions import ActorDiedError, InjectedFault, TaskError, WaitTimeoutError
-from conveyor.experimental import set_target_for_ref, wait_tensor_freed
+from conveyor.experimental import (
+    CommunicatorMetadata,
+    TensorTransportManager,
+    TensorTransportMetadata,
+    register_tensor_transport,
+    set_target_for_ref,
+    wait_tensor_freed,
+)
 from conveyor.runtime import context
 from conveyor.testing import fail_transfers
 
@@ -185,6 +192,62 @@ def test_containers_and_several_results(makers):
     assert [get(x).sum() for x in (one, two)] == [5000.0, 10000.0]
     items = [float(item[0]) for item in maker.stream.remote(5000, 3)]
     assert items == [0.0, 1.0, 2.0]
+
+
+class Files(TensorTransportManager):
+    """A program's own way, which only processes of one node take. What has come by it is negative."""
+
+    folder = ""
+
+    def tensor_transport_backend(self):
+        return "files"
+
+    @staticmethod
+    def is_one_sided():
+        return True
+
+    @staticmethod
+    def can_abort_transport():
+        return False
+
+    def actor_has_tensor_transport(self, actor):
+        return True
+
+    def extract_tensor_transport_metadata(self, obj_id, tensors):
+        torch.save(tensors, f"{self.folder}/{obj_id}")
+        return TensorTransportMetadata([(one.shape, one.dtype) for one in tensors], "cpu")
+
+    def get_communicator_metadata(self, src_actor, dst_actor, backend):
+        return CommunicatorMetadata()
+
+    def recv_multiple_tensors(self, obj_id, meta, communicator, target_buffers=None):
+        return [-one for one in torch.load(f"{self.folder}/{obj_id}")]
+
+    def send_multiple_tensors(self, tensors, meta, communicator):
+        raise NotImplementedError
+
+    def garbage_collect(self, obj_id, meta, tensors):
+        os.unlink(f"{self.folder}/{obj_id}")
+
+    def abort_transport(self, obj_id, communicator):
+        raise NotImplementedError
+
+
+def test_a_transport_of_ones_own_is_taken_on_its_makers_node_alone(makers, tmp_path):
+    here, maker, neighbour, third = makers
+    manager = type("Files", (Files,), {"folder": str(tmp_path)})
+    register_tensor_transport("ray-files", ["cpu"], manager)
+    near, far = [
+        one.make.options(tensor_transport="ray-files").remote(LARGE) for one in (here, maker)
+    ]
+    assert get(near).double().sum() == -total(LARGE)
+    assert near.route() == "ray-files"
+    # With the reference goes what has come to the driver.
+    assert get(third.total_of.remote([near])) == [(-total(LARGE), "frame")]
+    assert get(far).double().sum() == total(LARGE)
+    assert far.route() == "network"
+    assert get(third.total_of.remote([far])) == [(total(LARGE), "network")]
+    assert get(neighbour.total_of.remote([far])) == [(total(LARGE), "read")]
 
 
 def test_what_the_maker_writes_is_seen_by_who_fetches_afterwards(makers):

@@ -8,6 +8,7 @@ import signal
 import pytest
 from integration_helpers import WAIT, get, hold
 from integration_managers import Files, Sockets
+from nodes_apart import APART
 
 import conveyor
 from conveyor.exceptions import ActorDiedError
@@ -162,7 +163,8 @@ def test_an_actor_that_is_restarted_has_transports_of_ones_own(
         wait_until(lambda: get(other.total.remote(ref)) is None, WAIT)
     wait_until(lambda: is_there(one), WAIT)
     ref = one.plain.options(tensor_transport=name).remote()
-    assert [get(other.total.remote(ref)), ref.route()] == [8, name]
+    assert get(other.total.remote(ref)) == 8
+    assert ref.route() == name or (APART and ref.route() == "network")
     for actor in (one, other):
         conveyor.kill(actor)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 from integration_helpers import WAIT, gate_of, get, hold, supervision_of
+from nodes_apart import WITH_DRIVER
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -343,7 +344,8 @@ def _error_of(ref):
 
 def test_tasks_that_have_not_begun_are_skipped_and_effects_count(latches, wait_until):
     go = latches()
-    a, b, c = (Rank.remote() for _ in range(3))
+    a, b = (Rank.remote() for _ in range(2))
+    c = Rank.options(**WITH_DRIVER).remote()  # another node hears of the failure a little later
     with InputNode() as inp:
         held = a.hold.bind(inp, go.path)
         dag = MultiOutputNode([inp], effects=[c.join.bind(held), b.bad.bind(inp)])
@@ -360,7 +362,8 @@ def test_tasks_are_skipped_once_the_failure_is_known_though_its_actor_stops_ther
     latches, wait_until
 ):
     go = latches()
-    a, b, c = (Rank.remote() for _ in range(3))
+    a, b = (Rank.remote() for _ in range(2))
+    c = Rank.options(**WITH_DRIVER).remote()
     get(b.stop_after_telling.remote())
     with InputNode() as inp:
         held = a.hold.bind(inp, go.path)

@@ -8,6 +8,7 @@ import time
 import cloudpickle
 import pytest
 from integration_helpers import WAIT
+from nodes_apart import APART
 
 import conveyor
 from conveyor import _core
@@ -57,11 +58,17 @@ def test_only_who_waits_for_room_is_told_who_holds_it_up(tmp_path):
             deadline = time.monotonic() + WAIT
             while not service._busy and time.monotonic() < deadline:
                 time.sleep(0.002)
-            for number in (1, 2, 3):
-                handle.send(Whom(number, 7))
-            while len(said) < 3 and time.monotonic() < deadline:
-                time.sleep(0.002)
-            held = {one.number: one.blockers for one in said if isinstance(one, HeldUp)}
+            held = {}
+            # Between hosts a young execution is held up by nobody, so who waits asks again.
+            while not (held.get(1) and held.get(2)) and time.monotonic() < deadline:
+                said.clear()
+                for number in (1, 2, 3):
+                    handle.send(Whom(number, 7))
+                while len(said) < 3 and time.monotonic() < deadline:
+                    time.sleep(0.002)
+                held = {one.number: one.blockers for one in said if isinstance(one, HeldUp)}
+                if not APART:
+                    break
             assert [bool(held[number]) for number in (1, 2, 3)] == [True, True, False]
             path.touch()
             assert conveyor.get(first, timeout=WAIT) == "done"
