@@ -395,6 +395,12 @@ def test_an_address_where_nothing_is(scripts):
             conveyor.init(engine="ray", address="127.0.0.1:1")
         except ConnectionError as error:
             print("refused")
+        for port in (0, 70000, 10**20):
+            try:
+                conveyor.init(engine="ray", address=f"127.0.0.1:{port}")
+            except ValueError as error:
+                assert f"there is no port {port}" in str(error), error
+                print("no port")
         assert not conveyor.is_initialized()
         """,
         env={
@@ -404,7 +410,7 @@ def test_an_address_where_nothing_is(scripts):
         },
         timeout=100,
     )
-    assert "refused" in out
+    assert out.split("\n") == ["refused", "no port", "no port", "no port", ""]
 
 
 def test_a_process_that_cannot_become_an_actor(rt, monkeypatch):

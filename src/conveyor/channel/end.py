@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from conveyor import _core
 from conveyor.channel.present import Key, PresentEnds
 from conveyor.channel.statistics import ChannelStatistics
-from conveyor.checks import check_timeout
 from conveyor.exceptions import ChannelClosedError, RuntimeStateError
 from conveyor.runtime import context, ending
 from conveyor.runtime.meeting import (
@@ -271,7 +270,6 @@ class End:
 
     def _wait(self, ready: Callable[[], bool], timeout: float | None) -> None:
         """Until ``ready()``, or the time is over."""
-        timeout = check_timeout(timeout)
         patience = Patience(None if timeout is None or timeout < 0 else timeout)
         wait_patiently(self._runtime.inbox, ready, patience, self._describe, self._doing)
 

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from conveyor import _core
 from conveyor.channel.end import End
 from conveyor.channel.statistics import ChannelStatistics
+from conveyor.checks import check_timeout
 from conveyor.exceptions import ChannelClosedError
 from conveyor.runtime.meeting import RECEIVING, Meeting
 from conveyor.runtime.process import RESULT_BIT, Place
@@ -35,6 +36,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
         all has been received, and ``ActorDiedError`` if the process at the sending end is gone and all that
         it has sent was received.
         """
+        timeout = check_timeout(timeout)  # before anything is taken
         value: Any = self._take()
         if value is _core.EMPTY:
 

@@ -7,6 +7,7 @@ from typing import Generic
 from conveyor import _core
 from conveyor.channel.end import End
 from conveyor.channel.statistics import ChannelStatistics
+from conveyor.checks import check_timeout
 from conveyor.runtime.meeting import SENDING, Meeting
 from conveyor.runtime.process import RESULT_BIT, Place
 from conveyor.runtime.protocol import Runtime
@@ -31,6 +32,7 @@ class Sender(End, Generic[SentT], side=SENDING):
         process at the receiving end is gone, and ``SerializationError`` for what cannot be sent. It does not
         wait for the value to be received: a process that dies may leave values behind.
         """
+        timeout = check_timeout(timeout)  # before anything is sent
         if not self._offer(value):
             self._wait(lambda: self._offer(value), timeout)
 

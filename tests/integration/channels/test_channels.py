@@ -250,6 +250,18 @@ def test_a_wait_for_an_end_that_nobody_uses_says_so(local):
         sender.send(1, timeout=0.05)
 
 
+@pytest.mark.parametrize(("timeout", "kind"), [("1", TypeError), (float("nan"), ValueError)])
+def test_a_timeout_that_is_none_is_refused_before_anything_is_sent_or_taken(engine, timeout, kind):
+    sender, receiver = conveyor.channel.open()
+    with pytest.raises(kind, match="timeout must be a number"):
+        sender.send(1, timeout)
+    assert sender.statistics().values == 0
+    sender.send(2)
+    with pytest.raises(kind, match="timeout must be a number"):
+        receiver.receive(timeout)
+    assert receiver.receive() == 2
+
+
 def test_statistics_count_at_both_ends(engine):
     sender, receiver = conveyor.channel.open(depth=5)
     assert sender.statistics() == receiver.statistics()

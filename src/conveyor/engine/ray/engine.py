@@ -141,8 +141,10 @@ def _check_reachable(address: str) -> None:
     """``ConnectionError`` if nobody answers at ``address``, where that is a host and a port. Ray itself would
     try for minutes, and then end the process."""
     host, _, port = address.rpartition(":")
-    if not host or "//" in host or not port.isdigit():
+    if not host or "//" in host or not port.isdecimal():
         return
+    if not 1 <= int(port) <= 65535:
+        raise ValueError(f"there is no port {port}, in the address {address!r} of a Ray cluster")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
