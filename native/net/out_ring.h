@@ -60,8 +60,10 @@ class OutRing {
   void release(uint64_t have);
   // Nobody sends any more. What was sent, as far as it claims something and may not have come.
   std::vector<SentClaims> forsake();
-  // Whether that frame was sent as a whole, and its host has not said yet that it is there.
-  bool lends(uint64_t number) const { return number < most_ && std::ranges::any_of(loaded_, [&](const Loaded& l) { return l.head.number == number; }); }
+  // Whether that frame, which keeps something, was sent as a whole, and its host has not said yet that it is there.
+  bool lends(uint64_t number) const {
+    return number < most_ && std::ranges::any_of(loaded_, [&](const Loaded& l) { return l.head.number == number && (l.head.flags & kKeeps); });
+  }
   // What its host says of a reader's cursor; may be called with the same more than once. Throws Violation.
   void move(uint32_t reader, const CursorState& state);
 

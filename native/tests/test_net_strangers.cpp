@@ -104,6 +104,21 @@ TEST(who_says_what_makes_no_sense_is_lost) {
   refused([](Stranger& s) { s.say(What::kClockIs, Clock{1, 1}); });
 }
 
+// What it says of that would be kept for news that never comes.
+TEST(who_returns_a_frame_that_keeps_nothing_is_lost) {
+  refused([](Stranger& s) {
+    const auto sender = s.host.sender(kId, {{1, {0}}, {0, {1}}}, 1);
+    send(s.host, 0, *sender, 0, 100'000);
+    struct {
+      OpenHead head;
+      OpenEntry entry;
+    } const open = {{2, 1}, {1, 1, 0, 0}};
+    s.say(What::kOpen, open);
+    hear_until(s, [](const Prefix& p) { return p.what == What::kChunk; });
+    s.say(What::kReturned, Returned{1, 0, 0, 1});
+  });
+}
+
 TEST(random_bytes_end_a_host_and_nothing_else) {
   check::Random random(7);
   for (int round = 0; round < 40; ++round) {
