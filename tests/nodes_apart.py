@@ -41,6 +41,11 @@ _LISTENS = (
 _SLEEPS = "what ranks of another node wait for is not seen from the driver's"
 _GIVEN_UP = "a rank that has failed, as was known, is waited for (docs/limits.md)"
 _LIVES = "an actor knows of one of another node only that it lives (docs/limits.md)"
+_NOTED = (
+    "of an actor of another node a trace has the first events, and none of a graph that has ended"
+)
+_NAMED = "an actor of another node is named with it; tests/ray/test_ray_observe.py has how"
+_HALF = "ranks on several nodes are told at half of the grace period (docs/limits.md)"
 LIMITS = {
     "test_actors": {
         "test_cwd_environment_and_path_are_the_drivers_of_the_moment": _RAYS,
@@ -53,6 +58,10 @@ LIMITS = {
         "test_a_failure_long_before_is_one_if_nothing_else_is_called": _GIVEN_UP,
         "test_a_rank_does_one_operation_of_a_group_at_a_time": _SLEEPS,
         "test_a_timeout_breaks_the_group_for_all": _LIVES,
+    },
+    "test_collective_calls_at_the_end": {
+        "test_who_waits_in_a_circle_is_told_and_ends_in_order": _HALF,
+        "test_a_circle_that_is_completed_when_the_end_has_begun": _HALF,
     },
     "test_collective_calls_missed": {
         "test_calls_of_actors_in_no_group_fail_at_once_while_they_are_busy": _RANKS,
@@ -87,6 +96,11 @@ LIMITS = {
     },
     "test_stats": {
         "test_numbers_stay_after_teardown_and_can_be_exported": _COUNTED,
+    },
+    "test_trace": {
+        "test_a_body_that_raises_or_tears_down": _NOTED,
+        "test_a_long_trace_loses_nothing": _NOTED,
+        "test_each_actor_is_a_process_with_its_pid": _NAMED,
     },
     "test_streams": {
         "test_streams_that_are_dropped_with_their_actors_process": _PROGRAM,

@@ -77,7 +77,12 @@ void bind_memory(nb::module_& m) {
              nb::list taken;
              for (uint32_t i = 0; i < ring.readers; ++i) taken.append(ring.cursor(i).next.load(std::memory_order_acquire));
              return nb::make_tuple(ring.header->head.load(std::memory_order_acquire), taken);
-           }, "offset"_a);
+           }, "offset"_a)
+      .def("left", [](Segment& s, size_t offset, uint32_t reader) {
+             const Ring ring = s.ring(offset);
+             if (reader >= ring.readers) throw nb::index_error("no reader of that number");
+             return ring.cursor(reader).closed() != 0;
+           }, "offset"_a, "reader"_a);
 
   nb::class_<Limits>(m, "Limits")
       .def("__init__", [](Limits* self, std::shared_ptr<Segment> segment, size_t offset, uint32_t sets, uint32_t tasks) {

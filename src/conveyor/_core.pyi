@@ -429,6 +429,11 @@ class Segment:
         else ``OSError``.
         """
 
+    def left(self, offset: int, reader: int) -> bool:
+        """Whether that reader of the ring there has closed its end; ``OSError`` where no ring is,
+        ``IndexError`` where no such reader is.
+        """
+
     def progress(self, offset: int) -> tuple[int, list[int]]:
         """Of the ring there: frames published, and frames taken by each reader; ``OSError`` where
         no ring is.

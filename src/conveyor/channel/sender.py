@@ -54,6 +54,8 @@ class Sender(End, Generic[SentT], side=SENDING):
             return False
         with self._lock:
             self._check()
+            # Looked at before what follows: an end that is closed makes room, too.
+            room = self._has_room()
             if self._closed_at_the_other:
                 raise self._closed_there()
             if self._gone:
@@ -62,7 +64,7 @@ class Sender(End, Generic[SentT], side=SENDING):
             assert writer is not None
             within, self._busy = self._busy, True
             try:
-                return self._has_room() and writer.send(value, writer.count)
+                return room and writer.send(value, writer.count)
             finally:
                 self._busy = within
                 if self._closed:  # meanwhile
@@ -81,7 +83,9 @@ class Sender(End, Generic[SentT], side=SENDING):
     @property
     def _closed_at_the_other(self) -> bool:
         assert self._there is not None
-        return self._there.after(0)
+        assert self._meeting is not None
+        # Between hosts the word comes behind what tells that the reader has left the ring.
+        return self._there.after(0) or self._meeting.segment.left(0, 0)
 
     @property
     def _sent(self) -> int:

@@ -5,11 +5,13 @@ import os
 import pickle
 import signal
 import threading
+import time
 
 import pytest
 from integration_helpers import WAIT, get
 
 import conveyor
+from conveyor.channel.sender import Sender
 from conveyor.exceptions import (
     ActorDiedError,
     ChannelClosedError,
@@ -20,6 +22,7 @@ from conveyor.exceptions import (
     WaitTimeoutError,
 )
 from conveyor.runtime import context
+from conveyor.runtime.meeting import ClosedWord
 
 
 @conveyor.remote
@@ -366,6 +369,48 @@ def test_an_end_that_is_closed_before_it_was_used(local):
     result = Party.remote().all.remote(receiver)
     sender.close()
     assert get(result) == []
+
+
+@pytest.fixture
+def one_taken(local):
+    """A sending end with one place, whose value an actor has taken, which has the receiving end."""
+    sender, receiver = conveyor.channel.open(depth=1)
+    party = Party.remote()
+    get(party.keep.remote(receiver))
+    del receiver
+    received = party.receive.remote(1)
+    sender.send(1, WAIT)
+    assert get(received) == [1]
+    return sender, party
+
+
+def test_a_receiving_end_that_is_closed_while_it_is_looked_for_room(one_taken, monkeypatch):
+    """By then there is room: what was sent is not in the way any more."""
+    sender, party = one_taken
+    sender.send(2, WAIT)
+    look = Sender._has_room
+
+    def closed_meanwhile(self):
+        assert not look(self)
+        get(party.drop.remote())
+        end = time.monotonic() + WAIT
+        while not look(self) and time.monotonic() < end:
+            time.sleep(0.002)
+        return look(self)
+
+    monkeypatch.setattr(Sender, "_has_room", closed_meanwhile)
+    with pytest.raises(ChannelClosedError, match="the receiving end"):
+        sender.send(3, WAIT)
+
+
+def test_the_word_that_an_end_is_closed_comes_late(one_taken, monkeypatch, wait_until):
+    """As from another node, from where it comes behind that the reader has left."""
+    sender, party = one_taken
+    monkeypatch.setattr(ClosedWord, "after", lambda self, count: False)
+    get(party.drop.remote())
+    wait_until(lambda: sender._meeting.segment.left(0, 0))
+    with pytest.raises(ChannelClosedError, match="the receiving end"):
+        sender.send(2, WAIT)
 
 
 def test_an_end_belongs_to_the_process_that_uses_it(local):

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import cloudpickle
 import numpy as np
 import pytest
+from nodes_apart import APART
 
 import conveyor
 from conveyor import _core
@@ -159,12 +160,14 @@ def test_everything_is_told(actors, tmp_path):
     }
     # The driver reads a.odd, too.
     assert len(told.flows) == 10 * (2 + 2 + 1 + 1)
-    names = {*told.threads.values(), *told.processes.values()}
+    # Of an actor of another node it is said where that is, and how well its clock is known.
+    names = {*told.threads.values(), *(name.split(" on ")[0] for name in told.processes.values())}
     assert {"a", "b", "c"} <= names
+    error = 1000 if APART else 0.001  # us
     for e in told.slices:
         if e["cat"] != "wait":
-            assert e["ts"] >= before
-        assert e["ts"] + e["dur"] <= after + 0.001
+            assert e["ts"] >= before - error
+        assert e["ts"] + e["dur"] <= after + error
         assert e["args"]["execution"] in range(10)
         if e["cat"] in ("send", "receive"):
             assert e["args"]["bytes"] == 8
