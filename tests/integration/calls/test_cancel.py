@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import os
+import re
 import signal
 import sys
 import threading
@@ -528,6 +529,8 @@ def test_parts_of_a_result_are_cancelled_together(latches, wait_until):
     started, go = latches(), latches()
     one, two = a.two.remote(started.path, go.path)
     wait_until(lambda: started.is_open)
+    # What it is an element of tells which call that is: an element has no number of its own.
+    assert re.fullmatch(r"<ElementRef 1 of <CallRef \S+\.two \(call \d+\), pending>>", repr(two))
     assert one.cancel()
     assert two.cancelled()
     with pytest.raises(ExecutionCancelledError):

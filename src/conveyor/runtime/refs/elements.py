@@ -34,3 +34,6 @@ class ElementRef(DerivedRef):
 
     def parts(self) -> tuple[Ref, ...]:
         return (self._whole,)
+
+    def __repr__(self) -> str:
+        return f"<ElementRef {self._index} of {self._whole!r}>"
