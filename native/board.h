@@ -209,10 +209,11 @@ class Board : public Shareable<Board> {
     mark(index);
     if (slot(index)->elsewhere.load(std::memory_order_relaxed) != 0) ring(index, kAttentionBit);  // others may be told by Ray
   }
-  // Another host has told of that. By the pump's thread.
+  // Another host has told of that. By the pump's thread. Once for each host: two failures that have one word after the
+  // other (FailedCalls) would else take it from each other on two hosts, and be told of, without end.
   void hear(const Sight& sight) {
     header_->heard.note(sight.at);
-    if (sight.slot >= count_ || header_->heard.at(sight.slot, sight.number, host_of(sight.at)) == sight.at) return;
+    if (sight.slot >= count_ || header_->heard.at(sight.slot, sight.number, host_of(sight.at))) return;
     header_->heard.add(sight);
     if (slot(sight.slot)->failed_calls.see(sight.number, host(), header_->sights)) mark(sight.slot);
   }

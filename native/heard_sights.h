@@ -58,11 +58,13 @@ class HeardSights {
     return found;
   }
 
-  // What the clock of a host has said last, as far as is known here.
+  // What the clock of a host has said last, as far as is known here. Of sights it tells in any order.
   void note(Stamp now) {
-    if (host_of(now) < FailedCalls::kHosts) last_[host_of(now)].store(now, std::memory_order_release);
+    const uint32_t host = host_of(now);
+    if (host < FailedCalls::kHosts && now > last(host)) last_[host].store(now, std::memory_order_release);
   }
-  Stamp last(uint32_t host) const { return host < FailedCalls::kHosts ? std::max(last_[host].load(std::memory_order_acquire), stamp_of(host, 0)) : stamp_of(host, 0); }
+  // Of hosts beyond those that are counted: as late as can be, so that nobody there has known of it.
+  Stamp last(uint32_t host) const { return host < FailedCalls::kHosts ? std::max(last_[host].load(std::memory_order_acquire), stamp_of(host, 0)) : stamp_of(host + 1, 0) - 1; }
 
  private:
   static constexpr uint64_t kNumbers = 0xffff'ffff;

@@ -125,7 +125,7 @@ CursorState Mirror::state(const Entry& entry, uint32_t reader) const {
   return {cursor.next.load(std::memory_order_seq_cst), cursor.wanted.load(std::memory_order_acquire), cursor.lost.load(std::memory_order_relaxed), closed};
 }
 
-void Mirror::tell(uint32_t host, Connection& to) {
+void Mirror::look_at_cursors(uint32_t host) {
   Peer& peer = peers_.at(host);
   credits_.clear();
   for (const auto& [ring, reader] : told_) {
@@ -137,18 +137,17 @@ void Mirror::tell(uint32_t host, Connection& to) {
     told = now;
     credits_.push_back({ring, reader, now});
   }
+}
+
+void Mirror::tell(uint32_t host, Connection& to) {
   for (Entry& e : rings_)
     if (e.in && e.writer_host == host && e.in->owes_have()) {
       to.put(Prefix{What::kHave, 0, sizeof(Have), id});
       to.put(Have{e.in->index, 0, e.in->have()});
       e.in->note_told();
     }
-  // Read behind the cursors, and told ahead of them: who says that he takes nothing more, and then lets go of frames, has
-  // said it where there is room.
-  for (MirroredLimits& l : limits_) {
-    if (l.changed()) l.look();
-    l.tell(host, to);
-  }
+  // As they were looked at before the sights were (peer.cpp): what has changed since goes behind those, the next time.
+  for (MirroredLimits& l : limits_) l.tell(host, to);
   for (const Credit& credit : credits_) {
     to.put(Prefix{What::kCredit, 0, sizeof(Credit), id});
     to.put(credit);

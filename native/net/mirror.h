@@ -73,7 +73,8 @@ class Mirror {
   // Nothing is sent there any more. What was sent, as far as it claims something there and may not have come.
   std::vector<SentClaims> forsake(uint32_t host);
 
-  // Put what `host` does not know yet of cursors and limits.
+  // Note what `host` does not know yet of cursors. Then put it, behind what that does not know of limits.
+  void look_at_cursors(uint32_t host);
   void tell(uint32_t host, Connection& to);
   // True, once each time that words here have changed: all hosts are to be told.
   bool look_at_limits();
@@ -123,7 +124,7 @@ class Mirror {
   std::vector<CursorState> known_;  // of readers elsewhere
   std::map<uint32_t, Peer> peers_;
   std::vector<std::pair<uint32_t, uint32_t>> told_;  // (ring, reader) of cursors that others are told of
-  std::vector<Credit> credits_;                      // what is told just now
+  std::vector<Credit> credits_;                      // of what a host is told just now
 };
 
 }  // namespace conveyor::net

@@ -11,6 +11,10 @@ MirroredLimits::MirroredLimits(const std::shared_ptr<Segment>& segment, uint64_t
 
 void MirroredLimits::look() {
   seen_ = limits_.changes();  // first: what changes meanwhile is looked at once more
+  read();
+}
+
+void MirroredLimits::read() {
   for (uint32_t i = 0; i < sets_.size(); ++i) {
     Set& set = sets_[i];
     const uint64_t deadline = set.words.deadline;
@@ -57,7 +61,7 @@ void MirroredLimits::tell(uint32_t host, Connection& to) {
 
 bool MirroredLimits::hear(uint32_t host, const LimitsHead& head, const char* bits) {
   if (head.set >= sets_.size() || head.words != limits_.bit_words()) throw Violation("limits of another shape");
-  look();
+  read();
   Set& set = sets_[head.set];
   const Set before = set;
   Limits::Copy said{0, head.ended, head.skipped, std::vector<uint64_t>(head.words)};
@@ -78,7 +82,7 @@ bool MirroredLimits::hear(uint32_t host, const LimitsHead& head, const char* bit
 }
 
 bool MirroredLimits::hear(uint32_t host, const Failures& said) {
-  look();
+  read();
   const uint32_t more = said.count - failures_[host];
   if (more == 0) return false;
   failures_[host] = said.count;

@@ -48,6 +48,8 @@ class MirroredLimits {
     uint32_t failures = 0;
   };
   Told& told(uint32_t host);
+  // What the words are now. That they have changed is still to be found by look(): all hosts are to be told.
+  void read();
 
   const uint64_t id_;
   const uint32_t which_, self_, home_;

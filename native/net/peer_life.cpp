@@ -99,14 +99,16 @@ uint64_t Peer::tick() {
     drop("nothing has come from it for too long");
     return now + pause;
   }
-  if (now - said_ns_ >= pause && !connection_->has_payload()) {
-    said_ns_ = now;
-    try {
-      connection_->put(Prefix{What::kPing, 0, 0, 0});
-    } catch (const std::exception& error) {
-      drop(error.what());
+  if (now - said_ns_ >= pause) {
+    said_ns_ = now;  // also where what waits to be sent is the word: what is due is never a time that has passed
+    if (!connection_->has_payload()) {
+      try {
+        connection_->put(Prefix{What::kPing, 0, 0, 0});
+      } catch (const std::exception& error) {
+        drop(error.what());
+      }
+      send();
     }
-    send();
     if (!connection_) return now + pause;
   }
   return std::min(said_ns_ + pause, heard_ns_ + silent_ns_);

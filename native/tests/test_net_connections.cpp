@@ -227,6 +227,21 @@ TEST(a_silent_host_is_dead_after_the_window) {
   CHECK(s.lost());
 }
 
+// As where the network ends in the middle of a large frame: what is to be sent waits in the kernel, and nothing comes.
+TEST(a_host_that_is_silent_while_a_large_frame_goes_to_it_is_dead_after_the_window) {
+  Stranger s(kSecond);
+  s.greet();
+  struct {
+    OpenHead head;
+    OpenEntry entry;
+  } const open = {{2, 1}, {1, 1, 0, 0}};
+  s.say(What::kOpen, open);
+  const auto sender = s.host.sender(kId, {{1, {0}}, {0, {1}}}, 1);
+  send(s.host, 0, *sender, 0, 17 * kMiB);
+  CHECK(s.host.wait(0, [&] { return s.host.board->gone(1, 1); }, 20 * kSecond));
+  CHECK(s.host.pump->counts(1).bytes_sent > 0);
+}
+
 TEST(hosts_without_work_keep_their_connection) {
   const Homes homes = {0, 1};
   // Three quarters of it in silence end the connection; a machine that has other work takes no such time to send a word.

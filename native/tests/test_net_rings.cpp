@@ -265,6 +265,26 @@ TEST(cancellations_deadlines_and_failures_are_seen_on_both_hosts) {
   CHECK(t.b.wait(1, [&] { return there.cancelled(50) && there.stream_dropped(51, 33) && there.cancellations() == 1; }));
 }
 
+// What another host says in between takes no news away.
+TEST(a_cancellation_is_told_to_all_hosts_though_one_is_rung) {
+  const Homes homes = {0, 1, 2};
+  const Shapes rings = {{0, {1, 2}}};
+  Host a(0, homes), b(1, homes), c(2, homes);
+  for (Host* host : {&a, &b, &c}) host->mirror(kId, rings);
+  join(a, b);
+  join(a, c);
+  Limits here = a.limits(kId, rings), there = b.limits(kId, rings), third = c.limits(kId, rings);
+  for (uint64_t n = 0; n < 20; ++n) {
+    here.cancel(n);
+    there.count_failure();
+    b.board->ring(0, 3);
+    REQUIRE(a.wait(0, [&] { return here.failures() == n + 1; }));
+    a.board->ring(1, 3);
+    REQUIRE(b.wait(1, [&] { return there.cancelled(n); }));
+    REQUIRE(c.wait(2, [&] { return third.cancelled(n); }, 5 * kSecond));
+  }
+}
+
 TEST(bells_without_a_ring_are_rung_on_the_other_host) {
   Two t({0, 1}, {{0, {1}}});
   join(t.a, t.b);

@@ -142,6 +142,84 @@ TEST(a_cancellation_is_behind_what_its_clock_said) {
   }
 }
 
+// The pump looks at limits and tells of them; what is cancelled between the two has to wait for the sight before it. With
+// many cursors to be told of that takes long.
+TEST(a_cancellation_is_never_told_ahead_of_what_its_clock_said) {
+  const Homes homes = {0, 1, 2};
+  std::vector<Host::Shape> rings = {{0, {1}}};
+  for (int i = 0; i < 4000; ++i) rings.push_back({2, {0, 1}});
+  Host first(0, homes), second(1, homes);
+  for (Host* host : {&first, &second}) host->mirror(kNumber, rings);
+  join(first, second);
+  std::atomic<bool> over{false};
+  // Have it look at all of this again and again.
+  std::thread ringer([&] {
+    while (!over) {
+      first.board->ring(1, 3);
+      ::sched_yield();
+    }
+  });
+  Limits cancels = first.limits(kNumber, rings), sees = second.limits(kNumber, rings);
+  for (uint64_t number = 0; number < 1500; ++number) {
+    first.board->note_sight();
+    const Stamp at = first.board->sights();
+    cancels.cancel(number);
+    if (number % 8 == 0) first.board->ring(1, 3);
+    while (!sees.cancelled(number)) ::sched_yield();
+    CHECK(second.board->sights_of(0) >= at);
+  }
+  over = true;
+  ringer.join();
+}
+
+// Sights are told by the slots of their processes, and their clocks say anything up to what is told first.
+TEST(a_clock_of_another_host_does_not_go_back) {
+  const Homes homes = {0, 1};
+  Host first(0, homes), second(1, homes);
+  const uint64_t number = first.board->fail(1);
+  first.board->see(1, number);
+  first.board->note_sight();
+  const Stamp at = first.board->sights();
+  join(first, second);
+  while (!second.board->header()->heard.at(1, number, 0)) ::sched_yield();  // nobody is rung for it
+  CHECK_EQ(second.board->sights_of(0), at);
+}
+
+TEST(of_a_host_that_is_not_counted_nobody_has_known) {
+  const uint32_t host = FailedCalls::kHosts;
+  HeardSights& heard = *new HeardSights();
+  heard.note(stamp_of(host, 7));
+  CHECK_EQ(host_of(heard.last(host)), host);
+  CHECK(heard.last(host) > stamp_of(host, 1'000'000'000'000));
+  heard.note(stamp_of(host - 1, 7));
+  CHECK_EQ(heard.last(host - 1), stamp_of(host - 1, 7));
+  delete &heard;
+}
+
+// On each host the later one takes the word of the other one, and that is told of.
+TEST(two_failures_that_have_one_word_are_not_told_of_without_end) {
+  const Homes homes = {0, 1, 2};
+  const std::vector<Host::Shape> rings = {{0, {1}}, {1, {0}}};
+  Host first(0, homes), second(1, homes), third(2, homes);
+  for (Host* host : {&first, &second}) host->mirror(kNumber, rings);
+  std::vector<uint64_t> numbers;
+  for (uint32_t i = 0; i < 2 * FailedCalls::kKept; ++i) numbers.push_back(third.board->fail(2));
+  for (uint32_t i = 0; i < FailedCalls::kKept; ++i) {
+    first.board->see(2, numbers[i]);
+    second.board->see(2, numbers[FailedCalls::kKept + i]);
+  }
+  join(first, second);
+  const auto sender = first.sender(kNumber, rings, 0), back = second.sender(kNumber, rings, 1);
+  const auto receiver = second.receiver(kNumber, rings, 0, 0), returns = first.receiver(kNumber, rings, 1, 0);
+  for (int i = 0; i < 200; ++i) {
+    say(first, 0, *sender, numbers.front());
+    hear(second, 1, *receiver);
+    say(second, 1, *back, numbers.back());
+    hear(first, 0, *returns);
+  }
+  for (const Host* host : {&first, &second}) CHECK(clock_of(host->board->sights()) <= 2 * numbers.size());
+}
+
 TEST(failures_that_two_hosts_have_numbered_are_two) {
   const Homes homes = {0, 1};
   Host first(0, homes), second(1, homes);

@@ -1,5 +1,6 @@
 """Actors that Ray starts: where they are, what they find, and how they end."""
 
+import multiprocessing
 import os
 import re
 import select
@@ -22,7 +23,7 @@ from ray_nodes import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.exceptions import ActorDiedError, ActorStartError
+from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError
 from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -261,6 +262,58 @@ def test_the_programs_own_connection_stays(two_nodes):
     conveyor.init()
     conveyor.shutdown()
     assert ray.is_initialized()
+
+
+def test_a_forked_child_is_told_that_ray_does_not_work_there(two_nodes):
+    receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
+
+    def begin():
+        for start in (lambda: conveyor.init(engine="ray"), lambda: conveyor.put(1)):
+            try:
+                start()
+            except RuntimeStateError as error:
+                sender.send(str(error))
+        conveyor.init(engine="local")
+        sender.send(str(conveyor.is_initialized()))
+        conveyor.shutdown()
+
+    child = multiprocessing.get_context("fork").Process(target=begin)
+    child.start()
+    try:
+        for told in ("forked from one that was connected to Ray",) * 2 + ("True",):
+            assert receiver.poll(WAIT), "the child hangs"
+            assert told in receiver.recv()
+        child.join(WAIT)
+        assert child.exitcode == 0
+    finally:
+        child.kill()
+        child.join()
+        receiver.close()
+        sender.close()
+
+
+def test_a_child_forked_after_a_session_on_ray(scripts, two_nodes):
+    scripts.run(
+        """
+        import os
+
+        import ray
+        import conveyor
+
+        conveyor.init(engine="ray")
+        conveyor.shutdown()
+        assert not ray.is_initialized()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                conveyor.init(engine="ray")
+            except conveyor.exceptions.RuntimeStateError as error:
+                os._exit(0 if "does not work in forked children" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+        """,
+        timeout=60,
+    )
 
 
 def test_a_program_of_its_own(scripts, two_nodes):

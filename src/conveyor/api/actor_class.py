@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from conveyor.api.actor_handle import ActorHandle
 from conveyor.api.methods import MethodTable, make_table, methods_of, signature_of
 from conveyor.api.options import ActorOptions
+from conveyor.api.retries import with_default
 from conveyor.dag.methods import check_arguments
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorSpec, MethodInfo
@@ -90,7 +91,7 @@ class ActorClass(Generic[T]):
 
     @functools.cached_property
     def _methods(self) -> Mapping[str, MethodInfo]:
-        return methods_of(self.__wrapped__)
+        return with_default(methods_of(self.__wrapped__), self._options.max_task_retries)
 
     @functools.cached_property
     def _table(self) -> MethodTable:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 from conveyor.api.arguments import takes_refs
 from conveyor.api.methods import MethodEntry, MethodTable, check_num_returns, make_table
+from conveyor.api.retries import call_with_retries, refuse_for_generator, take_retries
 from conveyor.api.transports import check_has_transport, check_snapshot, check_transport
 from conveyor.api.unused import METHOD_OPTIONS, take_out
 from conveyor.dag.methods import bind
@@ -15,7 +16,7 @@ from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context, ending
 from conveyor.runtime.calls.call import OPEN, count_of
 from conveyor.runtime.calls.methods import RAY_CALL
-from conveyor.runtime.protocol import ActorId, MethodInfo, Returns, Runtime
+from conveyor.runtime.protocol import ActorId, MethodInfo, Retries, Returns, Runtime
 from conveyor.typevars import InstanceT, P, ResultT
 
 if TYPE_CHECKING:
@@ -103,14 +104,19 @@ class ActorMethod(Generic[P, ResultT]):
     """A method of an actor: ``remote`` calls it now, ``bind`` makes it a task of a graph. It can be sent to
     other actors, as the handle can."""
 
-    __slots__ = ("_entry", "_handle", "_returns")
+    __slots__ = ("_entry", "_handle", "_retries", "_returns")
 
     def __init__(
-        self, handle: ActorHandle, entry: MethodEntry, returns: Returns | None = None
+        self,
+        handle: ActorHandle,
+        entry: MethodEntry,
+        returns: Returns | None = None,
+        retries: Retries | None = _UNCHANGED,
     ) -> None:
         self._handle = handle
         self._entry = entry
         self._returns: Returns = entry.returns if returns is None else returns
+        self._retries = entry.info.retries if retries is _UNCHANGED else retries
 
     @takes_refs
     def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
@@ -130,6 +136,14 @@ class ActorMethod(Generic[P, ResultT]):
             check_usable(handle)
         self._entry.check(handle._id.name, args, kwargs)
         info = self._entry.info
+        retries = self._retries
+        if retries is not None and retries.most and not info.is_generator:
+            once = ActorMethod(handle, self._entry, self._returns, None)
+            count = count_of(self._returns)
+            again: ResultT = call_with_retries(
+                runtime, handle._id.index, once.remote, count, retries, args, kwargs
+            )
+            return again
         if info.received:
             args, kwargs = self._entry.unread(args, kwargs)  # type: ignore[assignment]
         started: ResultT
@@ -208,16 +222,22 @@ class ActorMethod(Generic[P, ResultT]):
             tensor_transport: as for ``conveyor.method``; ``None``: what a call returns does not stay with the
                 actor.
             snapshot: as for ``conveyor.method``.
-            rays: other options of Ray's, which have nothing to do here and are taken with a warning.
+            rays: ``max_task_retries`` and ``retry_exceptions``, as for ``conveyor.method``; other options of
+                Ray's have nothing to do here and are taken with a warning.
 
         Raises:
             TypeError: an option that does not exist.
             ValueError: no such transport, or ``"streaming"`` is said of no generator.
         """
+        retries = take_retries(rays, self._retries)
+        if retries is not self._retries:
+            info = self._entry.info
+            refuse_for_generator(retries, info.is_generator, f"{self._handle._id.name}.{info.name}")
         take_out(rays, METHOD_OPTIONS, "a method")
         for name in rays:
             raise TypeError(
-                f"unknown method option {name!r}; known are num_returns, snapshot, tensor_transport"
+                f"unknown method option {name!r}; known are max_task_retries, num_returns, "
+                "retry_exceptions, snapshot, tensor_transport"
             )
         before = self._returns
         if num_returns is None:
@@ -235,7 +255,7 @@ class ActorMethod(Generic[P, ResultT]):
             transport = check_transport(tensor_transport)
         check_snapshot(snapshot, transport)
         returns = count if transport is None else (count, transport, snapshot)
-        return ActorMethod(self._handle, self._entry, returns)
+        return ActorMethod(self._handle, self._entry, returns, retries)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         name = self._entry.info.name
@@ -260,8 +280,8 @@ class ActorMethod(Generic[P, ResultT]):
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def _key(self) -> tuple[ActorHandle, str, Returns]:
-        return self._handle, self._entry.info.name, self._returns
+    def _key(self) -> tuple[ActorHandle, str, Returns, Retries | None]:
+        return self._handle, self._entry.info.name, self._returns, self._retries
 
     # It never changes either.
     def __copy__(self) -> ActorMethod[P, ResultT]:
@@ -332,9 +352,11 @@ def _unpickle(
     return ActorHandle(runtime, actor, class_name, make_table(methods))
 
 
-def _unpickle_method(handle: ActorHandle, name: str, returns: Returns) -> ActorMethod:
+def _unpickle_method(
+    handle: ActorHandle, name: str, returns: Returns, retries: Retries | None
+) -> ActorMethod:
     method: ActorMethod = getattr(handle, name)
-    return ActorMethod(handle, method._entry, returns)
+    return ActorMethod(handle, method._entry, returns, retries)
 
 
 def _no_method(handle: ActorHandle, name: str) -> str:

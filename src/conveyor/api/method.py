@@ -8,7 +8,7 @@ with the method's own types. Ray's typed actors work in the same way.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -20,6 +20,7 @@ from conveyor.api.methods import (
     check_num_returns,
     is_generator,
 )
+from conveyor.api.retries import RETRIES_MARK, refuse_for_generator, take_retries
 from conveyor.api.transports import check_snapshot, check_transport
 from conveyor.api.unused import METHOD_OPTIONS, take_out
 from conveyor.later import import_later
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Concatenate, ParamSpec, Protocol
 
     from conveyor.api.actor_handle import ActorMethod
+    from conveyor.runtime.protocol import Retries
     from conveyor.runtime.refs.ref import Ref
     from conveyor.runtime.refs.streams import StreamRef
 
@@ -93,6 +95,8 @@ def method(
     tensor_transport: str | None = None,
     snapshot: bool = False,
     receive_into: Mapping[str, str | Callable[[Any], Any]] | None = None,
+    max_task_retries: int | None = None,
+    retry_exceptions: bool | Sequence[type[BaseException]] | None = None,
     **rays: Any,
 ) -> Mark: ...
 @overload
@@ -102,6 +106,8 @@ def method(
     tensor_transport: str | None = None,
     snapshot: bool = False,
     receive_into: Mapping[str, str | Callable[[Any], Any]] | None = None,
+    max_task_retries: int | None = None,
+    retry_exceptions: bool | Sequence[type[BaseException]] | None = None,
     **rays: Any,
 ) -> MarkOfMany: ...
 
@@ -112,6 +118,8 @@ def method(
     tensor_transport: str | None = None,
     snapshot: bool = False,
     receive_into: Mapping[str, str | Callable[[Any], Any]] | None = None,
+    max_task_retries: int | None = None,
+    retry_exceptions: bool | Sequence[type[BaseException]] | None = None,
     **rays: Any,
 ) -> Any:
     """Declare how an actor's method is called. ::
@@ -141,6 +149,12 @@ def method(
             a method without arguments: ``"model.state_dict"``), or a function of the actor. They take what
             ``get(into=)`` takes. The method finds these very objects in its argument. A call whose argument
             does not fit raises ``ValueError``; the method has not run then, and nothing has been written.
+        max_task_retries: how often a call is made again by itself whose actor has died and is started again
+            (``max_restarts``), behind the calls that were made meanwhile (-1: without limit; ``None``: as
+            ``remote(max_task_retries=)`` says). What the method has done until then is done twice. Calls of
+            generators, and tasks of graphs, are not made again.
+        retry_exceptions: whether a call is made again, within the same number of times, also where the
+            method has raised; or the classes of exceptions after which it is.
         rays: other options of Ray's, which have nothing to do here and are taken with a warning.
 
     Raises:
@@ -150,12 +164,14 @@ def method(
     if function:
         if len(function) > 1 or not (callable(function[0]) or hasattr(function[0], "__func__")):
             raise TypeError("method is used as @method, or by name as in @method(num_returns=2)")
-        return _mark(function[0], num_returns, None, False)
+        return _mark(function[0], num_returns, None, False, None)
+    told = {"max_task_retries": max_task_retries, "retry_exceptions": retry_exceptions}
+    retries = take_retries(told, None)
     take_out(rays, METHOD_OPTIONS, "a method")
     for name in rays:
         raise TypeError(
-            f"unknown method option {name!r}; known are num_returns, receive_into, snapshot, "
-            "tensor_transport"
+            f"unknown method option {name!r}; known are max_task_retries, num_returns, receive_into, "
+            "retry_exceptions, snapshot, tensor_transport"
         )
     # Whether it is one is looked at once the method is there.
     check_num_returns(num_returns, True, "a method")
@@ -163,7 +179,11 @@ def method(
     check_snapshot(snapshot, transport)
     places = _checked_places(receive_into)
     return lambda function: _mark(
-        _receiving(function, places) if places else function, num_returns, transport, snapshot
+        _receiving(function, places) if places else function,
+        num_returns,
+        transport,
+        snapshot,
+        retries,
     )
 
 
@@ -197,7 +217,13 @@ def _receiving(function: Any, places: dict[str, Any]) -> Any:
     return made
 
 
-def _mark(function: Any, num_returns: int | str, transport: str | None, snapshot: bool) -> Any:
+def _mark(
+    function: Any,
+    num_returns: int | str,
+    transport: str | None,
+    snapshot: bool,
+    retries: Retries | None,
+) -> Any:
     # A static or class method passes the mark on to nobody: it belongs on the function inside.
     inside = getattr(function, "__func__", function)
     what = f"{getattr(inside, '__qualname__', inside)}()"
@@ -205,4 +231,7 @@ def _mark(function: Any, num_returns: int | str, transport: str | None, snapshot
     if transport is not None:
         setattr(inside, TRANSPORT_MARK, transport)
         setattr(inside, SNAPSHOT_MARK, snapshot)
+    if retries is not None:
+        refuse_for_generator(retries, is_generator(inside), what)
+        setattr(inside, RETRIES_MARK, retries)
     return function

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from conveyor.api.retries import RETRIES_MARK
 from conveyor.checks import check_count
 from conveyor.dag.methods import check_arguments
 from conveyor.later import import_later
@@ -173,6 +174,7 @@ def _describe(cls: type, name: str, raw: Any) -> MethodInfo:
         tensor_transport=getattr(function, TRANSPORT_MARK, None),
         snapshot=getattr(function, SNAPSHOT_MARK, False),
         received=getattr(function, RECEIVED_MARK, ()),
+        retries=getattr(function, RETRIES_MARK, None),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from conveyor.api.retries import check_most
 from conveyor.api.unused import ACTOR_OPTIONS, PLACEMENT_OPTIONS, take_out
 from conveyor.checks import (
     check_amount,
@@ -28,6 +29,7 @@ class ActorOptions(Struct, frozen=True):
     num_gpus: float = 0
     max_concurrency: int | None = None
     max_restarts: int = 0
+    max_task_retries: int = 0
     env_vars: Mapping[str, str] = field(default_factory=dict)
     get_if_exists: bool = False
     placement: Mapping[str, Any] = field(default_factory=dict)
@@ -124,6 +126,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "num_gpus": lambda value, option: check_gpus(value, option) or 0,
     "max_concurrency": _concurrency,
     "max_restarts": _restarts,
+    "max_task_retries": lambda value, option: 0 if value is None else check_most(value, option),
     "env_vars": check_env_vars,
     "get_if_exists": check_flag,
 }

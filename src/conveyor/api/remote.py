@@ -97,6 +97,8 @@ def remote(*args: Any, **options: Any) -> Any:
     - ``max_restarts``: how often it is started again by itself when its process dies (0: never; -1:
       without limit). Its constructor runs again with the same arguments; calls that were under way
       fail with ``ActorRestartedError``.
+    - ``max_task_retries``: how often such a call is made again by itself (0: never; -1: without limit);
+      see ``conveyor.method``, which may say it of a single method.
     - ``env_vars``: environment variables it gets in addition to the driver's.
 
     Those of a function: ``num_returns``, and ``num_cpus`` and ``num_gpus`` of its worker.

@@ -25,7 +25,6 @@ ACTOR_OPTIONS = {
     "enable_tensor_transport": "every actor's results may stay with it",
     "lifetime": "an actor with a name lives until the session ends or it is killed, and none lives longer",
     "max_pending_calls": "calls beyond the mailbox wait in the caller's process",
-    "max_task_retries": "a call that fails with ActorRestartedError is to be made again by who made it",
     "namespace": "names belong to the session",
 }
 
@@ -33,8 +32,6 @@ ACTOR_OPTIONS = {
 METHOD_OPTIONS = {
     "concurrency_group": "max_concurrency is one limit for all methods of an actor",
     "enable_task_events": ACTOR_OPTIONS["enable_task_events"],
-    "max_task_retries": ACTOR_OPTIONS["max_task_retries"],
-    "retry_exceptions": "a call that fails is to be made again by who made it",
 }
 
 #: Of functions.
@@ -42,6 +39,7 @@ FUNCTION_OPTIONS = {
     **ACTOR_OPTIONS,
     **PLACEMENT_OPTIONS,
     "max_calls": "a worker runs any number of functions",
+    "max_task_retries": "a function has no actor that could be started again",
     "max_retries": "a call that fails with ActorDiedError is to be made again by who made it",
     "retry_exceptions": "a call that fails is to be made again by who made it",
 }

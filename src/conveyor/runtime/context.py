@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ from conveyor.runtime.protocol import Runtime
 _lock = threading.Lock()
 _current: Runtime | None = None
 _inherited = False  # this process was forked from one that had a runtime
+_had_ray = False  # a session of this process has been on Ray
+_inherited_ray = False  # this process was forked from one that was connected to Ray, then or before
 _start_default: Callable[[], Runtime] | None = None
 
 
@@ -48,6 +51,18 @@ def inherited() -> bool:
     return _inherited
 
 
+def note_ray() -> None:
+    """A session of this process is to be on Ray."""
+    global _had_ray
+    _had_ray = True
+
+
+def inherited_ray() -> bool:
+    """Whether this process was forked from one that was connected to Ray, then or before. Ray's threads are
+    not here: whatever is asked of it, the end of the connection and a new one too, waits for ever."""
+    return _inherited_ray
+
+
 def begin(start: Callable[[], Runtime]) -> None:
     """Make the runtime that ``start`` starts this process's. If that is interrupted, there is none."""
     try:
@@ -68,7 +83,11 @@ def install(runtime: Runtime | None) -> None:
 
 
 def _forget_in_child() -> None:
-    global _current, _lock, _inherited
+    global _current, _lock, _inherited, _inherited_ray
+    ray = sys.modules.get("ray")
+    # What has no such function is still being imported.
+    if _had_ray or (ray is not None and getattr(ray, "is_initialized", bool)()):
+        _inherited_ray = True
     if _current is not None:
         _current.abandon()
         _inherited = True

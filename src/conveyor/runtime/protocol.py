@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.process import Process
     from conveyor.runtime.ranks import Collectives
     from conveyor.runtime.refs.table import RefTable
+    from conveyor.runtime.waiting.completions import Completions
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
 
@@ -33,13 +34,23 @@ Returns: TypeAlias = "int | tuple[int, str, bool]"
 are, or, if true, as they were then."""
 
 
+class Retries(Struct, frozen=True):
+    """How often a call is made again where it fails. ``most``: times (-1: without limit), or ``None``: as its
+    actor's options say. ``exceptions``: whether also where the method has raised, or the classes of what it
+    may have raised; else where the actor has died and is started again."""
+
+    most: int | None = None
+    exceptions: bool | tuple[type[BaseException], ...] = False
+
+
 class MethodInfo(Struct, frozen=True):
     """What a handle knows of one method without the class at hand; picklable.
 
     An asynchronous generator is both a generator and async. ``signature`` is without ``self``
     (``None`` where Python cannot tell). ``tensor_transport``: how its results are to be moved, which stay
     with the actor (``None``: they do not), and ``snapshot`` whether as they were when they were returned.
-    ``received``: the names of parameters whose arguments it receives into memory of its own.
+    ``received``: the names of parameters whose arguments it receives into memory of its own. ``retries``:
+    ``None`` where a call is made once.
     """
 
     name: str
@@ -50,6 +61,7 @@ class MethodInfo(Struct, frozen=True):
     tensor_transport: str | None = None
     snapshot: bool = False
     received: tuple[str, ...] = ()
+    retries: Retries | None = None
 
 
 class Attached(Struct, frozen=True, eq=False):
@@ -124,6 +136,11 @@ class Runtime(Protocol):
     @property
     def watcher(self) -> Watcher:
         """Tells when refs are done."""
+        ...
+
+    @property
+    def retrying(self) -> dict[int, Completions]:
+        """By the numbers of actors: where their calls are made again that have failed."""
         ...
 
     @property

@@ -66,6 +66,25 @@ def test_a_call_that_nobody_waits_for_is_sent():
     assert get(second.has_seen.remote())
 
 
+def test_who_waits_for_a_call_that_is_not_sent_is_told_what_it_lacks():
+    first, second, third = (Gate.options(name=name).remote() for name in ("one", "two", "three"))
+    held = first.wait.remote(1)
+    between = second.add.remote(held)
+    last = third.add.remote(between)
+    # What has been sent to the first waits behind nothing; what has not waits for the second in its turn.
+    behind = first.add.remote(last)
+    lacking = r"wait for one\.wait \(call 1\); one is "
+    for actor, ref in (("two", between), ("three", last), ("one", behind)):
+        said = rf"{actor}\.add \(not sent yet\); {actor} is .*calls for {actor} {lacking}"
+        with pytest.raises(WaitTimeoutError, match=said):
+            conveyor.get(ref, timeout=0.1)
+    with pytest.raises(WaitTimeoutError, match=rf"calls for three {lacking}"):
+        conveyor.get([last, behind], timeout=0.1)
+    conveyor.cancel(behind)  # or what lets the first go on would wait behind it
+    get(first.go_on.remote())
+    assert get(last) == 3
+
+
 def test_a_handler_that_waits_in_the_middle_of_a_wait():
     first, second, third, other = (Gate.remote() for _ in range(4))
     outer = second.add.remote(first.wait.remote())

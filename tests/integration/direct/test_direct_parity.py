@@ -341,11 +341,24 @@ def test_refs_inside_of_containers(rt, actors):
     assert got(rt, copied).sum() == 4
 
 
-def test_options_of_retries_are_taken(rt, actors):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ref = actors[0].make.options(max_task_retries=2, retry_exceptions=True).remote()
+def test_options_of_retries(rt, actors):
+    ref = actors[0].make.options(max_task_retries=2, retry_exceptions=True).remote()
     assert got(rt, ref).sum() == 4
+    method = rt.method(tensor_transport="gloo", max_task_retries=2, retry_exceptions=True)
+
+    class Late:
+        tries = 0
+
+        def make(self):
+            self.tries += 1
+            if self.tries < 3:
+                raise ValueError("not yet")
+            return torch.full((4,), float(self.tries))
+
+        make = method(make)
+
+    late = rt.remote(Late).remote()
+    assert got(rt, actors[1].total.remote(late.make.remote())) == 12
 
 
 # 1.2: groups.

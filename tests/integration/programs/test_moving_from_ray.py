@@ -213,7 +213,6 @@ def test_options_without_a_meaning_are_taken_with_one_warning():
     options = {
         "resources": {"special": 1},
         "namespace": "mine",
-        "max_task_retries": 2,
         "memory": 1 << 30,
         "scheduling_strategy": "SPREAD",
         "lifetime": "detached",

@@ -468,6 +468,33 @@ def test_a_file_that_is_dropped_while_it_is_sent_is_sent_to_its_end(wait_until):
     wait_until(lambda: inode not in inodes(), WAIT)
 
 
+def test_who_asks_for_a_file_that_becomes_shorter_hears_of_it(wait_until):
+    files, (here, there) = Depot(), socket.socketpair()
+    fd = file_with(os.urandom(LARGE))
+    number = files.put(fd)
+    files.serve(there)
+    here.settimeout(WAIT)
+    here.sendall(depot._ASKED.pack(number, 0, LARGE))
+    answering.hear(here, depot._ANSWERED.size)
+    os.truncate(fd, 1)  # while what fits into the sockets is on its way
+    with pytest.raises(ConnectionError):
+        answering.hear(here, LARGE)
+    here.close()
+    # The next connection has the rest, or what there is instead.
+    supply = depot.Supply(lambda: served(files))
+    with pytest.raises(OSError, match="does not have value"):
+        supply.fetch(number, LARGE)
+    supply.close()
+    files.close()
+    os.close(fd)
+
+
+def served(files):
+    here, there = socket.socketpair()
+    files.serve(there)
+    return here
+
+
 def inodes():
     """Of all files that this process has open."""
     found = set()

@@ -14,7 +14,7 @@ import weakref
 import numpy as np
 import pytest
 
-from conveyor.engine.net import fetches, source
+from conveyor.engine.net import answering, fetches, source
 from conveyor.engine.net.fetches import Fetches
 from conveyor.engine.net.flights import Waiter
 from conveyor.engine.net.memories import Memories
@@ -357,3 +357,66 @@ def test_who_has_been_told_is_let_go_of_at_once(hosts, wait_until):
         wait_until(lambda: alive() is None, WAIT)
     finally:
         gc.enable()
+
+
+def test_a_room_that_takes_nothing_takes_nothing_from_those_who_wait_with_it(hosts, wait_until):
+    kept = Kept(LARGE)
+    hosts.held.clear()
+    first, told = Wants(hosts, kept), []
+    fd = os.open("/dev/null", os.O_RDONLY)
+    hosts.fetches.bring(kept.wanted, Waiter(RoomAt(fd, 0), told.append))
+    os.close(fd)
+    other = Wants(hosts, kept)
+    hosts.held.set()
+    assert first.got()
+    assert other.got()
+    wait_until(lambda: told, WAIT)
+    assert told[0].error == errno.EBADF
+
+
+def test_what_no_copy_can_be_kept_of_is_fetched_again(hosts, monkeypatch):
+    create, refused = os.memfd_create, []
+
+    def refuse(name, *flags):
+        if name == "conveyor-value":
+            refused.append(name)
+            raise OSError(errno.EMFILE, "no descriptor is left")
+        return create(name, *flags)
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    kept = Kept(LARGE)
+    hosts.held.clear()
+    several = [Wants(hosts, kept) for _ in range(3)]
+    hosts.held.set()
+    assert all(one.got() for one in several)
+    assert hosts.fetches.transfers == 2
+    assert refused
+
+
+def test_nothing_is_kept_of_a_host_that_is_lost(hosts, monkeypatch):
+    monkeypatch.setattr(fetches, "LINGER", 60.0)
+    kept = Kept(LARGE)
+    assert Wants(hosts, kept).got()
+    assert Wants(hosts, kept).got()
+    file = flight_of(hosts, kept).file
+    hosts.fetches.lose(1)
+    assert not hosts.fetches._flights
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(file)
+
+
+def test_digests_of_any_size_are_not_taken(hosts, monkeypatch):
+    monkeypatch.setattr(fetches, "LINGER", 60.0)
+    kept = Kept(LARGE)
+    assert Wants(hosts, kept).got()
+    assert Wants(hosts, kept).got()
+
+    def lie(memories, sock):
+        if not sock.recv(1 << 16):
+            raise ConnectionError("it has ended")
+        sock.sendall(struct.pack("!iQ", 0, 1 << 40))
+
+    monkeypatch.setattr(Memories, "answer", lie)
+    for sock in hosts.dialled:  # those who answer over these tell no lies
+        answering.break_off(sock)
+    assert Wants(hosts, kept).failed() == errno.ECONNABORTED

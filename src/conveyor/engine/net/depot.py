@@ -100,8 +100,9 @@ class Depot(Answering):
             with open(file.fd, "rb", buffering=0, closefd=False) as opened:
                 there = min(size, max(os.fstat(file.fd).st_size - at, 0))
                 sock.sendall(_ANSWERED.pack(there))
-                if there:
-                    sock.sendfile(opened, at, there)
+                if there and sock.sendfile(opened, at, there) < there:
+                    # Whoever asks would wait for the rest.
+                    raise OSError("a file has become shorter")
         finally:
             with self._having:
                 file.uses -= 1
@@ -162,6 +163,11 @@ class Supply:
                 break_off(sock)
         for sock in idle:
             hang_up(sock)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is fetched any more."""
+        return self._closed.is_set()
 
     def _more(self, number: int, room: memoryview, at: int) -> int:
         """Until where it has come: all of it, or as far as a connection has lasted."""

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from conveyor.codec import Reader
-from conveyor.engine.net.flights import NOBODY_WAITS, Flight, Waiter
+from conveyor.engine.net.flights import NOBODY_WAITS, Flight, Waiter, failure
 from conveyor.engine.net.source import Source
 from conveyor.runtime.actor.far_memory import Come, GiveUp, ToHost, Want
 from conveyor.runtime.far_memory import Brought, Room, RoomAt, Wanted
@@ -89,7 +89,7 @@ class Fetches:
         try:
             source = self._source(wanted)
         except OSError as error:
-            waiter.done(_failure(error))
+            waiter.done(failure(error))
             return lambda: None
         with self._lock:
             flight = self._flights.get(wanted)
@@ -116,6 +116,8 @@ class Fetches:
             source = self._sources.pop(host, None)
         if source is not None:
             source.close()
+            # Its threads end, and nobody else would let go of what is kept of it. That of others goes, too.
+            self._expire(math.inf)
 
     def close(self) -> None:
         """The session is over."""
@@ -147,14 +149,14 @@ class Fetches:
                 brought = self._brought(source, flight)
             except Exception as failed:  # whatever it is, they wait
                 flight.close()
-                brought = _failure(failed)
+                brought = failure(failed)
             with self._lock:
                 told, flight.waiting, flight.late = flight.waiting, flight.late, []
                 going = bool(flight.waiting)
                 if not going:
-                    self._keep(flight)
+                    self._keep(source, flight)
             for waiter in told:
-                waiter.done(NOBODY_WAITS if waiter.gave_up else brought)
+                waiter.done(NOBODY_WAITS if waiter.gave_up else waiter.refused or brought)
 
     def _brought(self, source: Source, flight: Flight) -> Brought:
         if not flight.is_wanted:
@@ -173,14 +175,14 @@ class Fetches:
             flight.keep(data)
         return Brought(data)
 
-    def _keep(self, flight: Flight) -> None:
+    def _keep(self, source: Source, flight: Flight) -> None:
         """With the lock: nobody wants it any more. Others may, soon."""
         now = time.monotonic()
         for wanted in [one for one, until in self._lately.items() if until <= now]:
             del self._lately[wanted]
         if flight.size >= LINGER_FROM:
             self._lately[flight.wanted] = now + LINGER
-        if flight.file < 0 or flight.size < LINGER_FROM or self._closed:
+        if flight.file < 0 or flight.size < LINGER_FROM or source.closed:
             flight.close()
             del self._flights[flight.wanted]
             return
@@ -219,12 +221,6 @@ class Fetches:
             return source
 
 
-def _failure(error: Exception) -> Brought:
-    number = getattr(error, "errno", None) or errno.EIO
-    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return Brought(None, number, why)
-
-
 class FarMemoryService:
     """The host's end of one process's connection: what it wants is fetched."""
 
@@ -259,7 +255,7 @@ class FarMemoryService:
             room = None if message.at is None else RoomAt(all_of(fds, 1)[0], message.at)
             waiter = Waiter(room, tell, note)
         except OSError as error:  # no descriptor is left here, or the file has not come
-            tell(_failure(error))
+            tell(failure(error))
             return
         give_up = self._fetches.bring(message.wanted, waiter)
         self._given_up[number] = give_up

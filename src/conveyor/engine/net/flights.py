@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -19,7 +20,7 @@ _COPIED = 1 << 20
 class Waiter:
     """One process that wants it."""
 
-    __slots__ = ("_fd", "at", "gave_up", "progress", "tell")
+    __slots__ = ("_fd", "at", "gave_up", "progress", "refused", "tell")
 
     def __init__(
         self,
@@ -34,15 +35,26 @@ class Waiter:
         self.tell, self.progress = tell, progress
         #: It wants it no more, and its room is not written to once it has been told so.
         self.gave_up = False
+        #: What it is told where its room could not be written to.
+        self.refused: Brought | None = None
 
     @property
     def has_room(self) -> bool:
         return self._fd >= 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is still to be given what comes."""
+        return not self.gave_up and self.refused is None
+
     def put(self, piece: memoryview | bytes, at: int) -> None:
-        """Write a piece of it."""
+        """Write a piece of it. Where its room takes none, it alone has failed: the others go on."""
         if self._fd >= 0:
-            _write(self._fd, piece, self.at + at)
+            try:
+                _write(self._fd, piece, self.at + at)
+            except (OSError, OverflowError) as error:
+                self.refused = failure(error)
+                return
         self.progress(at + len(piece))
 
     def read(self, size: int, at: int) -> bytes:
@@ -57,6 +69,13 @@ class Waiter:
         # Who is told may hold this, and has the room: no cycle is to keep that.
         tell, self.tell = self.tell, lambda _: None
         tell(brought)
+
+
+def failure(error: Exception) -> Brought:
+    """What those who wait are told then."""
+    number = getattr(error, "errno", None) or errno.EIO
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return Brought(None, number, why)
 
 
 NOBODY_WAITS = Brought(None, errno.ECANCELED, "nobody waits for it any more")
@@ -79,7 +98,7 @@ class Flight(Struct, eq=False):
     @property
     def is_wanted(self) -> bool:
         """Whether anybody still waits for what is on its way."""
-        return any(not one.gave_up for one in self.waiting)
+        return any(one.waits for one in self.waiting)
 
     def give_up(self, waiter: Waiter) -> bool:
         """Its process wants it no more. Whether nothing is written to its room, so that it may be told at
@@ -95,9 +114,12 @@ class Flight(Struct, eq=False):
     def put(self, piece: memoryview, at: int) -> None:
         """A piece has come."""
         if self.file >= 0:
-            _write(self.file, piece, at)
+            try:
+                _write(self.file, piece, at)
+            except OSError:  # no memory for a copy: whoever comes later fetches it, too
+                self.close()
         for one in self.waiting:
-            if not one.gave_up:
+            if one.waits:
                 one.put(piece, at)
 
     def copy(self) -> None:
@@ -105,8 +127,10 @@ class Flight(Struct, eq=False):
         at = 0
         while at < self.size:
             piece = os.pread(self.file, min(_COPIED, self.size - at), at)
+            if not piece:
+                raise OSError(errno.EIO, "a part of the copy that was kept of it is gone")
             for one in self.waiting:
-                if not one.gave_up:
+                if one.waits:
                     one.put(piece, at)
             at += len(piece)
 
@@ -117,22 +141,28 @@ class Flight(Struct, eq=False):
         return os.pread(self.file, self.size, 0)
 
     def keep(self, data: bytes | None) -> None:
-        """Have a copy in a file: of ``data``, or of what has been put into the room of one who waits."""
+        """Have a copy in a file, if there is room for one: of ``data``, or of what has been put into the
+        room of one who waits."""
         self.open()
-        if data is not None:
-            _write(self.file, data, 0)
+        if self.file < 0:
             return
-        source = next((one for one in self.waiting if not one.gave_up), None)
-        if source is None:  # just now: nobody has all of it
+        source = next((one for one in self.waiting if one.waits), None)
+        try:
+            if data is not None:
+                _write(self.file, data, 0)
+            elif source is None:  # just now: nobody has all of it
+                self.close()
+            else:
+                for at in range(0, self.size, _COPIED):
+                    _write(self.file, source.read(min(_COPIED, self.size - at), at), at)
+        except OSError:
             self.close()
-            return
-        for at in range(0, self.size, _COPIED):
-            _write(self.file, source.read(min(_COPIED, self.size - at), at), at)
 
     def open(self) -> None:
-        """Have a file."""
+        """Have a file, if one is to be had."""
         if self.file < 0:
-            self.file = os.memfd_create("conveyor-value", os.MFD_CLOEXEC)
+            with suppress(OSError):
+                self.file = os.memfd_create("conveyor-value", os.MFD_CLOEXEC)
 
     def close(self) -> None:
         """Have none."""

@@ -40,10 +40,6 @@ class _Refused(Exception):
     """The keeper's host cannot read it: an error of the system."""
 
 
-class _NoRoom(Exception):
-    """What has come cannot be put where it is wanted: an error of the system."""
-
-
 class _NotWanted(Exception):
     """Nobody waits for it any more."""
 
@@ -151,10 +147,7 @@ class Source(Supply):
                     hear_into(sock, part)
                     if needs:
                         data[at : at + came] = part
-                    try:
-                        flight.put(part, at)
-                    except OSError as error:
-                        raise _NoRoom(error) from error
+                    flight.put(part, at)
                 at += came
                 if not flight.is_wanted:
                     raise _NotWanted
@@ -167,15 +160,18 @@ class Source(Supply):
     def is_same(self, flight: Flight) -> bool:
         """Whether its keeper has now what is in the flight's file."""
         came: list[bytes] = []
+        kept = list(_digests(flight.wanted, flight.file))
 
         def take(sock: socket.socket) -> None:
             came.clear()
             sock.sendall(asked(flight.wanted, 0, digests=True))
             while (some := _hear(sock)) > 0:
+                if some != DIGEST.size or len(came) == len(kept):
+                    raise ConnectionError("more has come than was asked for")
                 came.append(hear(sock, some))
 
         self._ask(flight, take, lambda: 0)
-        return came == list(_digests(flight.wanted, flight.file)) or not flight.size
+        return came == kept or not flight.size
 
     def _ask(
         self, flight: Flight, take: Callable[[socket.socket], None], at: Callable[[], int]
@@ -199,10 +195,6 @@ class Source(Supply):
                 flight.talks = None
                 self._give_back(sock)
                 raise OSError(error.args[0], os.strerror(error.args[0])) from None
-            except _NoRoom as error:
-                flight.talks = None
-                self._end(sock)
-                raise error.args[0] from None
             except _Unreachable as error:
                 raise OSError(errno.EHOSTUNREACH, f"its host cannot be reached: {error}") from error
             except (OSError, HandshakeError, _NotWanted) as error:

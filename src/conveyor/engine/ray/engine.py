@@ -17,6 +17,7 @@ from conveyor.engine.ray.actor_end import ActorEnd
 from conveyor.engine.ray.guests import RayHostsWithGuests
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
+from conveyor.runtime import context
 from conveyor.runtime.driver.driver import Driver
 
 #: Seconds that a cluster's head has to answer.
@@ -120,6 +121,13 @@ def _connect(address: str | None, cluster: dict[str, Any]) -> tuple[Any, Callabl
         raise RuntimeStateError(
             f'engine="ray" needs Ray, which cannot be imported ({error}): pip install "conveyor[ray]"'
         ) from error
+    if context.inherited_ray():
+        raise RuntimeStateError(
+            'engine="ray" cannot be used in this process: it was forked from one that was connected to Ray, '
+            "and Ray does not work in forked children. Start it by another method "
+            '(multiprocessing.get_context("spawn")), fork before Ray is connected, or use engine="local"'
+        )
+    context.note_ray()
     if ray.is_initialized():
         return ray, lambda: None
     _check_reachable(address or os.environ.get("RAY_ADDRESS", ""))

@@ -17,9 +17,10 @@ from conveyor.runtime.calls.arguments import await_soon, lacked, outcome_of, wit
 from conveyor.runtime.calls.call import MISSED, START, Call, count_of
 from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.calls.constructor import Unmade, unmade
+from conveyor.runtime.calls.held_up import held_up
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
 from conveyor.runtime.calls.missed import instead_of
-from conveyor.runtime.calls.pending import Waiting, first_lacked, place_of, withdraw
+from conveyor.runtime.calls.pending import Waiting, first_lacked, lacked_now, place_of, withdraw
 from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
@@ -286,7 +287,10 @@ class Link:
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         look = _FIRST_LOOK if timeout is None else min(timeout, _FIRST_LOOK)
         if ref._number < 0 < look:
-            self._send_soon(look)
+            # What waits here is sent, if the first argument that is lacking comes soon.
+            with self._pump.attending(self, True):
+                await_soon(self.lacks(), look)
+                self.flush()
         if ref._number >= 0:
             value = self.gate.get(ref._number, 0, look)
             if value is not EMPTY:
@@ -295,16 +299,9 @@ class Link:
         with waiting as wait, self._pump.attending(self, ref._number < 0) as attending:
             return self._wait(ref, Patience(timeout), wait, attending)
 
-    def _send_soon(self, seconds: float) -> None:
-        """Send what waits here, if the first argument that is lacking comes soon."""
-        with self._pump.attending(self, True):
-            await_soon(self._lacks(), seconds)
-            self.flush()
-
-    def _lacks(self) -> Ref | None:
+    def lacks(self) -> Ref | None:
         """What the first call that waits here waits for, and so do all behind it."""
-        with self.lock:
-            return first_lacked(self._pending)
+        return lacked_now(self._pending, self.lock)
 
     def _wait(
         self, ref: Ref, patience: Patience, wait: Wait | None, attending: _core.Attending
@@ -387,6 +384,9 @@ class Link:
         return f"{self.actor_name}.{method}{number}"
 
     def doing(self) -> str:
+        return f"{self.does()}{held_up(self)}"
+
+    def does(self) -> str:
         if self._process.ended:
             return "the session has ended"
         if self._refusal is not None and self._refusal:

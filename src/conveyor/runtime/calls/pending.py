@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import TypeAlias
 
@@ -25,6 +26,16 @@ def first_lacked(waiting: Waiting) -> Ref | None:
     """What the first call that waits lacks, if it is an argument."""
     _, call, site = waiting[0] if waiting else (None, None, None)
     return lacked(call) if call is not None and site is not None else None
+
+
+def lacked_now(waiting: Waiting, lock: threading.RLock) -> Ref | None:
+    """The same, without waiting for ``lock``: whoever has it may wait himself. ``None`` then."""
+    if not lock.acquire(blocking=False):
+        return None
+    try:
+        return first_lacked(waiting)
+    finally:
+        lock.release()
 
 
 def withdraw(waiting: Waiting, ref: Ref) -> bool:

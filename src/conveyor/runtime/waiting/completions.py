@@ -17,7 +17,9 @@ class Completions:
     watcher's: to get a value may take long, as may the user's callbacks, and the watcher has others to
     serve."""
 
-    def __init__(self) -> None:
+    def __init__(self, thread: str = "futures") -> None:
+        """``thread``: what its thread is called."""
+        self._thread = thread
         # Reentrant: a signal handler may ask for a future in the middle of this.
         self._lock = threading.RLock()
         self._ahead: deque[Callable[[], object]] = deque()
@@ -30,7 +32,7 @@ class Completions:
             if self._runs:
                 return
             self._runs = True
-        threads.start_or_run(self._run, "futures")
+        threads.start_or_run(self._run, self._thread)
 
     def _run(self) -> None:
         while True:
@@ -44,5 +46,7 @@ class Completions:
             except (
                 BaseException
             ):  # the others are still to be told, also where a callback has left by sys.exit
-                logger.exception("a future could not be told that its reference is done")
+                logger.exception(
+                    "what comes after a reference is done has failed (%s)", self._thread
+                )
             del work  # it may be the last that holds a value

@@ -1,0 +1,105 @@
+"""``max_task_retries`` and ``retry_exceptions``: calls that are made again where they fail."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from conveyor.callers import users_level
+from conveyor.checks import check_count
+from conveyor.later import import_later
+from conveyor.runtime.protocol import MethodInfo, Retries
+from conveyor.runtime.refs.elements import ElementRef, elements_of
+
+if TYPE_CHECKING:
+    from conveyor.runtime.protocol import Runtime
+    from conveyor.runtime.refs.ref import Ref
+
+#: Where ``method`` leaves what it was told of them; copied along by ``functools.wraps``.
+RETRIES_MARK = "__conveyor_retries__"
+
+NAMES = ("max_task_retries", "retry_exceptions")
+
+
+def check_most(value: Any, name: str) -> int:
+    """``value``, where calls can be made again as often as that.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is less than -1.
+    """
+    return check_count(value, name, "-1 (no limit), 0 (never) or more", -1)
+
+
+def take_retries(options: dict[str, Any], before: Retries | None) -> Retries | None:
+    """What ``options`` say of it, which are taken out of them, with ``before`` where they do not.
+
+    Raises:
+        TypeError: one is of the wrong type.
+        ValueError: the number is less than -1.
+    """
+    given = {name: options.pop(name) for name in NAMES if name in options}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return before
+    found = before or Retries()
+    if "max_task_retries" in given:
+        found = replace(found, most=check_most(given["max_task_retries"], "max_task_retries"))
+    if "retry_exceptions" in given:
+        found = replace(found, exceptions=_checked_exceptions(given["retry_exceptions"]))
+    return found
+
+
+def _checked_exceptions(value: Any) -> bool | tuple[type[BaseException], ...]:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, (list, tuple)):
+        if all(isinstance(one, type) and issubclass(one, BaseException) for one in value):
+            return tuple(value)
+        raise TypeError(f"retry_exceptions has something that is no class of exceptions: {value!r}")
+    raise TypeError(f"retry_exceptions is True, False or a list of classes, not {value!r}")
+
+
+def refuse_for_generator(retries: Retries | None, is_generator: bool, what: str) -> None:
+    """A warning where a generator is to be called again: its items may have been taken already."""
+    if is_generator and retries is not None and retries.most:
+        text = f"{what} is a generator, which is not called again where it fails"
+        warnings.warn(text, stacklevel=users_level())
+
+
+def with_default(methods: Mapping[str, MethodInfo], most: int) -> Mapping[str, MethodInfo]:
+    """The methods of an actor whose options say so, for those that do not say it themselves."""
+    if not any(info.retries for info in methods.values()) and not most:
+        return methods
+    made = {}
+    for name, info in methods.items():
+        said = info.retries or Retries()
+        if said.most is None:
+            info = replace(info, retries=replace(said, most=most))
+        made[name] = info
+    return made
+
+
+def call_with_retries(
+    runtime: Runtime,
+    actor: int,
+    call: Callable[..., Any],
+    count: int,
+    retries: Retries,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """What ``call`` gives, which calls that actor once and has ``count`` results: a ref, or a list."""
+
+    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
+        made: Any = call(*args, **kwargs)
+        if not isinstance(made, list):
+            return made  # type: ignore[no-any-return]
+        element: ElementRef = made[0]
+        return element._whole
+
+    retried = import_later("conveyor.runtime.calls.retried").retried
+    return elements_of(retried(runtime, actor, make, args, kwargs, retries), count)

@@ -1,0 +1,242 @@
+"""Calls that are made again where they fail (``max_task_retries``): each try is an ordinary call.
+
+The caller does it, as only he knows of an actor that has died. Nobody needs to wait for the result: whoever
+sees a try fail, the thread that made it, or the watcher's news, has the next one made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from conveyor.exceptions import ActorRestartedError, TaskError
+from conveyor.runtime import context
+from conveyor.runtime.protocol import Retries, Runtime
+from conveyor.runtime.refs.outcome import Failure, failure_of
+from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error
+from conveyor.runtime.waiting.completions import Completions
+from conveyor.runtime.waiting.patience import Patience, wait_patiently
+from conveyor.runtime.waiting.works import Again, Blockers
+
+
+class RetriedRef(Ref):
+    """The result of the call's last try."""
+
+    __slots__ = ()
+
+    def _error_of(self, outcome: Failure) -> BaseException:
+        tries: Tries = self._source
+        return tries.last._error_of(outcome)
+
+    def learn(self) -> None:
+        if self.has_failed():
+            # As of any call that has failed: see `CallRef`. The tries before the last are known already.
+            with suppress(Exception):
+                self.get(0)
+
+
+def retried(
+    runtime: Runtime,
+    actor: int,
+    make: Callable[[tuple[Any, ...], dict[str, Any]], Ref],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    retries: Retries,
+) -> Ref:
+    """The ref of a call of the actor of that number which ``make`` makes once for each try."""
+    tries = Tries(runtime, actor, make, args, kwargs, retries)
+    made = RetriedRef(tries, -1)
+    tries.see()
+    return made
+
+
+class Tries:
+    """One call, and where the result comes from."""
+
+    cancel_with_await = True
+    get_timeout: float | None = None
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        actor: int,
+        make: Callable[[tuple[Any, ...], dict[str, Any]], Ref],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        retries: Retries,
+    ) -> None:
+        self._runtime = runtime
+        self._actor = actor
+        self._retries = retries
+        self._left = retries.most or 0
+        self._number = 1
+        self._cancelled = False
+        # Guards what the last try is, and whether there may be another one. Reentrant: a signal handler may
+        # cancel in the middle of this.
+        self._lock = threading.RLock()
+        #: The result, or the error, once no other try is to come.
+        self._outcome: Any = EMPTY
+        # What a try needs, as long as there may be another one.
+        self._make: Callable[[tuple[Any, ...], dict[str, Any]], Ref] | None = make
+        # Before the call: it may change its own arguments.
+        self._given: Given | None = Given(runtime, args, kwargs)
+        self.last = make(args, kwargs)
+        self.gate = self.last._gate
+
+    # What is done when a try is over
+
+    def see(self) -> None:
+        """Look whether the last try is over, now and when it is; on any thread."""
+        while (last := self.last).done():
+            if not self._go_on(last):
+                return
+        self._runtime.watcher.watch(last, self._put)
+
+    def _put(self) -> None:
+        """On the watcher's thread, which others wait for: to make a call may take as long as an actor takes
+        to come back."""
+        if self._outcome is EMPTY:
+            queue = self._runtime.retrying.setdefault(self._actor, Completions("retries"))
+            queue.put(self.see)
+
+    def _go_on(self, last: Ref) -> bool:
+        """``last`` is over: whether there is another try now."""
+        outcome = last._settled(None)
+        error = failure_of(outcome)
+        with self._lock:
+            make, given = self._make, self._given
+        try:
+            if error is None or make is None or given is None or not self._again(error, given):
+                self._end(outcome)
+                return False
+            last.learn()
+            made = make(*given.get())
+        except BaseException as instead:
+            self._end(Failure(instead))
+            if not isinstance(instead, Exception):
+                raise
+            return False
+        with self._lock:
+            self.last = made
+            self._number += 1
+            cancelled = self._cancelled
+        if cancelled:
+            made.cancel()
+        self._runtime.process.ring()
+        return True
+
+    def _again(self, error: BaseException, given: Given) -> bool:
+        wanted = self._retries.exceptions
+        if isinstance(error, TaskError):
+            again = wanted if isinstance(wanted, bool) else isinstance(error, wanted)
+        else:
+            again = isinstance(error, ActorRestartedError)
+        if not again or given.failed():
+            return False
+        with self._lock:
+            if self._left == 0 or self._cancelled:
+                return False
+            self._left -= self._left > 0  # without a limit it is negative
+            return True
+
+    def _end(self, outcome: Any) -> None:
+        with self._lock:
+            if self._outcome is EMPTY:
+                self._outcome = outcome
+            let_go = self._make, self._given
+            self._make, self._given = None, None
+        del let_go  # without the lock: these may be the last references to them
+        self._runtime.process.ring()
+
+    # Source protocol
+
+    def wait_for(self, ref: Ref, timeout: float | None) -> Any:
+        patience = Patience(timeout)
+        while self._outcome is EMPTY and ref._outcome is EMPTY:
+            last = self.last
+            last._settled(patience.left())
+            if failure_of(last._outcome) is None:
+                self._end(last._outcome)
+            else:
+                self._wait_for_next(last, ref, patience)
+        if ref._outcome is EMPTY:
+            ref._outcome = self._outcome
+        return EMPTY
+
+    def _wait_for_next(self, last: Ref, ref: Ref, patience: Patience) -> None:
+        def decided() -> bool:
+            return self.last is not last or self._outcome is not EMPTY or ref._outcome is not EMPTY
+
+        lanes = context.current().lanes
+        with lanes.waiting(lambda n: self.blockers(ref, n), True) as wait:
+            inbox = self._runtime.inbox
+            wait_patiently(inbox, decided, patience, lambda: self.describe(ref), self.doing, wait)
+
+    def is_ready(self, ref: Ref) -> bool:
+        if self._outcome is not EMPTY:
+            return True
+        last = self.last
+        return last.done() and not last.has_failed()
+
+    def has_failed(self, ref: Ref) -> bool:
+        return failure_of(self._outcome) is not None
+
+    def cancel(self, ref: Ref) -> bool:
+        with self._lock:
+            if self._outcome is not EMPTY:
+                return False
+            self._cancelled = True
+            last = self.last
+            # Before anybody can find that there is no other try, whose error would be the call's.
+            self._outcome = Failure(cancelled_error(self.describe(ref)))
+        last.cancel()
+        self._end(self._outcome)
+        if ref._outcome is EMPTY:
+            ref._outcome = self._outcome
+        return True
+
+    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+        source: Source = self.last._source
+        return source.stopped(self.last, overdue)
+
+    def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
+        return blockers_of(self.last, question, again)
+
+    def describe(self, ref: Ref) -> str:
+        last = self.last
+        source: Source = last._source
+        what = source.describe(last)
+        return what if self._number == 1 else f"{what}, try {self._number}"
+
+    def doing(self) -> str:
+        if self.last.done():
+            return "it has failed, and is being made again"
+        source: Source = self.last._source
+        return source.doing()
+
+
+class Given:
+    """The arguments, as they were when the call was made."""
+
+    def __init__(self, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        every = (*args, *kwargs.values())
+        self._refs = tuple([one for one in every if isinstance(one, Ref)])
+        # What nobody can change needs no copy.
+        plain = all(isinstance(one, Ref) or type(one) in _PLAIN for one in every)
+        self._kept = None if plain else runtime.keep((args, kwargs))
+        self._args, self._kwargs = (args, kwargs) if plain else ((), {})
+
+    def get(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._kept is None:
+            return self._args, self._kwargs
+        args, kwargs = self._kept.get()
+        return args, kwargs
+
+    def failed(self) -> bool:
+        """Whether one of the values that it takes has failed: so would each other try."""
+        return any(one.done() and one.has_failed() for one in self._refs)
+
+
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})

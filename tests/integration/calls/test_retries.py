@@ -1,0 +1,272 @@
+"""Calls that are made again where they fail: ``max_task_retries`` and ``retry_exceptions``."""
+
+import asyncio
+import gc
+import os
+import pickle
+import signal
+
+import numpy as np
+import pytest
+from integration_helpers import WAIT, get
+
+import conveyor
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorRestartedError,
+    ExecutionCancelledError,
+    SessionEndedError,
+    TaskError,
+    WaitTimeoutError,
+)
+
+
+@conveyor.remote
+class Flaky:
+    """What it does fails so many times first."""
+
+    def __init__(self, noted=None):
+        self.tries = 0
+        self.noted = noted
+
+    def work(self, failures, kind=ValueError, value=0):
+        self.tries += 1
+        if self.tries <= failures:
+            raise kind(f"at try {self.tries}")
+        tries, self.tries = self.tries, 0
+        return tries, float(np.asarray(value).sum())
+
+    @conveyor.method(max_task_retries=3, retry_exceptions=True)
+    def declared(self, failures):
+        return self.work(failures)[0]
+
+    @conveyor.method(
+        num_returns=2,
+        max_task_retries=3,
+        retry_exceptions=[ValueError],
+        tensor_transport="auto",
+    )
+    def two(self, failures):
+        tries, _ = self.work(failures)
+        return np.full(20_000, tries), "second"
+
+    def of(self, refs):
+        return conveyor.get(refs[0], timeout=WAIT)
+
+    def outstanding(self):
+        return self.tries
+
+    def change_and_fail(self, failures, values):
+        values.append(len(values))
+        self.tries += 1
+        if self.tries <= failures:
+            raise ValueError(f"at try {self.tries}")
+        return values
+
+    def die(self, deaths):
+        """That many processes die of it."""
+        with open(self.noted, "a") as file:
+            file.write("x")
+        if os.path.getsize(self.noted) <= deaths:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.path.getsize(self.noted)
+
+    def pid(self):
+        return os.getpid()
+
+
+def with_retries(actor, most=2, exceptions=True):
+    return actor.work.options(max_task_retries=most, retry_exceptions=exceptions)
+
+
+@pytest.fixture
+def flaky(engine):
+    return Flaky.remote()
+
+
+def test_a_method_that_raises_is_called_again(flaky):
+    assert get(flaky.declared.remote(2)) == 3
+    assert get(with_retries(flaky).remote(2)) == (3, 0)
+    assert get(with_retries(flaky, 50, [KeyError, ValueError]).remote(40))[0] == 41
+
+
+def test_the_last_error_is_told_where_all_tries_fail(flaky):
+    ref = flaky.declared.remote(4)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="at try 4") as caught:
+            get(ref)
+    assert isinstance(caught.value, TaskError)
+    assert caught.value.actor == "Flaky"
+    assert ref.has_failed()
+
+
+def test_what_is_not_named_is_not_tried_again(flaky):
+    for method in (
+        flaky.work,
+        flaky.work.options(max_task_retries=5),
+        flaky.work.options(retry_exceptions=True),
+        with_retries(flaky, 5, [KeyError]),
+        flaky.declared.options(max_task_retries=0),
+        flaky.declared.options(retry_exceptions=False),
+    ):
+        with pytest.raises(ValueError, match="at try 1"):
+            get(method.remote(1))
+        get(flaky.work.remote(0))
+
+
+def test_an_error_of_an_argument_is_nobodys_to_try_again(flaky):
+    with pytest.raises(ValueError, match="at try 1"):
+        get(with_retries(flaky, -1).remote(0, ValueError, flaky.work.remote(1)))
+    assert get(flaky.outstanding.remote()) == 1
+
+
+def test_several_results_that_stay_with_the_actor(flaky):
+    array, second = flaky.two.remote(2)
+    assert get(array).sum() == 3 * 20_000
+    assert get(second) == "second"
+    assert array.tensor_transport() == "auto"
+    other = Flaky.remote()
+    assert get(other.work.remote(0, ValueError, array)) == (1, 3 * 20_000)
+
+
+def test_arguments_are_what_they_were_when_the_call_was_made(flaky):
+    values, array = [1, 2], np.ones(1000)
+    method = flaky.change_and_fail.options(max_task_retries=3, retry_exceptions=True)
+    ref = method.remote(3, values)
+    summed = with_retries(flaky, 9).remote(6, ValueError, value=array)
+    values.append("later")
+    array[:] = 7
+    assert get(ref) == [1, 2, 2]
+    assert get(summed)[1] == 1000
+
+
+def test_it_is_a_ref_like_any_other(flaky):
+    other = Flaky.remote()
+    assert get(other.of.remote([flaky.declared.remote(2)])) == 3
+    assert flaky.declared.remote(1).future().result(WAIT) == 2
+    refs = [flaky.declared.remote(2), other.declared.remote(1)]
+    done, rest = conveyor.wait(refs, num_returns=2, timeout=WAIT)
+    assert (done, rest) == (refs, [])
+    assert get(pickle.loads(pickle.dumps(flaky.declared.remote(1)))) == 2
+    assert get(pickle.loads(pickle.dumps(with_retries(flaky))).remote(2))[0] == 3
+    assert with_retries(flaky) == with_retries(flaky)
+    assert with_retries(flaky) != flaky.work
+
+    async def awaited():
+        return await asyncio.wait_for(flaky.declared.remote(2), WAIT)
+
+    assert asyncio.run(awaited()) == 3
+
+
+def test_nobody_needs_to_wait_for_it(flaky, wait_until):
+    with_retries(flaky, 9).remote(9)
+    gc.collect()
+    wait_until(lambda: get(flaky.outstanding.remote()) == 0, WAIT)
+
+
+def test_what_is_no_number_and_no_exception(flaky):
+    for options, kind, words in (
+        ({"max_task_retries": -2}, ValueError, "max_task_retries must be -1"),
+        ({"max_task_retries": "x"}, TypeError, "max_task_retries must be an integer"),
+        ({"max_task_retries": True}, TypeError, "max_task_retries must be an integer"),
+        ({"retry_exceptions": 3}, TypeError, "retry_exceptions is True, False or a list"),
+        ({"retry_exceptions": [3]}, TypeError, "no class of exceptions"),
+        ({"retry_exceptions": [int]}, TypeError, "no class of exceptions"),
+    ):
+        with pytest.raises(kind, match=words):
+            flaky.work.options(**options)
+        with pytest.raises(kind, match=words):
+            conveyor.method(**options)
+    with pytest.raises(ValueError, match="max_task_retries must be -1"):
+        Flaky.options(max_task_retries=-2)
+
+
+def test_generators_are_not_called_again():
+    with pytest.warns(UserWarning, match="is a generator, which is not called again"):
+
+        @conveyor.method(max_task_retries=2, retry_exceptions=True)
+        def items(self):
+            yield 1
+
+    class Streams:
+        def items(self, broken):
+            yield 1
+            if broken:
+                raise ValueError("after one")
+
+    conveyor.init()
+    streams = conveyor.remote(max_task_retries=3)(Streams).remote()
+    with pytest.warns(UserWarning, match=r"Streams.items is a generator"):
+        method = streams.items.options(retry_exceptions=True)
+    ref = method.remote(True)
+    assert next(ref) == 1
+    with pytest.raises(ValueError, match="after one"):
+        next(ref)
+    conveyor.shutdown()
+
+
+# Where the actor's process may end.
+
+
+def test_a_call_whose_actor_has_died_is_made_again(local, tmp_path):
+    actor = Flaky.options(max_restarts=-1, max_task_retries=2).remote(str(tmp_path / "noted"))
+    before = get(actor.pid.remote())
+    assert get(actor.die.remote(2)) == 3
+    assert get(actor.pid.remote()) != before
+    with pytest.raises(ValueError, match="at try 1"):  # only what has died is tried again
+        get(actor.work.remote(1))
+
+
+def test_as_often_as_it_may_be(local, tmp_path):
+    actor = Flaky.options(max_restarts=-1, max_task_retries=1).remote(str(tmp_path / "noted"))
+    with pytest.raises(ActorRestartedError):
+        get(actor.die.options(max_task_retries=0).remote(1))
+    with pytest.raises(ActorRestartedError):
+        get(actor.die.remote(3))
+    assert get(actor.die.options(max_task_retries=-1).remote(5)) == 6
+
+
+def test_an_actor_that_is_gone_for_good_ends_it(local, tmp_path):
+    noted = str(tmp_path / "noted")
+    actor = Flaky.options(max_restarts=1, max_task_retries=-1).remote(noted)
+    with pytest.raises(ActorDiedError) as caught:
+        get(actor.die.remote(5))
+    assert not isinstance(caught.value, ActorRestartedError)
+    assert os.path.getsize(noted) == 2
+    with pytest.raises(ActorDiedError):
+        get(Flaky.options(max_task_retries=-1).remote(noted).die.remote(9))
+
+
+def test_calls_that_were_queued_are_made_again_and_so_are_those_of_actors(local, tmp_path):
+    actor = Flaky.options(max_restarts=1, max_task_retries=1).remote(str(tmp_path / "noted"))
+    caller = Flaky.remote()
+    first = caller.__ray_call__.remote(lambda self, a: get(a.pid.remote()), actor)
+    before = get(first)
+    dies = caller.__ray_call__.remote(lambda self, a: get(a.die.remote(1)), actor)
+    queued = [actor.pid.remote() for _ in range(100)]
+    assert get(dies) == 2
+    (after,) = set(get(queued)) - {before}
+    assert get(actor.pid.remote()) == after
+
+
+def test_a_wait_has_its_time_and_can_be_cancelled(local):
+    flaky = Flaky.remote()
+    ref = with_retries(flaky, -1).remote(10**9)
+    with pytest.raises(WaitTimeoutError):
+        conveyor.get(ref, timeout=0.2)
+    assert ref.cancel()
+    with pytest.raises(ExecutionCancelledError):
+        get(ref)
+    assert ref.cancelled()
+    assert not ref.cancel()
+    # None is made any more, but the one that was being made just then.
+    get(flaky.work.remote(0))
+    assert max(get(flaky.outstanding.remote()) for _ in range(500)) <= 1
+
+
+def test_the_end_of_the_session_is_the_last_tries():
+    conveyor.init()
+    ref = with_retries(Flaky.remote(), -1).remote(10**9)
+    conveyor.shutdown()
+    with pytest.raises(SessionEndedError):
+        ref.get(WAIT)
