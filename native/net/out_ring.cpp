@@ -131,8 +131,7 @@ void OutRing::begin(Connection& to) {
   }
   if (whole && slot.block != 0) whole = load(slot, head, body);
   if (!whole) {
-    // Its block is nobody's here any more, from the first time on: then it may be another frame's. Nor does anybody
-    // come for what it claims.
+    // Its block is nobody's here any more, from the first time on. Nor does anybody come for what it claims.
     if (sent_ >= most_)
       for (const End& e : ends_)
         if (!e.left) pass_over(slot, body, e);
@@ -154,6 +153,7 @@ bool OutRing::load(const SlotHeader& slot, FrameHead& head, const char* body) {
       head = l.head;
       return true;
     }
+  if (sent_ < most_) return false;  // an error has stood for it, and its block may be another frame's by now
   const uint64_t room = slot.block_size < kBlockHeader ? 0 : slot.block_size - kBlockHeader;
   if (slot.flags & kExternal) {
     // The slot may be written by anybody: what is looked into is a copy.

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "mirror.h"
+#include "told_sights.h"
 
 namespace conveyor::net {
 
@@ -142,13 +143,6 @@ class Peer {
   std::deque<ClockSample> clock_samples_;
   std::vector<uint64_t> clock_questions_;  // of the other host's, by its clock
 
-  // What the other host was told over this connection: up to which marks of the board and of its slots, and of each
-  // place of a slot which failure that is there (FailedCalls::each_seen).
-  struct ToldSights {
-    uint64_t marks = 0;
-    std::map<uint32_t, uint64_t> of_slot;
-    std::map<std::pair<uint32_t, uint32_t>, uint64_t> numbers;
-  };
   ToldSights told_sights_;
 
   const std::shared_ptr<Lent> lent_ = std::make_shared<Lent>();

@@ -49,6 +49,14 @@ struct Unnoted {
   }
 };
 
+[[noreturn]] void refuse_buffers(Py_ssize_t n) {
+  PyErr_Format(hooks.final_error != nullptr ? hooks.final_error : PyExc_ValueError,
+               "a value with %zd tensors and arrays cannot be sent, as one takes %zu of them at most: put them together (numpy.stack, torch.cat), "
+               "send several values, or have it stay with its maker (tensor_transport=\"auto\")",
+               n, kMaxBuffers);
+  throw nb::python_error();
+}
+
 // Have `out`, whose meta is set, take these buffers (None: none) along. A Buffer of a block that was made in `arena`
 // (null: in none) is handed over: the block goes with the frame.
 void take_buffers(Encoded& out, nb::handle buffers, const Arena* arena) {
@@ -57,7 +65,7 @@ void take_buffers(Encoded& out, nb::handle buffers, const Arena* arena) {
     nb::object fast = nb::steal(PySequence_Fast(buffers.ptr(), "conveyor: codec buffers"));
     if (!fast.is_valid()) throw nb::python_error();
     const Py_ssize_t n = PySequence_Fast_GET_SIZE(fast.ptr());
-    if (size_t(n) > kMaxBuffers) throw nb::value_error("conveyor: a value has more than 65536 buffers");
+    if (size_t(n) > kMaxBuffers) refuse_buffers(n);
     out.views.reserve(size_t(n));
     for (Py_ssize_t i = 0; i < n; ++i) {
       Py_buffer view;

@@ -196,30 +196,6 @@ TEST(of_a_host_that_is_not_counted_nobody_has_known) {
   delete &heard;
 }
 
-// On each host the later one takes the word of the other one, and that is told of.
-TEST(two_failures_that_have_one_word_are_not_told_of_without_end) {
-  const Homes homes = {0, 1, 2};
-  const std::vector<Host::Shape> rings = {{0, {1}}, {1, {0}}};
-  Host first(0, homes), second(1, homes), third(2, homes);
-  for (Host* host : {&first, &second}) host->mirror(kNumber, rings);
-  std::vector<uint64_t> numbers;
-  for (uint32_t i = 0; i < 2 * FailedCalls::kKept; ++i) numbers.push_back(third.board->fail(2));
-  for (uint32_t i = 0; i < FailedCalls::kKept; ++i) {
-    first.board->see(2, numbers[i]);
-    second.board->see(2, numbers[FailedCalls::kKept + i]);
-  }
-  join(first, second);
-  const auto sender = first.sender(kNumber, rings, 0), back = second.sender(kNumber, rings, 1);
-  const auto receiver = second.receiver(kNumber, rings, 0, 0), returns = first.receiver(kNumber, rings, 1, 0);
-  for (int i = 0; i < 200; ++i) {
-    say(first, 0, *sender, numbers.front());
-    hear(second, 1, *receiver);
-    say(second, 1, *back, numbers.back());
-    hear(first, 0, *returns);
-  }
-  for (const Host* host : {&first, &second}) CHECK(clock_of(host->board->sights()) <= 2 * numbers.size());
-}
-
 TEST(failures_that_two_hosts_have_numbered_are_two) {
   const Homes homes = {0, 1};
   Host first(0, homes), second(1, homes);

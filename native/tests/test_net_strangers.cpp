@@ -94,6 +94,14 @@ TEST(who_says_what_makes_no_sense_is_lost) {
   refused([&](Stranger& s) {
     for (uint64_t n = 0; n <= kSlots; ++n) s.say(What::kFrame, frame(0, n, 0, 0, 0));
   });
+  refused([](Stranger& s) { s.say(What::kSight, Saw{9, 0, 1, 1}); });
+  refused([](Stranger& s) { s.say(What::kSight, Saw{0, 0, 1, uint64_t(1) << kStampShift}); });
+  refused([](Stranger& s) { s.say(What::kSight, Saw{Saw::kClockAlone, 0, 0, ~uint64_t(0)}); });
+  refused([](Stranger& s) { s.say(What::kClose, CloseHead{1, 0}); });
+  refused([](Stranger& s) { s.say(What::kClosed, CloseHead{0, 0}); });
+  refused([](Stranger& s) { s.say(What::kHeard, Heard{1}); });
+  refused([](Stranger& s) { s.say(What::kReturned, Returned{1, 0, 0, 1}); });
+  refused([](Stranger& s) { s.say(What::kClockIs, Clock{1, 1}); });
 }
 
 TEST(random_bytes_end_a_host_and_nothing_else) {
@@ -105,7 +113,7 @@ TEST(random_bytes_end_a_host_and_nothing_else) {
     for (int i = 0; i < 200; ++i) {
       char bytes[256];
       for (char& c : bytes) c = char(random.next());
-      Prefix prefix{What(1 + random.below(15)), uint16_t(random.below(2)), uint32_t(random.below(200)), random.below(4) != 0 ? kId : random.next()};
+      Prefix prefix{What(1 + random.below(uint32_t(What::kLast))), uint16_t(random.below(2)), uint32_t(random.below(200)), random.below(4) != 0 ? kId : random.next()};
       if (random.below(20) == 0) prefix.size = uint32_t(random.next());
       if (::send(s.own.get(), &prefix, sizeof prefix, MSG_NOSIGNAL) < 0 || ::send(s.own.get(), bytes, std::min<size_t>(prefix.size, sizeof bytes), MSG_NOSIGNAL) < 0) break;
     }
@@ -167,4 +175,31 @@ TEST(what_was_heard_over_a_connection_before_is_no_lie) {
   receiver->take();
   s.host.arenas[1]->give_back_soon();
   hear_until(s, [](const Prefix& p) { return p.what == What::kReturned; });
+}
+
+// The block is not held for it any more, so what lies there by then may be of another one.
+TEST(a_frame_that_an_error_has_stood_for_is_not_sent_over_the_next_connection_either) {
+  Stranger s;
+  const auto sender = s.host.sender(kId, {{1, {0}}, {0, {1}}}, 1);
+  send(s.host, 0, *sender, 0, 100'000);
+  auto* const slot = reinterpret_cast<SlotHeader*>(s.host.segments[kId]->ring(Host::offset({{1, {0}}, {0, {1}}}, 1)).slot(0));
+  const auto size = std::exchange(slot->block_size, kBlockHeader);  // no such block can be mapped
+  struct {
+    OpenHead head;
+    OpenEntry entry;
+  } const open = {{2, 1}, {1, 1, 0, 0}};
+  for (int i = 0; i < 2; ++i) {
+    s.greet();
+    s.say(What::kOpen, open);
+    bool stands_in = false;
+    hear_until(s, [&](const Prefix& p) {
+      stands_in = p.flags & kStandIn;
+      return p.what == What::kFrame;
+    });
+    CHECK(stands_in);
+    slot->block_size = size;
+    auto [ours, theirs] = socket_pair();
+    s.own = std::move(ours);
+    s.host.pump->connect(std::move(theirs), 1);
+  }
 }

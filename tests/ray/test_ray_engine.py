@@ -131,6 +131,27 @@ def test_ray_is_there_inside(rt):
     assert get(Place.remote().rays_own.remote(42)) == 42
 
 
+def test_what_there_is_is_what_ray_says(rt, stage):
+    def told(_self=None):
+        known = {node["NodeID"] for node in conveyor.nodes() if node["Alive"]}
+        resources = conveyor.cluster_resources(), conveyor.available_resources()
+        return known, *resources, conveyor.get_runtime_context().get_node_id()
+
+    known = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    place = Place.options(**SECOND).remote()
+    get(place.node.remote())
+    for nodes, all_there_is, free, here in (told(), get(place.__ray_call__.remote(told))):
+        assert nodes == known
+        assert {"first", "second", "stage", "CPU"} <= all_there_is.keys()
+        assert free["second"] <= all_there_is["second"]
+        assert here in known
+    assert get(place.__ray_call__.remote(told))[3] == get(place.node.remote())
+    assert get(conveyor.attach(stage).__ray_call__.remote(told))[0] == known
+    conveyor.shutdown()
+    (alone,) = conveyor.nodes()  # nobody's session: this machine
+    assert alone["NodeID"] == os.uname().nodename
+
+
 def test_an_actor_places_others(rt):
     there, here = get(Place.options(**SECOND).remote().start_another.remote())
     assert there != here
@@ -156,8 +177,19 @@ def test_what_nobody_can_place_is_told_and_can_be_broken_off(rt, caplog, monkeyp
 
 
 def test_an_option_that_ray_does_not_take(rt):
-    with pytest.raises(TypeError, match="placement_group"):
-        Place.options(placement_group=3).remote()
+    for kind, options, told in (
+        (TypeError, {"placement_group": 3}, r"'Place.*placement_group=3: .*placement_group"),
+        (
+            ValueError,
+            {"placement_group": "x"},
+            r"'Place.*placement_group='x': AssertionError in Ray",
+        ),
+        (TypeError, {"resources": {"first": "x"}}, r"'Place.*resources={'first': 'x'}: "),
+        (ValueError, {"resources": {"first": -1}}, r"'Place.*negative"),
+        (ValueError, {"scheduling_strategy": "x"}, r"'Place.*scheduling_strategy='x': Invalid"),
+    ):
+        with pytest.raises(kind, match=told):
+            Place.options(**options).remote()
     assert get(Place.remote().add.remote(1)) == 2
 
 
@@ -262,6 +294,13 @@ def test_the_programs_own_connection_stays(two_nodes):
     conveyor.init()
     conveyor.shutdown()
     assert ray.is_initialized()
+
+
+def test_an_environment_that_is_none(two_nodes):
+    for given, told in ((3, "must be a dict, not int"), ({"env_vars": {"A": 3}}, "'A': 3")):
+        with pytest.raises(TypeError, match=told):
+            conveyor.init(engine="ray", runtime_env=given)
+    assert not conveyor.is_initialized()
 
 
 def test_a_forked_child_is_told_that_ray_does_not_work_there(two_nodes):

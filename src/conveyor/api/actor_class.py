@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from conveyor.api.actor_handle import ActorHandle
-from conveyor.api.methods import MethodTable, make_table, methods_of, signature_of
+from conveyor.api.methods import (
+    MethodTable,
+    check_enabled,
+    make_table,
+    methods_of,
+    signature_of,
+    with_nothing_kept,
+)
 from conveyor.api.options import ActorOptions
 from conveyor.api.retries import with_default
 from conveyor.dag.methods import check_arguments
@@ -83,6 +90,7 @@ class ActorClass(Generic[T]):
 
         ``Stage.options(name="first").remote()`` starts an actor of that name.
         """
+        check_enabled(self.__wrapped__, options)
         return ActorClass(self.__wrapped__, self._options.updated(**options))
 
     @functools.cached_property
@@ -91,7 +99,9 @@ class ActorClass(Generic[T]):
 
     @functools.cached_property
     def _methods(self) -> Mapping[str, MethodInfo]:
-        return with_default(methods_of(self.__wrapped__), self._options.max_task_retries)
+        options = self._options
+        methods = with_default(methods_of(self.__wrapped__), options.max_task_retries)
+        return methods if options.enable_tensor_transport else with_nothing_kept(methods)
 
     @functools.cached_property
     def _table(self) -> MethodTable:

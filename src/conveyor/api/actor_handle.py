@@ -227,7 +227,8 @@ class ActorMethod(Generic[P, ResultT]):
 
         Raises:
             TypeError: an option that does not exist.
-            ValueError: no such transport, or ``"streaming"`` is said of no generator.
+            ValueError: no such transport, or the actor was made with ``enable_tensor_transport=False``; or
+                ``"streaming"`` is said of no generator.
         """
         retries = take_retries(rays, self._retries)
         if retries is not self._retries:
@@ -253,6 +254,11 @@ class ActorMethod(Generic[P, ResultT]):
             snapshot = snapshot or snapshot_before
         else:
             transport = check_transport(tensor_transport)
+            if transport is not None and not self._entry.info.may_stay:
+                raise ValueError(
+                    f"{self._handle._id.name}.{self._entry.info.name} cannot have a tensor_transport: the "
+                    "actor was made with enable_tensor_transport=False"
+                )
         check_snapshot(snapshot, transport)
         returns = count if transport is None else (count, transport, snapshot)
         return ActorMethod(self._handle, self._entry, returns, retries)

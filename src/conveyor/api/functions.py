@@ -94,9 +94,13 @@ def put(
         _tensor_transport: Ray's name for ``tensor_transport``.
 
     Raises:
-        TypeError: ``value`` is a reference.
+        TypeError: ``value`` is a reference, or both names of the transport are given.
         ValueError: no such transport.
     """
+    if tensor_transport is not None and _tensor_transport is not None:
+        raise TypeError(
+            "put takes tensor_transport, or _tensor_transport as Ray calls it, and not both"
+        )
     chosen = tensor_transport if _tensor_transport is None else _tensor_transport
     transport = check_transport(chosen)
     check_snapshot(snapshot, transport)

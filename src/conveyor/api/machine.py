@@ -1,4 +1,5 @@
-"""What Ray programs ask about where they run: one node, and the process's place in the session."""
+"""What Ray programs ask about where they run: the nodes, and the process's place in the session. With Ray as
+the engine it is what Ray says."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ class RuntimeContext:
         return context.current().exports.session
 
     def get_node_id(self) -> str:
-        """This machine, as a text."""
-        return os.uname().nodename
+        """This machine, as a text; with Ray as the engine Ray's number of the node."""
+        cluster = context.cluster()
+        return os.uname().nodename if cluster is None else cluster.node_id()
 
     def get_worker_id(self) -> str:
         """This process, as a text."""
@@ -46,7 +48,10 @@ def get_runtime_context() -> RuntimeContext:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """This machine, as Ray lists nodes."""
+    """This machine, as Ray lists nodes; with Ray as the engine those of its cluster."""
+    cluster = context.cluster()
+    if cluster is not None:
+        return cluster.nodes()
     host = os.uname().nodename
     return [
         {
@@ -61,7 +66,11 @@ def nodes() -> list[dict[str, Any]]:
 
 def cluster_resources() -> dict[str, float]:
     """The cores that this process may use (``"CPU"``), the GPUs that it sees (``"GPU"``) and the machine's
-    memory in bytes (``"memory"``). Nothing is reserved, so all of it is always available."""
+    memory in bytes (``"memory"``). Nothing is reserved, so all of it is always available. With Ray as the
+    engine what all nodes of its cluster have."""
+    cluster = context.cluster()
+    if cluster is not None:
+        return cluster.cluster_resources()
     from conveyor.engine.local.resources import visible_gpus  # the engine is slow to import
 
     resources = {
@@ -75,5 +84,8 @@ def cluster_resources() -> dict[str, float]:
 
 
 def available_resources() -> dict[str, float]:
-    """The same as ``cluster_resources``: nothing is reserved."""
+    """The same as ``cluster_resources``: nothing is reserved. With Ray as the engine what is free there."""
+    cluster = context.cluster()
+    if cluster is not None:
+        return cluster.available_resources()
     return cluster_resources()

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from conveyor.api.retries import RETRIES_MARK
 from conveyor.checks import check_count
 from conveyor.dag.methods import check_arguments
@@ -133,7 +135,7 @@ def methods_of(cls: type) -> dict[str, MethodInfo]:
 def check_enabled(cls: type, options: Mapping[str, Any]) -> None:
     """Raise a ``ValueError`` where an actor's class has methods whose results stay with it, and its
     options forbid that, as Ray's do with ``enable_tensor_transport=False``."""
-    if options.get("enable_tensor_transport", True):
+    if options.get("enable_tensor_transport") in (None, True):
         return
     for name, raw in _candidates(cls):
         inside = getattr(raw, "__func__", raw)
@@ -142,6 +144,11 @@ def check_enabled(cls: type, options: Mapping[str, Any]) -> None:
                 f"{cls.__name__}.{name} has a tensor_transport, and the actor has "
                 "enable_tensor_transport=False"
             )
+
+
+def with_nothing_kept(methods: Mapping[str, MethodInfo]) -> Mapping[str, MethodInfo]:
+    """The same of an actor whose options forbid that results stay with it."""
+    return {name: replace(info, may_stay=False) for name, info in methods.items()}
 
 
 def _candidates(cls: type) -> Iterator[tuple[str, Any]]:

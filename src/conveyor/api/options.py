@@ -30,6 +30,7 @@ class ActorOptions(Struct, frozen=True):
     max_concurrency: int | None = None
     max_restarts: int = 0
     max_task_retries: int = 0
+    enable_tensor_transport: bool = True
     env_vars: Mapping[str, str] = field(default_factory=dict)
     get_if_exists: bool = False
     placement: Mapping[str, Any] = field(default_factory=dict)
@@ -127,6 +128,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "max_concurrency": _concurrency,
     "max_restarts": _restarts,
     "max_task_retries": lambda value, option: 0 if value is None else check_most(value, option),
+    "enable_tensor_transport": lambda value, option: value is None or check_flag(value, option),
     "env_vars": check_env_vars,
     "get_if_exists": check_flag,
 }

@@ -94,7 +94,9 @@ def init(
             f'this machine, and nothing has to be started for them (with engine="ray" they are Ray\'s)'
         )
     if engine == "ray":
-        options["cluster"] = {n: options.pop(n) for n in list(options) if n in RAYS_INIT_OPTIONS}
+        cluster = {n: options.pop(n) for n in list(options) if n in RAYS_INIT_OPTIONS}
+        split_runtime_env(cluster.get("runtime_env"))  # or Ray would fail somewhere inside
+        options["cluster"] = cluster
         options["address"] = address
     else:
         take_out(options, INIT_OPTIONS, "init()")

@@ -22,7 +22,6 @@ PLACEMENT_OPTIONS = {
 #: Of actors and functions: what each would mean.
 ACTOR_OPTIONS = {
     "enable_task_events": "graph.trace() shows what actors run",
-    "enable_tensor_transport": "every actor's results may stay with it",
     "lifetime": "an actor with a name lives until the session ends or it is killed, and none lives longer",
     "max_pending_calls": "calls beyond the mailbox wait in the caller's process",
     "namespace": "names belong to the session",
@@ -38,6 +37,7 @@ METHOD_OPTIONS = {
 FUNCTION_OPTIONS = {
     **ACTOR_OPTIONS,
     **PLACEMENT_OPTIONS,
+    "enable_tensor_transport": "what a function returns does not stay with its worker",
     "max_calls": "a worker runs any number of functions",
     "max_task_retries": "a function has no actor that could be started again",
     "max_retries": "a call that fails with ActorDiedError is to be made again by who made it",

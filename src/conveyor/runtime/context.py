@@ -6,12 +6,29 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
 from conveyor.runtime.protocol import Runtime
 
+
+class Cluster(Protocol):
+    """What the session's actors are placed on, where that is more than this machine."""
+
+    def nodes(self) -> list[dict[str, Any]]: ...
+
+    def cluster_resources(self) -> dict[str, float]: ...
+
+    def available_resources(self) -> dict[str, float]: ...
+
+    def node_id(self) -> str:
+        """The node that this process is on."""
+        ...
+
+
 _lock = threading.Lock()
+_cluster: Cluster | None = None
 _current: Runtime | None = None
 _inherited = False  # this process was forked from one that had a runtime
 _had_ray = False  # a session of this process has been on Ray
@@ -78,12 +95,25 @@ def begin(start: Callable[[], Runtime]) -> None:
 
 def install(runtime: Runtime | None) -> None:
     """Make ``runtime`` this process's (``None``: it has none any more)."""
-    global _current
+    global _current, _cluster
     _current = runtime
+    if runtime is None:
+        _cluster = None
+
+
+def cluster() -> Cluster | None:
+    """What this process's session is placed on; ``None``: on this machine alone, or there is no session."""
+    return _cluster
+
+
+def place_on(cluster: Cluster) -> None:
+    """The session of this process, which has just begun, is placed on ``cluster``."""
+    global _cluster
+    _cluster = cluster
 
 
 def _forget_in_child() -> None:
-    global _current, _lock, _inherited, _inherited_ray
+    global _current, _lock, _inherited, _inherited_ray, _cluster
     ray = sys.modules.get("ray")
     # What has no such function is still being imported.
     if _had_ray or (ray is not None and getattr(ray, "is_initialized", bool)()):
@@ -93,7 +123,7 @@ def _forget_in_child() -> None:
         _inherited = True
     # The parent's runtime is not ours: its threads are not here, its leases are inert, and its
     # sockets belong to it. The child may start its own.
-    _current = None
+    _current = _cluster = None
     _lock = threading.Lock()
 
 

@@ -50,7 +50,7 @@ class MethodInfo(Struct, frozen=True):
     (``None`` where Python cannot tell). ``tensor_transport``: how its results are to be moved, which stay
     with the actor (``None``: they do not), and ``snapshot`` whether as they were when they were returned.
     ``received``: the names of parameters whose arguments it receives into memory of its own. ``retries``:
-    ``None`` where a call is made once.
+    ``None`` where a call is made once. ``may_stay``: whether the actor's options let results stay with it.
     """
 
     name: str
@@ -62,6 +62,7 @@ class MethodInfo(Struct, frozen=True):
     snapshot: bool = False
     received: tuple[str, ...] = ()
     retries: Retries | None = None
+    may_stay: bool = True
 
 
 class Attached(Struct, frozen=True, eq=False):

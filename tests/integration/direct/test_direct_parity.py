@@ -193,10 +193,22 @@ def test_a_transport_for_one_call(rt, actors):
     assert one.make.options(tensor_transport="object_store").remote().tensor_transport() is None
 
 
-def test_enable_tensor_transport(rt):
+def test_enable_tensor_transport(rt, actors):
     with pytest.raises(ValueError, match="enable_tensor_transport=False"):
         rt.remote(enable_tensor_transport=False)(Worker.__wrapped__)
     rt.remote(enable_tensor_transport=True)(Worker.__wrapped__)
+    with pytest.raises(ValueError, match="enable_tensor_transport=False"):
+        Worker.options(enable_tensor_transport=False)
+
+    class Plain:
+        def make(self):
+            return torch.ones(4)
+
+    plain = rt.remote(enable_tensor_transport=False)(Plain).remote()
+    with pytest.raises(ValueError, match=r"Plain.*make cannot .* enable_tensor_transport=False"):
+        plain.make.options(tensor_transport="gloo")
+    assert got(rt, plain.make.options(tensor_transport="object_store").remote()).sum() == 4
+    rt.kill(plain)
 
 
 def test_tensors_anywhere_in_the_value(rt, actors):
@@ -530,6 +542,8 @@ def test_misused_words(rt, actors):
         conveyor.get(actors[0].make.remote(), _tensor_transports="nixl")
     with pytest.raises(TypeError, match="put takes a value"):
         rt.put(rt.put(1), _tensor_transport="nixl")
+    with pytest.raises(TypeError, match="and not both"):
+        rt.put(1, tensor_transport="auto", _tensor_transport="nixl")
 
 
 # 1.9: actors that do several things at a time.

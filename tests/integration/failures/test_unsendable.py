@@ -3,10 +3,12 @@ and where in it. The same on both engines."""
 
 import asyncio
 import functools
+import re
 import sys
 import threading
 
 import cloudpickle
+import numpy as np
 import pytest
 from integration_helpers import compiled, get
 
@@ -79,6 +81,20 @@ def test_arguments_of_a_call(keeper):
     assert text.startswith(
         "argument 1 of keeper.__ray_call__, a _thread.lock, cannot be sent: Type"
     )
+
+
+def test_more_arrays_than_one_value_takes(engine):
+    keeper = conveyor.remote(Keeper).options(name="keeper").remote()
+    arrays = [np.ones(1) for _ in range((1 << 16) + 1)]
+    told = (
+        r"a value with 65537 tensors and arrays cannot be sent, as one takes 65536 .*numpy\.stack"
+    )
+    assert re.match(told, refused(lambda: get(keeper.keep.remote(arrays))))
+    many = keeper.__ray_call__.remote(
+        lambda self, n: [__import__("numpy").ones(1) for _ in range(n)], (1 << 16) + 1
+    )
+    assert re.match(told, refused(lambda: get(many)))
+    assert get(keeper.keep.remote(arrays[: 1 << 16])) == 1
 
 
 def test_an_argument_behind_one_that_is_not_there_yet(engine, latches):

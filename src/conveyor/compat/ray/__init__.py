@@ -59,16 +59,21 @@ def put(  # type: ignore[no-redef]
     """``conveyor.put``, which refuses what Ray's refuses.
 
     Raises:
+        TypeError: as for ``conveyor.put``.
         ValueError: the transport is one that needs a group.
     """
-    asked = tensor_transport if _tensor_transport is None else _tensor_transport
-    transport = check_transport(asked)
-    if transport in _OF_GROUPS:
-        raise ValueError(
-            f"put() takes one-sided transports only, such as nixl: {asked!r} is two-sided: both ends would "
-            "have to take part"
-        )
-    return conveyor.put(value, tensor_transport=transport, snapshot=snapshot)
+    for asked in (tensor_transport, _tensor_transport):
+        if check_transport(asked) in _OF_GROUPS:
+            raise ValueError(
+                f"put() takes one-sided transports only, such as nixl: {asked!r} is two-sided: both ends "
+                "would have to take part"
+            )
+    return conveyor.put(
+        value,
+        tensor_transport=tensor_transport,
+        snapshot=snapshot,
+        _tensor_transport=_tensor_transport,
+    )
 
 
 def _refs(refs: Any) -> list[Any]:

@@ -24,3 +24,22 @@ class Connected:
                 "the connection to Ray that the session was started on has ended (by ray.shutdown()?). "
                 "Call conveyor.shutdown(), and conveyor.init() again"
             )
+
+    # What a program is told of the cluster, as Ray tells it.
+
+    def nodes(self) -> list[dict[str, Any]]:
+        self.check()
+        found: list[dict[str, Any]] = self._ray.nodes()
+        return found
+
+    def cluster_resources(self) -> dict[str, float]:
+        self.check()
+        return dict(self._ray.cluster_resources())
+
+    def available_resources(self) -> dict[str, float]:
+        self.check()
+        return dict(self._ray.available_resources())
+
+    def node_id(self) -> str:
+        self.check()
+        return str(self._ray.get_runtime_context().get_node_id())

@@ -14,6 +14,7 @@ from conveyor.engine.net.tls import credentials
 from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
 from conveyor.engine.ray.actor_end import ActorEnd
+from conveyor.engine.ray.connected import Connected
 from conveyor.engine.ray.guests import RayHostsWithGuests
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
@@ -70,6 +71,7 @@ def start(
             shows,
         )
         driver = Driver(hosts, options.arena, options.grace)
+        context.place_on(Connected(ray))
     except BaseException:
         disconnect()
         raise

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from conveyor.engine.ray import shell
+from conveyor.engine.ray.connected import Connected
 from conveyor.engine.ray.greeting import (
     MESSAGE_BYTES,
     Birth,
@@ -203,6 +204,9 @@ def _be_guest(
     handed: list[int],
 ) -> tuple[int, bool]:
     try:
+        import ray
+
+        cluster = Connected(ray)
         hello: Hello = pickle.loads(check_greeting(read_file(told).payload))
         instance = _Instance(hello.name, made, turn)
     except BaseException:
@@ -220,6 +224,7 @@ def _be_guest(
             raise
         try:
             context.install(worker.runtime)
+            context.place_on(cluster)
             return worker.serve()
         finally:
             os.eventfd_write(over, 1)

@@ -22,6 +22,18 @@ def ray_options(options: ProcessOptions) -> dict[str, Any]:
     return asked
 
 
+def start(made: Any, asked: Mapping[str, Any], name: str) -> Any:
+    """The handle of an actor of Ray's class ``made``. ``TypeError`` or ``ValueError`` if Ray does not take
+    what is ``asked`` for it; some of that it finds by an assertion without a word."""
+    try:
+        return made.options(**asked).remote()
+    except (TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
+        kind = TypeError if isinstance(error, (TypeError, AttributeError)) else ValueError
+        given = ", ".join(f"{key}={value!r}" for key, value in asked.items())
+        why = str(error) or f"{type(error).__name__} in Ray"
+        raise kind(f"Ray takes no actor {name!r} with {given}: {why}") from error
+
+
 def wanted(asked: Mapping[str, Any]) -> str:
     """What it waits for, in words."""
     parts = {

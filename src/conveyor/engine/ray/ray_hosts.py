@@ -20,7 +20,7 @@ from conveyor.engine.ray.agents import Agents
 from conveyor.engine.ray.connected import Connected
 from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
 from conveyor.engine.ray.news import Arrived, Asked, LostHost, News
-from conveyor.engine.ray.placement import ray_options, wanted
+from conveyor.engine.ray.placement import ray_options, start, wanted
 from conveyor.engine.ray.processes import Processes
 from conveyor.engine.ray.shell import Shell
 from conveyor.engine.ray.started import Started, said
@@ -168,7 +168,7 @@ class RayHosts:
             actor.fds += made_for(told, fds)
             key = self._courier.expect(actor.number, partial(self._arrived, actor), actor.refuse)
             birth = Birth(self._courier.address, actor.number, key, environ, node=self._own_node)
-            actor.handle = self._class(actor.name).options(**asked).remote()
+            actor.handle = start(self._class(actor.name), asked, actor.name)
             self._run(actor, birth)
 
     def _run(self, actor: Started, birth: Birth) -> None:

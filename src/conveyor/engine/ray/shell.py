@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from conveyor.engine.leaving import flush, leave
+from conveyor.engine.ray.connected import Connected
 from conveyor.engine.ray.greeting import (
     MESSAGE_BYTES,
     Birth,
@@ -181,8 +182,12 @@ def _set_up(told: Told) -> None:
 
 
 def _run(told: Told, fds: list[int]) -> int:
+    import ray
+
+    from conveyor.runtime import context
     from conveyor.runtime.actor import worker
 
+    context.place_on(Connected(ray))
     pid, code = os.getpid(), 0
     try:
         worker.main(told.payload, fds)
