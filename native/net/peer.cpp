@@ -215,6 +215,8 @@ bool Peer::put_control() {
       ring->queued = true;
       ready_.emplace_back(&mirror, ring);
     }
+    // Cursors before limits, which are told ahead of them: who says that he takes nothing more, and then lets go of frames,
+    // has said it where there is room.
     mirror.look_at_cursors(host);
     if (mirror.look_at_limits()) hub_.tell_all(mirror);
     put_sights();
