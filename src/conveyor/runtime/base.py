@@ -7,6 +7,7 @@ import os
 from collections.abc import Hashable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from conveyor import _core
 from conveyor.checks import check_timeout
@@ -67,7 +68,7 @@ class CallingRuntime:
         self.pid = os.getpid()
         self.pump = Pump(process.inbox)
         self.watcher = Watcher(process.inbox, process.ring)
-        self.retrying: dict[int, Completions] = {}
+        self.retrying: WeakValueDictionary[int, Completions] = WeakValueDictionary()
         #: By the number of the actor.
         self.links: dict[int, Link] = {}
         self._origins: Origins | None = None

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from msgspec import Struct, field
 
 if TYPE_CHECKING:
+    from weakref import WeakValueDictionary
+
     from conveyor import _core
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
@@ -140,7 +142,7 @@ class Runtime(Protocol):
         ...
 
     @property
-    def retrying(self) -> dict[int, Completions]:
+    def retrying(self) -> WeakValueDictionary[int, Completions]:
         """By the numbers of actors: where their calls are made again that have failed."""
         ...
 

@@ -5,6 +5,8 @@ import gc
 import os
 import pickle
 import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from conveyor.exceptions import (
     TaskError,
     WaitTimeoutError,
 )
+from conveyor.runtime import context
 
 
 @conveyor.remote
@@ -264,9 +267,23 @@ def test_a_wait_has_its_time_and_can_be_cancelled(local):
     assert max(get(flaky.outstanding.remote()) for _ in range(500)) <= 1
 
 
-def test_the_end_of_the_session_is_the_last_tries():
+def test_the_end_of_the_session_is_the_last_tries(wait_until):
     conveyor.init()
-    ref = with_retries(Flaky.remote(), -1).remote(10**9)
+    flaky, waits = Flaky.remote(), Flaky.remote()
+    ref = with_retries(flaky, -1).remote(10**9)
+    blocks = waits.__ray_call__.remote(lambda self: time.sleep(3600))
+    unsent = with_retries(flaky, -1).remote(0, ValueError, blocks)
     conveyor.shutdown()
-    with pytest.raises(SessionEndedError):
-        ref.get(WAIT)
+    for one in (ref, unsent):
+        with pytest.raises(SessionEndedError):
+            one.get(WAIT)
+    # No thread goes on with it.
+    wait_until(lambda: not any("retries" in one.name for one in threading.enumerate()), WAIT)
+
+
+def test_what_makes_the_calls_goes_with_them(local, wait_until):
+    runtime = context.running()
+    flaky = Flaky.remote()
+    assert get(with_retries(flaky).remote(2)) == (3, 0)
+    # Its thread may not have come to its end yet.
+    wait_until(lambda: gc.collect() >= 0 and not len(runtime.retrying), WAIT)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from conveyor.exceptions import ActorRestartedError, TaskError
-from conveyor.runtime import context
+from conveyor.runtime import context, ending
 from conveyor.runtime.protocol import Retries, Runtime
 from conveyor.runtime.refs.outcome import Failure, failure_of
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error
@@ -68,7 +68,7 @@ class Tries:
         retries: Retries,
     ) -> None:
         self._runtime = runtime
-        self._actor = actor
+        self._queue = runtime.retrying.setdefault(actor, Completions("retries"))
         self._retries = retries
         self._left = retries.most or 0
         self._number = 1
@@ -92,14 +92,17 @@ class Tries:
         while (last := self.last).done():
             if not self._go_on(last):
                 return
-        self._runtime.watcher.watch(last, self._put)
+        watcher = self._runtime.watcher
+        if watcher.closed:  # it would be told of at once, again and again
+            self._end(Failure(ending.error()))
+            return
+        watcher.watch(last, self._put)
 
     def _put(self) -> None:
         """On the watcher's thread, which others wait for: to make a call may take as long as an actor takes
         to come back."""
         if self._outcome is EMPTY:
-            queue = self._runtime.retrying.setdefault(self._actor, Completions("retries"))
-            queue.put(self.see)
+            self._queue.put(self.see)
 
     def _go_on(self, last: Ref) -> bool:
         """``last`` is over: whether there is another try now."""

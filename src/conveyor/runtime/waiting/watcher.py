@@ -73,6 +73,11 @@ class Watcher:
         callback()
         return key
 
+    @property
+    def closed(self) -> bool:
+        """Whether the session is over: nobody is told later any more, but at once."""
+        return self._closed
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
