@@ -357,10 +357,15 @@ def test_async_max_concurrency():
     class Async:
         def __init__(self):
             self.running = self.most = 0
+            self.met = asyncio.Event()
 
         async def work(self):
             self.running += 1
             self.most = max(self.most, self.running)
+            if self.running == 2:
+                self.met.set()
+            # The second call may come late.
+            await asyncio.wait_for(self.met.wait(), WAIT)
             for _ in range(5):
                 await asyncio.sleep(0)
             self.running -= 1

@@ -24,4 +24,4 @@ def test_what_raises_keeps_nothing_back(caplog):
     completions.put(raises)
     completions.put(told.set)
     assert told.wait(60)
-    assert "could not be told" in caplog.text
+    assert "what comes after a reference is done has failed" in caplog.text
