@@ -6,8 +6,8 @@ import itertools
 import os
 import signal
 import sys
-import time
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 
