@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 from conveyor.api.arguments import takes_refs
 from conveyor.api.methods import MethodEntry, MethodTable, check_num_returns, make_table
-from conveyor.api.retries import call_with_retries, refuse_for_generator, take_retries
+from conveyor.api.retries import call_with_retries, take_retries, warn_of_generator
 from conveyor.api.transports import check_has_transport, check_snapshot, check_transport
 from conveyor.api.unused import METHOD_OPTIONS, take_out
 from conveyor.dag.methods import bind
@@ -233,7 +233,7 @@ class ActorMethod(Generic[P, ResultT]):
         retries = take_retries(rays, self._retries)
         if retries is not self._retries:
             info = self._entry.info
-            refuse_for_generator(retries, info.is_generator, f"{self._handle._id.name}.{info.name}")
+            warn_of_generator(retries, info.is_generator, f"{self._handle._id.name}.{info.name}")
         take_out(rays, METHOD_OPTIONS, "a method")
         for name in rays:
             raise TypeError(

@@ -20,7 +20,7 @@ from conveyor.api.methods import (
     check_num_returns,
     is_generator,
 )
-from conveyor.api.retries import RETRIES_MARK, refuse_for_generator, take_retries
+from conveyor.api.retries import RETRIES_MARK, take_retries, warn_of_generator
 from conveyor.api.transports import check_snapshot, check_transport
 from conveyor.api.unused import METHOD_OPTIONS, take_out
 from conveyor.later import import_later
@@ -232,6 +232,6 @@ def _mark(
         setattr(inside, TRANSPORT_MARK, transport)
         setattr(inside, SNAPSHOT_MARK, snapshot)
     if retries is not None:
-        refuse_for_generator(retries, is_generator(inside), what)
+        warn_of_generator(retries, is_generator(inside), what)
         setattr(inside, RETRIES_MARK, retries)
     return function

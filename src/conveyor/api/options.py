@@ -116,17 +116,13 @@ def _concurrency(value: Any, option: str) -> int | None:
     return None if value is None else check_count(value, option, "at least 1", 1)
 
 
-def _restarts(value: Any, option: str) -> int:
-    return check_count(value, option, "-1 (no limit), 0 (never) or more", -1)
-
-
 #: Each gives the option's value back, or raises with its name.
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "name": _name,
     "num_cpus": check_amount,
     "num_gpus": lambda value, option: check_gpus(value, option) or 0,
     "max_concurrency": _concurrency,
-    "max_restarts": _restarts,
+    "max_restarts": check_most,
     "max_task_retries": lambda value, option: 0 if value is None else check_most(value, option),
     "enable_tensor_transport": lambda value, option: value is None or check_flag(value, option),
     "env_vars": check_env_vars,

@@ -25,7 +25,7 @@ NAMES = ("max_task_retries", "retry_exceptions")
 
 
 def check_most(value: Any, name: str) -> int:
-    """``value``, where calls can be made again as often as that.
+    """``value``, where something can be done again as often as that.
 
     Raises:
         TypeError: it is no integer.
@@ -41,8 +41,8 @@ def take_retries(options: dict[str, Any], before: Retries | None) -> Retries | N
         TypeError: one is of the wrong type.
         ValueError: the number is less than -1.
     """
-    given = {name: options.pop(name) for name in NAMES if name in options}
-    given = {name: value for name, value in given.items() if value is not None}
+    taken = {name: options.pop(name, None) for name in NAMES}
+    given = {name: value for name, value in taken.items() if value is not None}
     if not given:
         return before
     found = before or Retries()
@@ -63,7 +63,7 @@ def _checked_exceptions(value: Any) -> bool | tuple[type[BaseException], ...]:
     raise TypeError(f"retry_exceptions is True, False or a list of classes, not {value!r}")
 
 
-def refuse_for_generator(retries: Retries | None, is_generator: bool, what: str) -> None:
+def warn_of_generator(retries: Retries | None, is_generator: bool, what: str) -> None:
     """A warning where a generator is to be called again: its items may have been taken already."""
     if is_generator and retries is not None and retries.most:
         text = f"{what} is a generator, which is not called again where it fails"
@@ -101,5 +101,5 @@ def call_with_retries(
         element: ElementRef = made[0]
         return element._whole
 
-    retried = import_later("conveyor.runtime.calls.retried").retried
-    return elements_of(retried(runtime, actor, make, args, kwargs, retries), count)
+    tries = import_later("conveyor.runtime.calls.retried").Tries
+    return elements_of(tries(runtime, actor, make, args, kwargs, retries).ref(), count)

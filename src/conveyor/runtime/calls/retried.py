@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from conveyor.exceptions import ActorRestartedError, TaskError
 from conveyor.runtime import context, ending
@@ -19,6 +19,9 @@ from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled
 from conveyor.runtime.waiting.completions import Completions
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
+
+#: Makes one try with these arguments, by position and by name.
+Make: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Ref]
 
 
 class RetriedRef(Ref):
@@ -37,21 +40,6 @@ class RetriedRef(Ref):
                 self.get(0)
 
 
-def retried(
-    runtime: Runtime,
-    actor: int,
-    make: Callable[[tuple[Any, ...], dict[str, Any]], Ref],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    retries: Retries,
-) -> Ref:
-    """The ref of a call of the actor of that number which ``make`` makes once for each try."""
-    tries = Tries(runtime, actor, make, args, kwargs, retries)
-    made = RetriedRef(tries, -1)
-    tries.see()
-    return made
-
-
 class Tries:
     """One call, and where the result comes from."""
 
@@ -62,11 +50,12 @@ class Tries:
         self,
         runtime: Runtime,
         actor: int,
-        make: Callable[[tuple[Any, ...], dict[str, Any]], Ref],
+        make: Make,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         retries: Retries,
     ) -> None:
+        """``actor``: the number of the one that is called."""
         self._runtime = runtime
         self._queue = runtime.retrying.setdefault(actor, Completions("retries"))
         self._retries = retries
@@ -79,11 +68,17 @@ class Tries:
         #: The result, or the error, once no other try is to come.
         self._outcome: Any = EMPTY
         # What a try needs, as long as there may be another one.
-        self._make: Callable[[tuple[Any, ...], dict[str, Any]], Ref] | None = make
+        self._make: Make | None = make
         # Before the call: it may change its own arguments.
         self._given: Given | None = Given(runtime, args, kwargs)
         self.last = make(args, kwargs)
         self.gate = self.last._gate
+
+    def ref(self) -> RetriedRef:
+        """The ref of the result; the tries go on by themselves from now on."""
+        made = RetriedRef(self, -1)
+        self.see()
+        return made
 
     # What is done when a try is over
 

@@ -43,9 +43,8 @@ class Completions:
                 work = self._ahead.popleft()
             try:
                 work()
-            except (
-                BaseException
-            ):  # the others are still to be told, also where a callback has left by sys.exit
+            except BaseException:
+                # The others are still to be told, also where a callback has left by sys.exit.
                 logger.exception(
                     "what comes after a reference is done has failed (%s)", self._thread
                 )
