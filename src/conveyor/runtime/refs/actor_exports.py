@@ -183,9 +183,12 @@ class ActorExports(Imports):
         if number not in self._answers:
             raise RuntimeStateError(f"a ref cannot be pickled: {_gone(connection)}")
         answer = self._answers.pop(number)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        try:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        finally:
+            del answer  # what is raised refers to this frame
 
     def ask(self, export: ExportId, question: int) -> None:
         self._send(Ask(export, question))
