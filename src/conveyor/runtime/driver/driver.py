@@ -38,6 +38,7 @@ from conveyor.runtime.driver.last_steps import LastSteps
 from conveyor.runtime.driver.layer import Layer
 from conveyor.runtime.driver.laying import Laying
 from conveyor.runtime.driver.network import Network
+from conveyor.runtime.driver.orphans import ask_readers
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.switchboard import Switchboard
@@ -126,6 +127,7 @@ class Driver(CallingRuntime):
         self.supervisor = Supervisor(
             self.table, household, hosts, self.chores, grace, self._life_event, self.abroad
         )
+        ask_readers(self.exports.orphans, self.table, self.abroad, process, self.chores)
         self._attachments = Attachments(self.table, self.supervisor)
         self.network = Network(self.table, self.chores, self.abroad)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
