@@ -182,6 +182,10 @@ class ActorRecord:
         self.keeps_slot = False  # for the process that replaces it
         self.replaced = threading.Event()
         self.restart_error = ""
+        #: The process that replaces it, from when it can be called until `replaced`: it may not be there
+        #: yet. `succeeded` says that there is one, or that there will be none.
+        self.successor: ActorRecord | None = None
+        self.succeeded = threading.Event()
 
     @property
     def class_name(self) -> str:
@@ -297,8 +301,9 @@ class ActorRecord:
         where = (
             "" if self.process is None or not self.process.place else f" on {self.process.place}"
         )
+        process = f" (pid {self.pid & PID_MASK}{where})" if self.pid else ""
         message = (
-            f"actor {self.id.name} (pid {self.pid & PID_MASK}{where}) {self._how(number, code)}"
+            f"actor {self.id.name}{process} {self._how(number, code)}"
         )
         if doing is not None:
             where = f"execution {execution}" if graph else f"call {execution}"
