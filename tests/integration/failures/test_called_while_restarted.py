@@ -66,9 +66,13 @@ def test_they_fail_if_it_does_not_come_back(struck):
     ref = stage.same.remote(1)
     placing.refused = True
     placing.over.set()
-    with pytest.raises(ActorDiedError, match="could not be started again: there is no place for it"):
+    with pytest.raises(
+        ActorDiedError, match="could not be started again: there is no place for it"
+    ):
         conveyor.get(ref, timeout=WAIT)
-    with pytest.raises(ActorDiedError, match="could not be started again: there is no place for it"):
+    with pytest.raises(
+        ActorDiedError, match="could not be started again: there is no place for it"
+    ):
         conveyor.get(stage.same.remote(1), timeout=WAIT)
 
 

@@ -302,9 +302,7 @@ class ActorRecord:
             "" if self.process is None or not self.process.place else f" on {self.process.place}"
         )
         process = f" (pid {self.pid & PID_MASK}{where})" if self.pid else ""
-        message = (
-            f"actor {self.id.name}{process} {self._how(number, code)}"
-        )
+        message = f"actor {self.id.name}{process} {self._how(number, code)}"
         if doing is not None:
             where = f"execution {execution}" if graph else f"call {execution}"
             message += f" while running {doing} ({where})"
