@@ -67,7 +67,11 @@ def test_of_two_nodes_without_a_connection_the_one_goes_that_the_driver_has_lost
     agents._by_node = {host.name: host for host in hosts}
     for teller, other in (hosts, hosts[::-1]):
         agents.part(teller, other.number, "it is silent")
-    assert lost == [(goes, f"it has no connection to node n{3 - goes}: it is silent")] * 2
+    said = {
+        goes: f"it has no connection to node n{3 - goes}: it is silent",
+        3 - goes: f"node n{3 - goes} has no connection to it: it is silent",
+    }
+    assert lost == [(goes, said[1]), (goes, said[2])]
     hosts[0].lost = "it was silent"
     agents.part(hosts[1], 1, "it is silent")
     assert len(lost) == 2

@@ -299,8 +299,10 @@ class Agents:
         assert self._pump is not None
         mute = [one for one in (host, other) if not self._pump.connected(one.number)]
         goes = mute[0] if len(mute) == 1 else max(host, other, key=lambda one: one.number)
-        stays = host if goes is other else other
-        self.lose(goes, f"it has no connection to node {stays.name}: {why}")
+        if goes is host:
+            self.lose(host, f"it has no connection to node {other.name}: {why}")
+        else:
+            self.lose(other, f"node {host.name} has no connection to it: {why}")
 
     def by_number(self, number: int) -> AgentHost | None:
         """The one with that number, while there is one."""
