@@ -17,8 +17,13 @@ from conveyor.engine.ray.news import LostHost
 from conveyor.exceptions import SystemLimitError
 
 
-def pump(*events):
-    return SimpleNamespace(events=lambda: list(events), left=list, give_up=lambda *_: None)
+def pump(*events, overslept=0.0):
+    return SimpleNamespace(
+        events=lambda: list(events),
+        left=list,
+        give_up=lambda *_: None,
+        overslept=lambda _within: overslept,
+    )
 
 
 def test_an_agent_dials_again_though_no_thread_is_left(monkeypatch, wait_until):
@@ -93,3 +98,20 @@ def test_a_node_that_is_lost_over_tls_may_have_been_silent_for_python(monkeypatc
     events.close()
     assert host.lost.startswith("it is silent")
     assert ("native code" in host.lost and "node_timeout seconds (10)" in host.lost) is tls
+
+
+@pytest.mark.parametrize("stopped", [0.0, 3.2])
+def test_of_a_node_that_did_not_hear_of_a_stopped_program_it_is_said(stopped, wait_until):
+    """It has ended, and that alone says nothing of why."""
+    events = EventLoop("notices-test")
+    ray = SimpleNamespace(kill=lambda _: None)
+    agents = Agents(ray, events, 1.0, lambda *_: None, lambda _: None)
+    agents._home = SimpleNamespace(gone=lambda _: None)
+    host = SimpleNamespace(number=1, name="a node", agent=None, lost="")
+    host.forget = lambda why: setattr(host, "lost", why)
+    agents._pump = pump(overslept=stopped)
+    agents.lose(host, "its agent has ended")
+    wait_until(lambda: host.lost, 60)
+    events.close()
+    assert host.lost.endswith("its agent has ended")
+    assert host.lost.startswith("this program did not run for 3.2 s") is bool(stopped)
