@@ -179,6 +179,7 @@ class ActorRecord:
         #: From `exited` on: whether the driver starts the actor again. `replaced` says that it has
         #: done so, or has given up for the reason in `restart_error`.
         self.restarting = False
+        self.comes_back = False  # by itself: whoever else has it started, does so
         self.keeps_slot = False  # for the process that replaces it
         self.replaced = threading.Event()
         self.restart_error = ""

@@ -37,7 +37,7 @@ class Restarts:
         """Whether ``record``, whose process has ended, is started again. Before ``exited`` is set."""
         with self.lock:
             if not self._closed.is_set() and record.may_restart():
-                record.restarting = True
+                record.restarting = record.comes_back = True
                 record.actor.restarts += 1
 
     def begin(self, record: ActorRecord) -> None:

@@ -333,7 +333,8 @@ class Supervisor:
 
     def succeed(self, record: ActorRecord) -> None:
         """Start the actor again, or keep nothing of one that nobody can ask for."""
-        if record.restarting:
+        # Not if it is being started again: that may have been begun since its end was told.
+        if record.comes_back:
             self._restarts.begin(record)
         else:
             self._table.forget_actor(record)
