@@ -19,7 +19,7 @@ import pytest
 import warm_start
 
 import conveyor
-from conveyor.codec import blame
+from conveyor.codec.pickling import blame
 from conveyor.engine.local import boot, launcher
 from conveyor.runtime.driver import record
 

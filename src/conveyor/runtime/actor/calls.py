@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import ThreadPoolExecutor
 
-    from conveyor.codec.failed_calls import FailedCall
+    from conveyor.codec.errors.failed_calls import FailedCall
     from conveyor.runtime.actor.coroutines import Coroutines
     from conveyor.runtime.actor.instance import Instance
     from conveyor.runtime.process import Process

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec.failed_calls import FailedCall
+from conveyor.codec.errors.failed_calls import FailedCall
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime.actor.call_failure import UNREAD, CallFailure
 from conveyor.runtime.actor.request_client import RequestClient

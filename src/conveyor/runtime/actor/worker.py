@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core, system_limits
-from conveyor.codec import byvalue, faults
+from conveyor.codec import faults
+from conveyor.codec.pickling import byvalue
 from conveyor.runtime import context
 from conveyor.runtime.actor import grace
 from conveyor.runtime.actor.calls import Calls

@@ -14,7 +14,7 @@ from conveyor.runtime.calls.unsendable import arguments
 from conveyor.transport.base import Transport
 
 if TYPE_CHECKING:
-    from conveyor.codec.blame import Given
+    from conveyor.codec.pickling.blame import Given
 
 
 def blame_input(
@@ -57,7 +57,7 @@ def _of_inputs(plan: Plan, name: str, inputs: tuple[Any, ...]) -> Iterator[Given
 
 
 def _of_part(name: str, key: Key, part: Any) -> Given:
-    from conveyor.codec.blame import Given  # needed for nothing but the error
+    from conveyor.codec.pickling.blame import Given  # needed for nothing but the error
 
     if not isinstance(key, Path):
         return Given.argument(key, f"{name}.execute", part)
@@ -66,14 +66,14 @@ def _of_part(name: str, key: Key, part: Any) -> Given:
 
 
 def _of_transports(actor: str, transports: Iterable[Transport]) -> Iterator[Given]:
-    from conveyor.codec.blame import Given
+    from conveyor.codec.pickling.blame import Given
 
     for transport in transports:
         yield Given(f"the transport {transport.name!r}, for actor {actor},", "", transport)
 
 
 def _of_tasks(name: str, tasks: Iterable[Task]) -> Iterator[Given]:
-    from conveyor.codec.blame import Given
+    from conveyor.codec.pickling.blame import Given
 
     for task in tasks:
         label = f"{task.label} in {name}"

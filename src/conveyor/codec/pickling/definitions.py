@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from conveyor.codec import byvalue, claims
-from conveyor.codec.byvalue import Group
+from conveyor.codec import claims
 from conveyor.codec.claims import Reader
 from conveyor.codec.header import Definition, Token, unpack
+from conveyor.codec.pickling import byvalue
+from conveyor.codec.pickling.byvalue import Group
 
 if TYPE_CHECKING:
-    from conveyor.codec.beside import Collected
     from conveyor.codec.promises import Keeper
+    from conveyor.codec.tensors.beside import Collected
 
 
 class SentDefinitions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conveyor.codec.errors import append_to_message, read_error
+from conveyor.codec.errors.encoding import append_to_message, read_error
 from conveyor.exceptions import TaskError
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import cloudpickle
 
-from conveyor.codec import byvalue
-from conveyor.codec.byvalue import Entry, Group
 from conveyor.codec.encoded import Pieces, ReducerFactory
+from conveyor.codec.pickling import byvalue
+from conveyor.codec.pickling.byvalue import Entry, Group
 
 _LARGE_DEFINITION = 16 << 20
 

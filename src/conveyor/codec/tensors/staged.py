@@ -3,7 +3,7 @@
 At the writer the copies of all tensors of a value are enqueued when it has been pickled, and waited for once.
 They go to the block of the arena that the frame is sent with. At the reader the copies from there are
 enqueued on the current stream, ahead of whatever the reader enqueues next: it does not wait. Where a block is
-not pinned (``codec/pinned.py``) a copy goes by way of other memory that is.
+not pinned (``codec/tensors/pinned.py``) a copy goes by way of other memory that is.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor import device as devices
-from conveyor.codec import pinned
-from conveyor.codec.layouts import unexpanded
-from conveyor.codec.pinned import Use
+from conveyor.codec.tensors import pinned
+from conveyor.codec.tensors.layouts import unexpanded
+from conveyor.codec.tensors.pinned import Use
 from conveyor.device import Device, Stream
 from conveyor.exceptions import SerializationError
 

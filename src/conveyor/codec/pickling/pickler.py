@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from conveyor.codec import byvalue, claims
-from conveyor.codec.definitions import SentDefinitions, definitions_of
+from conveyor.codec import claims
 from conveyor.codec.encoded import (
     DEFINING,
     FINAL,
@@ -31,12 +30,14 @@ from conveyor.codec.encoded import (
 )
 from conveyor.codec.faults import is_fault
 from conveyor.codec.header import pack
-from conveyor.codec.staged import STAGED, raw
+from conveyor.codec.pickling import byvalue
+from conveyor.codec.pickling.definitions import SentDefinitions, definitions_of
+from conveyor.codec.tensors.staged import STAGED, raw
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
-    from conveyor.codec.blame import Given
-    from conveyor.codec.fullpickle import FullPickler
+    from conveyor.codec.pickling.blame import Given
+    from conveyor.codec.pickling.full_pickler import FullPickler
 
 # A pickler is kept for the next value, since making one costs more than pickling a small dict;
 # not one that has pickled a large value, since clearing its memo costs by the memo's size.
@@ -120,12 +121,12 @@ def _catch_up() -> None:
         else:
             _waiting.pop(name, _nothing)()
     if "cloudpickle" in sys.modules:
-        from conveyor.codec import fullpickle
+        from conveyor.codec.pickling import full_pickler
 
-        fullpickle.register_modules_in_memory()
-        _registered = fullpickle.registered_modules()
+        full_pickler.register_modules_in_memory()
+        _registered = full_pickler.registered_modules()
         if len(_registered) != _seen_registered:
-            fullpickle.forget_names()
+            full_pickler.forget_names()
     # As protocol 5 writes the name; a text that mentions __main__ is no match.
     _by_value_patterns = (
         b"\x8c\x08__main__",
@@ -252,7 +253,7 @@ def _dump_fully(
 
 
 def _full_pickler(out_of_band: bool = True) -> FullPickler:
-    from conveyor.codec.fullpickle import FullPickler
+    from conveyor.codec.pickling.full_pickler import FullPickler
 
     return FullPickler(_reducers, out_of_band)
 
@@ -266,10 +267,10 @@ def _pickled(
     """Pickle ``value``: the pickler that has done it, or an error that names the part that cannot be done."""
     if _attempt(pickler, value, sent, made) is None:
         return pickler
-    from conveyor.codec import blame, fullpickle
+    from conveyor.codec.pickling import blame, full_pickler
 
     # Perhaps it remembered a name that is not good any more.
-    fullpickle.forget_names()
+    full_pickler.forget_names()
     pickler = _full_pickler(pickler.out_of_band)
     error = _attempt(pickler, value, sent, None)
     if error is None:
@@ -307,7 +308,7 @@ def _attempt(
 def blamed(error: SerializationError, given: Iterable[Given]) -> SerializationError:
     """``error`` in the user's terms: of the first of ``given`` that cannot be sent. ``error`` itself if
     all of them can, or if it says what it is about."""
-    from conveyor.codec import blame
+    from conveyor.codec.pickling import blame
 
     if type(error) is not SerializationError:
         return error

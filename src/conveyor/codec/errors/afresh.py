@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from conveyor.codec.apart import args_of, attributes_of, put_together
+from conveyor.codec.errors.apart import args_of, attributes_of, put_together
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 

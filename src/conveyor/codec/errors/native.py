@@ -1,17 +1,31 @@
-"""The error at an arena's memory cap: who holds what."""
+"""What has failed in the native core, as an exception that says so: at an arena's cap, who holds what."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from conveyor.exceptions import ArenaFullError, Held
+from conveyor.exceptions import ArenaFullError, Held, OutOfMemoryError, SerializationError
 
 if TYPE_CHECKING:
     from conveyor._core import Holding
 
 #: Lines of the message, at most.
 _LINES = 20
+
+
+def refused(number: int, what: str) -> Exception:
+    """What to raise for the error ``number`` of a system call; ``what`` names the call and the error."""
+    if number == errno.ENOMEM:
+        return OutOfMemoryError(
+            f"this process has no memory, or no addresses, left for a value ({what}). Let go of values "
+            "that are held, or raise its limit: of addresses (ulimit -v), of mappings "
+            "(vm.max_map_count), or of its cgroup"
+        )
+    if number in (errno.EPROTO, errno.EFAULT):
+        return SerializationError(f"{what} (was shared memory overwritten?)")
+    return OSError(number, what)
 
 
 def arena_full(message: str, holdings: list[Holding]) -> ArenaFullError:

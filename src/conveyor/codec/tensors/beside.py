@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from conveyor.codec.layouts import (
+from conveyor.codec.tensors.headers import dtype_name
+from conveyor.codec.tensors.layouts import (
     alias,
     dense,
     is_dense,
@@ -16,8 +17,7 @@ from conveyor.codec.layouts import (
     plain_values,
     widest,
 )
-from conveyor.codec.staged import bring, place_for
-from conveyor.codec.tensor_headers import dtype_name
+from conveyor.codec.tensors.staged import bring, place_for
 from conveyor.device import Device
 from conveyor.exceptions import SerializationError
 from conveyor.storages import check_storage

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copyreg
 from typing import Any
 
-from conveyor.codec import pickling
-from conveyor.codec.beside import Collected, object_at
 from conveyor.codec.encoded import SENT, Reducer
+from conveyor.codec.pickling import pickler
+from conveyor.codec.tensors.beside import Collected, object_at
 
 #: Of which there is a reducer that looks whether they are taken out.
 _kinds: list[type] = []
@@ -50,7 +50,7 @@ def take_out(kind: type) -> None:
     """From now on values of exactly this type are taken out where somebody collects them."""
     if kind not in _kinds:
         _kinds.append(kind)
-        pickling.drop_picklers()
+        pickler.drop_picklers()
 
 
 def _reducers(made: dict[type, Reducer], notes: dict[Any, Any]) -> dict[type, Reducer]:
@@ -69,4 +69,4 @@ def _reducer(kind: type, other: Reducer | None, notes: dict[Any, Any]) -> Reduce
     return reduce
 
 
-pickling.add_reducers_over(_reducers)
+pickler.add_reducers_over(_reducers)

@@ -1,4 +1,4 @@
-"""Reading what ``pickling`` has written."""
+"""Reading what ``pickler`` has written."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from conveyor.codec.definitions import KnownDefinitions
 from conveyor.codec.encoded import DEFINING
 from conveyor.codec.faults import is_fault
 from conveyor.codec.header import unpack
+from conveyor.codec.pickling.definitions import KnownDefinitions
 from conveyor.exceptions import (
     ActorDiedError,
     InjectedFault,

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from conveyor.codec.definitions import KnownDefinitions
 from conveyor.codec.names import shown
-from conveyor.codec.pickling import dumps_by_value
-from conveyor.codec.unpickling import loads
+from conveyor.codec.pickling.definitions import KnownDefinitions
+from conveyor.codec.pickling.pickler import dumps_by_value
+from conveyor.codec.pickling.unpickler import loads
 from conveyor.exceptions import TaskError
 
 

@@ -16,7 +16,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from conveyor.codec.encoded import SENT, Encoded, Reducer
-from conveyor.codec.layouts import (
+from conveyor.codec.tensors.headers import (
+    EMPTY,
+    REQUIRES_GRAD,
+    STRIDED,
+    fixed,
+    make_header,
+    shaped,
+)
+from conveyor.codec.tensors.layouts import (
     alias,
     dense,
     is_dense,
@@ -26,15 +34,15 @@ from conveyor.codec.layouts import (
     plain_values,
     widest,
 )
-from conveyor.codec.sparse import reduce_sparse
-from conveyor.codec.staged import STAGED, Staged, bring, bring_bytes, check, fetched, place_for
-from conveyor.codec.tensor_headers import (
-    EMPTY,
-    REQUIRES_GRAD,
-    STRIDED,
-    fixed,
-    make_header,
-    shaped,
+from conveyor.codec.tensors.sparse import reduce_sparse
+from conveyor.codec.tensors.staged import (
+    STAGED,
+    Staged,
+    bring,
+    bring_bytes,
+    check,
+    fetched,
+    place_for,
 )
 from conveyor.device import Device
 from conveyor.storages import check_storage
