@@ -19,9 +19,9 @@ from conveyor.runtime.driver import far_orders
 from conveyor.runtime.driver.far_orders import FarOrder
 from conveyor.runtime.driver.graph_service import GraphService
 from conveyor.runtime.driver.switchboard import Switchboard
-from conveyor.runtime.graph import exchange as graph_exchange
-from conveyor.runtime.graph.exchange import FromOwner, ToOwner
-from conveyor.runtime.graph.handle import Requests
+from conveyor.runtime.graph.handles import exchange as graph_exchange
+from conveyor.runtime.graph.handles.exchange import FromOwner, ToOwner
+from conveyor.runtime.graph.handles.handle import Requests
 from conveyor.runtime.message import Message, check_greeting, greeting, members
 from conveyor.runtime.refs import exchange
 from conveyor.runtime.refs.actor_exports import ActorExports

@@ -38,7 +38,7 @@ from conveyor.runtime.driver.far_orders import (
 )
 from conveyor.runtime.driver.hosts import Page as LastPage
 from conveyor.runtime.driver.table import BOARD_SLOTS
-from conveyor.runtime.graph.afar import Look, LookAtAll, Lookout, Seen
+from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.meeting import ClosedWord
 from conveyor.runtime.message import send_with_ticket
 from conveyor.runtime.process import ArenaSize, close_all

@@ -16,7 +16,7 @@ from conveyor.engine.ray.agent import Ready
 from conveyor.engine.ray.greeting import Told
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime.driver.far_orders import FarOrder
-from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
+from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.status import Page

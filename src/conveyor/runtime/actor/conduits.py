@@ -21,8 +21,8 @@ from conveyor.exceptions import GraphTornDownError, TransportError
 from conveyor.runtime.actor.unwanted import Unwanted
 from conveyor.runtime.actor.wire import EdgeWire
 from conveyor.runtime.calls.try_each import try_each
-from conveyor.runtime.graph.beside import ConduitEnd
-from conveyor.runtime.graph.layout import Assignment
+from conveyor.runtime.graph.edges.beside import ConduitEnd
+from conveyor.runtime.graph.edges.layout import Assignment
 from conveyor.runtime.process import Process
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.transport.base import Conduit, Enqueued, Sending

@@ -25,7 +25,7 @@ from conveyor.runtime.waiting.works import steps_of
 from conveyor.system_limits import explained
 
 if TYPE_CHECKING:
-    from conveyor.runtime.graph.layout import Assignment
+    from conveyor.runtime.graph.edges.layout import Assignment
 
 
 #: How often it is tried to read an order that there is no memory for, and the seconds in between.

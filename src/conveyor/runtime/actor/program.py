@@ -36,9 +36,9 @@ from conveyor.runtime.actor.meetings import Meetings
 from conveyor.runtime.actor.producers import GeneratorStopped, Outlet, Producer, Producers
 from conveyor.runtime.actor.unwanted import Unwanted
 from conveyor.runtime.calls.returns import elements
-from conveyor.runtime.graph.failures import FailureTeller
-from conveyor.runtime.graph.layout import Assignment, make_budget
-from conveyor.runtime.graph.promises import keeper_of
+from conveyor.runtime.graph.edges.failures import FailureTeller
+from conveyor.runtime.graph.edges.layout import Assignment, make_budget
+from conveyor.runtime.graph.edges.promises import keeper_of
 from conveyor.runtime.waiting.works import steps_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from conveyor.exceptions import ConveyorError
     from conveyor.plan.model import Plan
     from conveyor.runtime.calls.constructor import Constructor
-    from conveyor.runtime.graph.afar import Question
+    from conveyor.runtime.graph.telemetry.afar import Question
     from conveyor.runtime.meeting import Side
     from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
     from conveyor.runtime.waiting.inquiry import Waiting

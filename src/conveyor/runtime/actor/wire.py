@@ -8,8 +8,8 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.runtime import threads
-from conveyor.runtime.graph.beside import ConduitEnd
-from conveyor.runtime.graph.layout import Assignment
+from conveyor.runtime.graph.edges.beside import ConduitEnd
+from conveyor.runtime.graph.edges.layout import Assignment
 from conveyor.runtime.process import Process
 
 

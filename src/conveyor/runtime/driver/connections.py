@@ -12,7 +12,7 @@ from conveyor.runtime.actor.requests import OpenFarMemory, OpenGraph, Opening, O
 from conveyor.runtime.driver.far_host import Handed
 from conveyor.runtime.driver.graph_service import GraphService
 from conveyor.runtime.driver.record import ActorRecord
-from conveyor.runtime.graph.sharing import SharedGraphs
+from conveyor.runtime.graph.handles.sharing import SharedGraphs
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.connection import Connection
 from conveyor.runtime.refs.exports import Exports, Peer

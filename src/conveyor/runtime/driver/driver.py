@@ -45,9 +45,9 @@ from conveyor.runtime.driver.table import BOARD_SLOTS, DRIVER_SLOT, Table
 from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
+from conveyor.runtime.graph.edges.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.executor import Laid, Member
-from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
-from conveyor.runtime.graph.sharing import SharedGraphs
+from conveyor.runtime.graph.handles.sharing import SharedGraphs
 from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo
 from conveyor.runtime.refs.exports import Exports

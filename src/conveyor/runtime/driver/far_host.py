@@ -16,7 +16,7 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.runtime.driver.far_orders import FarOrder
-from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
+from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.process import ArenaSize, Process
 from conveyor.runtime.status import Page

@@ -40,7 +40,7 @@ from conveyor.runtime.driver.far_orders import (
 )
 from conveyor.runtime.driver.looks import HERE, Looks
 from conveyor.runtime.driver.record import ActorRecord
-from conveyor.runtime.graph.beside import KNOWN_DEAD_WITHIN, Whereabouts
+from conveyor.runtime.graph.edges.beside import KNOWN_DEAD_WITHIN, Whereabouts
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import Process
 from conveyor.transport.base import Host

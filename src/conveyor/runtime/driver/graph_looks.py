@@ -10,9 +10,9 @@ from conveyor import _core
 from conveyor.runtime.driver.far_hosts import FarHosts
 from conveyor.runtime.driver.looks import HERE
 from conveyor.runtime.driver.record import ActorRecord
-from conveyor.runtime.graph.afar import Afar, Look, LookedAt, Question, Rings, Seen, Sight
-from conveyor.runtime.graph.clocks import NONE, Offset, estimate
-from conveyor.runtime.graph.layout import Layout
+from conveyor.runtime.graph.edges.layout import Layout
+from conveyor.runtime.graph.telemetry.afar import Afar, Look, LookedAt, Question, Rings, Seen, Sight
+from conveyor.runtime.graph.telemetry.clocks import NONE, Offset, estimate
 
 #: How often another host's clock is asked: a few of the answers come without delay.
 _CLOCK_TIMES = 16

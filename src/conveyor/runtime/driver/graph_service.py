@@ -1,4 +1,4 @@
-"""Serving the handles that other processes have of a graph; see ``runtime.graph.handle``."""
+"""Serving the handles that other processes have of a graph; see ``runtime.graph.handles.handle``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from conveyor.codec import Reader, SentDefinitions, claims, dumps_by_value
 from conveyor.exceptions import CapacityError, ConveyorError, RuntimeStateError
 from conveyor.runtime import threads
 from conveyor.runtime.graph.compiled import CompiledGraph, parts_of
-from conveyor.runtime.graph.entry import GateEntry
-from conveyor.runtime.graph.exchange import (
+from conveyor.runtime.graph.handles.exchange import (
     Answered,
     Execute,
     HeldUp,
@@ -23,6 +22,7 @@ from conveyor.runtime.graph.exchange import (
     Whom,
     Withdraw,
 )
+from conveyor.runtime.graph.submission.entry import GateEntry
 from conveyor.runtime.refs.connection import Connection, received
 from conveyor.runtime.refs.ref import Itself
 from conveyor.runtime.waiting.works import Blockers

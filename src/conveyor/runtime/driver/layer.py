@@ -16,9 +16,9 @@ from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.roster import Roster
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
-from conveyor.runtime.graph.afar import PATIENCE, Afar, Question
+from conveyor.runtime.graph.edges.layout import Tasks
 from conveyor.runtime.graph.executor import Member
-from conveyor.runtime.graph.layout import Tasks
+from conveyor.runtime.graph.telemetry.afar import PATIENCE, Afar, Question
 from conveyor.runtime.process import Place, Process
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.uninterrupted import uninterrupted

@@ -29,12 +29,12 @@ from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import ActorRecord, Life
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
-from conveyor.runtime.graph.afar import Afar, Question
-from conveyor.runtime.graph.assigning import assign
-from conveyor.runtime.graph.beside import Whereabouts, transports_of
+from conveyor.runtime.graph.edges.assigning import assign
+from conveyor.runtime.graph.edges.beside import Whereabouts, transports_of
+from conveyor.runtime.graph.edges.layout import Assignment, Layout, Tasks, lay_out
 from conveyor.runtime.graph.executor import LaidChannels
-from conveyor.runtime.graph.layout import Assignment, Layout, Tasks, lay_out
-from conveyor.runtime.graph.unsendable import blame_tasks, blame_transports
+from conveyor.runtime.graph.submission.unsendable import blame_tasks, blame_transports
+from conveyor.runtime.graph.telemetry.afar import Afar, Question
 from conveyor.runtime.process import Place
 from conveyor.runtime.refs.together import get_together
 from conveyor.runtime.uninterrupted import uninterrupted

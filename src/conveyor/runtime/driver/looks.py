@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 
 from conveyor import _core
 from conveyor.runtime.driver.far_host import FarHost
-from conveyor.runtime.graph.afar import HASTE, PATIENCE, Look, LookAtAll, Lookout, Seen
+from conveyor.runtime.graph.telemetry.afar import HASTE, PATIENCE, Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.process import Process
 from conveyor.runtime.status import Page

@@ -19,9 +19,9 @@ from conveyor.runtime.driver.far_hosts import FarHosts
 from conveyor.runtime.driver.graph_looks import look_afar
 from conveyor.runtime.driver.record import ActorRecord, Introduced
 from conveyor.runtime.driver.table import Table
-from conveyor.runtime.graph.afar import Afar, Question
-from conveyor.runtime.graph.beside import Whereabouts
-from conveyor.runtime.graph.layout import Assignment, Layout
+from conveyor.runtime.graph.edges.beside import Whereabouts
+from conveyor.runtime.graph.edges.layout import Assignment, Layout
+from conveyor.runtime.graph.telemetry.afar import Afar, Question
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import RESULT_BIT, Place, close_all

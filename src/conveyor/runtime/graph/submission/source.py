@@ -11,11 +11,11 @@ from conveyor.exceptions import ArenaFullError, ConveyorError, SessionEndedError
 from conveyor.plan.model import Plan
 from conveyor.runtime import ending
 from conveyor.runtime.graph.account import ProcessAccount
-from conveyor.runtime.graph.afar import HASTE
 from conveyor.runtime.graph.executor import Executor
 from conveyor.runtime.graph.holdups import HoldUps
 from conveyor.runtime.graph.results import Results
 from conveyor.runtime.graph.status import RingProgress
+from conveyor.runtime.graph.telemetry.afar import HASTE
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error, final
 from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.waiting.deadlock import Wait, sooner

@@ -24,9 +24,8 @@ from conveyor.exceptions import (
     SerializationError,
 )
 from conveyor.plan.model import Plan
-from conveyor.runtime.graph.arguments import Options
 from conveyor.runtime.graph.compiled import CompiledGraph, GraphParts
-from conveyor.runtime.graph.exchange import (
+from conveyor.runtime.graph.handles.exchange import (
     Answered,
     Execute,
     FromOwner,
@@ -37,10 +36,11 @@ from conveyor.runtime.graph.exchange import (
     Whom,
     Withdraw,
 )
-from conveyor.runtime.graph.sharing import load
+from conveyor.runtime.graph.handles.sharing import load
 from conveyor.runtime.graph.status import GraphStatus
-from conveyor.runtime.graph.submitter import BellWays, Need, Submitter, Terms
-from conveyor.runtime.graph.unsendable import blame_arguments
+from conveyor.runtime.graph.submission.arguments import Options
+from conveyor.runtime.graph.submission.submitter import BellWays, Need, Submitter, Terms
+from conveyor.runtime.graph.submission.unsendable import blame_arguments
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.connection import SHARE_FROM, Connection
 from conveyor.runtime.refs.imports import Outcome

@@ -9,8 +9,8 @@ from typing import Any
 from conveyor.exceptions import GraphTornDownError, RuntimeStateError
 from conveyor.plan.model import Plan
 from conveyor.runtime import context
-from conveyor.runtime.graph.arguments import reserved_inputs
 from conveyor.runtime.graph.compiled import CompiledGraph, parts_of
+from conveyor.runtime.graph.submission.arguments import reserved_inputs
 
 
 def reducer_of(plan: Plan, account: object) -> Callable[[CompiledGraph], tuple[Any, ...]]:

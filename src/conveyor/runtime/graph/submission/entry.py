@@ -20,19 +20,19 @@ from conveyor.exceptions import (
 )
 from conveyor.plan.model import Plan
 from conveyor.runtime import ending
-from conveyor.runtime.graph.arguments import (
+from conveyor.runtime.graph.edges.promises import InputPromises
+from conveyor.runtime.graph.results import GraphRef, Results
+from conveyor.runtime.graph.submission.arguments import (
     check_inputs,
     match_inputs,
     reserved_inputs,
     takes_parts,
 )
-from conveyor.runtime.graph.execution import Execution
-from conveyor.runtime.graph.promises import InputPromises
-from conveyor.runtime.graph.results import GraphRef, Results
-from conveyor.runtime.graph.source import GraphSource
-from conveyor.runtime.graph.submitter import Attempt, Need, Terms
+from conveyor.runtime.graph.submission.execution import Execution
+from conveyor.runtime.graph.submission.source import GraphSource
+from conveyor.runtime.graph.submission.submitter import Attempt, Need, Terms
+from conveyor.runtime.graph.submission.unsendable import blame_input
 from conveyor.runtime.graph.supervision import Supervision
-from conveyor.runtime.graph.unsendable import blame_input
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import refs_among
 from conveyor.runtime.waiting.works import Blockers, tell_another

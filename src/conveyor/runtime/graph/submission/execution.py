@@ -14,7 +14,7 @@ from conveyor.exceptions import (
     WaitTimeoutError,
 )
 from conveyor.plan.model import Task
-from conveyor.runtime.graph.source import GraphSource
+from conveyor.runtime.graph.submission.source import GraphSource
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
 from conveyor.runtime.waiting.works import Again, Blockers
 

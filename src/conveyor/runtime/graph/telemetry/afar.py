@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.codec import Reader
-from conveyor.runtime.graph.clocks import Offset
-from conveyor.runtime.graph.recording import RecorderPlace
-from conveyor.runtime.graph.stacks import stack_of
+from conveyor.runtime.graph.telemetry.clocks import Offset
+from conveyor.runtime.graph.telemetry.recording import RecorderPlace
+from conveyor.runtime.graph.telemetry.stacks import stack_of
 from conveyor.runtime.status import Page, read_page
 
 #: Seconds that hosts have to answer who asks for it, and who needs it for an error's text. A stack takes

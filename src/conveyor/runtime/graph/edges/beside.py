@@ -8,7 +8,7 @@ from conveyor import _core
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import Edge, Plan
 from conveyor.runtime.blueprint import RingPlan
-from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
+from conveyor.runtime.graph.edges.ends import ReadEnd, WriteEnd
 from conveyor.runtime.process import Place, slots_of
 from conveyor.transport import registry
 from conveyor.transport.base import Host, Transport

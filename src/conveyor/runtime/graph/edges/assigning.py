@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from conveyor.config import Config
 from conveyor.plan.model import Plan
-from conveyor.runtime.graph.layout import Assignment, Layout, Tasks
+from conveyor.runtime.graph.edges.layout import Assignment, Layout, Tasks
 from conveyor.runtime.process import Place
 
 

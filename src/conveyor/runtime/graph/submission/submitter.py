@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 from msgspec import Struct
 
 from conveyor.exceptions import CapacityError
-from conveyor.runtime.graph.arguments import Options
+from conveyor.runtime.graph.submission.arguments import Options
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import Ref, blockers_of
 from conveyor.runtime.refs.values import RefFailed, lacking, refs_among, with_values

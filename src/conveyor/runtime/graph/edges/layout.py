@@ -11,10 +11,10 @@ from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import EXECUTOR, Plan, Program, Promise, Task
 from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
-from conveyor.runtime.graph.beside import ConduitEnd, Whereabouts, make_wire, wire_bytes
-from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
-from conveyor.runtime.graph.failures import FailureRings
-from conveyor.runtime.graph.recording import RecorderPlace, place_recorders
+from conveyor.runtime.graph.edges.beside import ConduitEnd, Whereabouts, make_wire, wire_bytes
+from conveyor.runtime.graph.edges.ends import ReadEnd, WriteEnd
+from conveyor.runtime.graph.edges.failures import FailureRings
+from conveyor.runtime.graph.telemetry.recording import RecorderPlace, place_recorders
 from conveyor.runtime.process import Place, slots_of
 from conveyor.transport.base import Transport
 
