@@ -240,7 +240,7 @@ def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
     body = """
         from conveyor.exceptions import ConveyorError
         from conveyor.runtime import context
-        from conveyor.runtime.driver.supervisor import Supervisor
+        from conveyor.runtime.driver.processes.supervisor import Supervisor
 
         before = state()
         took = []

@@ -15,10 +15,10 @@ from conveyor.runtime.actor.control import Control
 from conveyor.runtime.actor.far_memory import FarMemoryClient, FromHost, ToHost
 from conveyor.runtime.actor.orders import Accept, HangUp, Order, Stop
 from conveyor.runtime.actor.requests import Notice, Request
-from conveyor.runtime.driver import far_orders
-from conveyor.runtime.driver.far_orders import FarOrder
-from conveyor.runtime.driver.graph_service import GraphService
-from conveyor.runtime.driver.switchboard import Switchboard
+from conveyor.runtime.driver.graphs.service import GraphService
+from conveyor.runtime.driver.hosts import far_orders
+from conveyor.runtime.driver.hosts.far_orders import FarOrder
+from conveyor.runtime.driver.requests.switchboard import Switchboard
 from conveyor.runtime.graph.handles import exchange as graph_exchange
 from conveyor.runtime.graph.handles.exchange import FromOwner, ToOwner
 from conveyor.runtime.graph.handles.handle import Requests

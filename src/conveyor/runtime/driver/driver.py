@@ -25,23 +25,23 @@ from conveyor.runtime.calls.call import start
 from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.driver.attachments import Attachments
-from conveyor.runtime.driver.birth import Household
-from conveyor.runtime.driver.burial import Burial, Step
-from conveyor.runtime.driver.collectives import DriverCollectives
-from conveyor.runtime.driver.connections import Connections
-from conveyor.runtime.driver.far_host import Home
-from conveyor.runtime.driver.far_hosts import FarHosts
-from conveyor.runtime.driver.hosts import Hosts
-from conveyor.runtime.driver.introductions import DriverIntroductions
+from conveyor.runtime.driver.graphs.layer import Layer
+from conveyor.runtime.driver.graphs.laying import Laying
+from conveyor.runtime.driver.hosts.far_host import Home
+from conveyor.runtime.driver.hosts.protocol import Hosts
 from conveyor.runtime.driver.last_steps import LastSteps
-from conveyor.runtime.driver.layer import Layer
-from conveyor.runtime.driver.laying import Laying
-from conveyor.runtime.driver.network import Network
-from conveyor.runtime.driver.record import Actor, ActorRecord
-from conveyor.runtime.driver.supervisor import Supervisor
-from conveyor.runtime.driver.switchboard import Switchboard
-from conveyor.runtime.driver.table import BOARD_SLOTS, DRIVER_SLOT, Table
+from conveyor.runtime.driver.network.collectives import DriverCollectives
+from conveyor.runtime.driver.network.introductions import DriverIntroductions
+from conveyor.runtime.driver.network.network import Network
+from conveyor.runtime.driver.processes.attachments import Attachments
+from conveyor.runtime.driver.processes.birth import Household
+from conveyor.runtime.driver.processes.burial import Burial, Step
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.processes.record import Actor, ActorRecord
+from conveyor.runtime.driver.processes.supervisor import Supervisor
+from conveyor.runtime.driver.processes.table import BOARD_SLOTS, DRIVER_SLOT, Table
+from conveyor.runtime.driver.requests.connections import Connections
+from conveyor.runtime.driver.requests.switchboard import Switchboard
 from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph

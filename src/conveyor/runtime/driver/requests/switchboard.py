@@ -18,21 +18,21 @@ from conveyor.runtime import registrations, threads
 from conveyor.runtime.actor import requests as asked
 from conveyor.runtime.actor.requests import Done, Failed, Notice, Numbered, Reply, Request
 from conveyor.runtime.calls.constructor import Kept
-from conveyor.runtime.driver.collectives import DriverCollectives
-from conveyor.runtime.driver.connections import Connections
-from conveyor.runtime.driver.departures import Departures
-from conveyor.runtime.driver.far_host import Handed
-from conveyor.runtime.driver.far_hosts import FarHosts
-from conveyor.runtime.driver.hosts import Hosts
-from conveyor.runtime.driver.inquiries import Inquiries
-from conveyor.runtime.driver.introductions import DriverIntroductions
-from conveyor.runtime.driver.layer import Layer
-from conveyor.runtime.driver.laying import Laying
-from conveyor.runtime.driver.network import Network
-from conveyor.runtime.driver.record import Actor, ActorRecord
-from conveyor.runtime.driver.request_lines import Given, RequestLine, RequestLines, let_go
-from conveyor.runtime.driver.supervisor import Supervisor
-from conveyor.runtime.driver.table import DRIVER_SLOT, Table
+from conveyor.runtime.driver.graphs.departures import Departures
+from conveyor.runtime.driver.graphs.layer import Layer
+from conveyor.runtime.driver.graphs.laying import Laying
+from conveyor.runtime.driver.hosts.far_host import Handed
+from conveyor.runtime.driver.hosts.protocol import Hosts
+from conveyor.runtime.driver.network.collectives import DriverCollectives
+from conveyor.runtime.driver.network.introductions import DriverIntroductions
+from conveyor.runtime.driver.network.network import Network
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.processes.record import Actor, ActorRecord
+from conveyor.runtime.driver.processes.supervisor import Supervisor
+from conveyor.runtime.driver.processes.table import DRIVER_SLOT, Table
+from conveyor.runtime.driver.requests.connections import Connections
+from conveyor.runtime.driver.requests.inquiries import Inquiries
+from conveyor.runtime.driver.requests.lines import Given, RequestLine, RequestLines, let_go
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
 from conveyor.runtime.refs.messages import receive_message

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from conveyor.runtime.calls.call import start
-from conveyor.runtime.driver.record import Actor
-from conveyor.runtime.driver.supervisor import Supervisor
-from conveyor.runtime.driver.table import Table
+from conveyor.runtime.driver.processes.record import Actor
+from conveyor.runtime.driver.processes.supervisor import Supervisor
+from conveyor.runtime.driver.processes.table import Table
 from conveyor.runtime.protocol import ActorId, Attached, ProcessOptions
 
 #: Seconds that one may take to leave that is to be back.

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 
 from conveyor.codec import Reader
-from conveyor.runtime.driver.far_host import Handed
-from conveyor.runtime.driver.far_hosts import FarHosts
-from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.hosts.far_host import Handed
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import close_all
 from conveyor.runtime.refs.messages import pickled, send_pickled

@@ -16,8 +16,8 @@ from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.calls.link_segment import link_blueprint, link_depth
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.calls.pump import Pump
-from conveyor.runtime.driver.record import ActorRecord, Label
-from conveyor.runtime.driver.table import DRIVER_SLOT
+from conveyor.runtime.driver.processes.record import ActorRecord, Label
+from conveyor.runtime.driver.processes.table import DRIVER_SLOT
 from conveyor.runtime.message import greeting
 from conveyor.runtime.process import CALL_SLOTS, RESULT_BIT, ArenaSize, Place, Process, close_all
 

@@ -15,13 +15,13 @@ from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.blueprint import hosts_among
-from conveyor.runtime.driver.far_host import Handed
-from conveyor.runtime.driver.far_hosts import FarHosts
-from conveyor.runtime.driver.looks import HERE
-from conveyor.runtime.driver.network import Network
-from conveyor.runtime.driver.record import ActorRecord
-from conveyor.runtime.driver.supervisor import Supervisor
-from conveyor.runtime.driver.table import DRIVER_SLOT, Table
+from conveyor.runtime.driver.hosts.far_host import Handed
+from conveyor.runtime.driver.hosts.looks import HERE
+from conveyor.runtime.driver.network.network import Network
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.processes.record import ActorRecord
+from conveyor.runtime.driver.processes.supervisor import Supervisor
+from conveyor.runtime.driver.processes.table import DRIVER_SLOT, Table
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.rank_ends import enter, group_blueprint

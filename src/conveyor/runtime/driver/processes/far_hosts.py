@@ -21,9 +21,8 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint, hosts_among
-from conveyor.runtime.driver.birth import Birth
-from conveyor.runtime.driver.far_host import FarHost, Handed
-from conveyor.runtime.driver.far_orders import (
+from conveyor.runtime.driver.hosts.far_host import FarHost, Handed
+from conveyor.runtime.driver.hosts.far_orders import (
     Adopt,
     Answer,
     BreakGroup,
@@ -38,8 +37,9 @@ from conveyor.runtime.driver.far_orders import (
     Spread,
     Stand,
 )
-from conveyor.runtime.driver.looks import HERE, Looks
-from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.hosts.looks import HERE, Looks
+from conveyor.runtime.driver.processes.birth import Birth
+from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.graph.edges.beside import KNOWN_DEAD_WITHIN, Whereabouts
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import Process

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.processes.record import ActorRecord
 
 logger = logging.getLogger("conveyor")
 

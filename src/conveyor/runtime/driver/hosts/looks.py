@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 
 from conveyor import _core
-from conveyor.runtime.driver.far_host import FarHost
+from conveyor.runtime.driver.hosts.far_host import FarHost
 from conveyor.runtime.graph.telemetry.afar import HASTE, PATIENCE, Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.process import Process

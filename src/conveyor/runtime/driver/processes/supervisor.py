@@ -13,16 +13,16 @@ from conveyor.runtime import threads
 from conveyor.runtime.actor.orders import Stop
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.driver.birth import Birth, Household
-from conveyor.runtime.driver.burial import Burial
-from conveyor.runtime.driver.deaths import DeathWatches
-from conveyor.runtime.driver.far_host import FarHost
-from conveyor.runtime.driver.far_hosts import FarHosts
-from conveyor.runtime.driver.goodbye import Goodbye
-from conveyor.runtime.driver.hosts import Hosts
-from conveyor.runtime.driver.record import Actor, ActorRecord
-from conveyor.runtime.driver.restart import Restarts
-from conveyor.runtime.driver.table import Table
+from conveyor.runtime.driver.hosts.far_host import FarHost
+from conveyor.runtime.driver.hosts.protocol import Hosts
+from conveyor.runtime.driver.processes.birth import Birth, Household
+from conveyor.runtime.driver.processes.burial import Burial
+from conveyor.runtime.driver.processes.deaths import DeathWatches
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.processes.goodbye import Goodbye
+from conveyor.runtime.driver.processes.record import Actor, ActorRecord
+from conveyor.runtime.driver.processes.restart import Restarts
+from conveyor.runtime.driver.processes.table import Table
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.uninterrupted import uninterrupted

@@ -16,7 +16,7 @@ from conveyor.exceptions import (
     RuntimeStateError,
 )
 from conveyor.runtime import ending
-from conveyor.runtime.driver.record import Actor, ActorRecord, Label
+from conveyor.runtime.driver.processes.record import Actor, ActorRecord, Label
 from conveyor.runtime.protocol import ActorId, MethodInfo
 
 #: The driver's own place on the board.

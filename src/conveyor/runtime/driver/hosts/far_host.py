@@ -1,7 +1,8 @@
 """Another host, as the driver has it: where processes share no memory with the driver's own.
 
 Such a host has a board and a pump of its own, and somebody who does there what the driver does here: see
-:mod:`conveyor.engine.net.station`. What it is to do is an order (:mod:`conveyor.runtime.driver.far_orders`).
+:mod:`conveyor.engine.net.station`. What it is to do is an order:
+:mod:`conveyor.runtime.driver.hosts.far_orders`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from msgspec import Struct
 
 from conveyor import _core
 from conveyor.codec import Reader
-from conveyor.runtime.driver.far_orders import FarOrder
+from conveyor.runtime.driver.hosts.far_orders import FarOrder
 from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.process import ArenaSize, Process
@@ -25,7 +26,7 @@ from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
 
 class Handed(Struct, frozen=True):
     """What a process of another host is given instead of descriptors: see
-    :class:`conveyor.runtime.driver.far_orders.Answer`."""
+    :class:`conveyor.runtime.driver.hosts.far_orders.Answer`."""
 
     segment: int = 0
     processes: tuple[Reader, ...] = ()

@@ -12,8 +12,8 @@ from conveyor.runtime.protocol import PID_MASK
 from conveyor.runtime.waiting.patience import Patience
 
 if TYPE_CHECKING:
-    from conveyor.runtime.driver.record import ActorRecord
-    from conveyor.runtime.driver.table import Table
+    from conveyor.runtime.driver.processes.record import ActorRecord
+    from conveyor.runtime.driver.processes.table import Table
     from conveyor.runtime.protocol import ActorId
 
 #: Seconds before an actor is started again whose constructor has killed the process: doubled with

@@ -91,8 +91,8 @@ class Hand(FarOrder, frozen=True):
 class Answer(FarOrder, frozen=True):
     """Send a process the pickled answer to a request of its, with such descriptors, if there are any.
     ``line``: with its end of that connection; see
-    :meth:`conveyor.runtime.driver.far_host.FarHost.carry`. ``memory``: with its end of one over which its
-    host fetches memory of others."""
+    :meth:`conveyor.runtime.driver.hosts.far_host.FarHost.carry`. ``memory``: with its end of one over
+    which its host fetches memory of others."""
 
     slot: int
     incarnation: int

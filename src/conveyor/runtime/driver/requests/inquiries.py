@@ -6,9 +6,9 @@ import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
-from conveyor.runtime.driver.far_hosts import FarHosts
-from conveyor.runtime.driver.record import ActorRecord
-from conveyor.runtime.driver.table import Table
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.processes.record import ActorRecord
+from conveyor.runtime.driver.processes.table import Table
 from conveyor.runtime.waiting.inquiry import (
     Look,
     LookAtWaits,

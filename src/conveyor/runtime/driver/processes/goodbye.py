@@ -11,7 +11,7 @@ from dataclasses import replace
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime.actor.orders import End
 from conveyor.runtime.calls.exit_hook import EXIT_HOOK
-from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import PID_MASK
 from conveyor.runtime.status import ActorStatus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conveyor import _core
 from conveyor.exceptions import ConveyorError
-from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.graph.executor import Member
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.watcher import Watcher

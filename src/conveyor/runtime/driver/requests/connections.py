@@ -9,9 +9,9 @@ import weakref
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
 from conveyor.runtime.actor.requests import OpenFarMemory, OpenGraph, Opening, OpenRefs
-from conveyor.runtime.driver.far_host import Handed
-from conveyor.runtime.driver.graph_service import GraphService
-from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.graphs.service import GraphService
+from conveyor.runtime.driver.hosts.far_host import Handed
+from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.graph.handles.sharing import SharedGraphs
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.connection import Connection

@@ -21,7 +21,7 @@ from conveyor.exceptions import (
     RuntimeStateError,
 )
 from conveyor.runtime.calls.call import ORDER
-from conveyor.runtime.driver.hosts import UNKNOWN_END, Page, Spawned
+from conveyor.runtime.driver.hosts.protocol import UNKNOWN_END, Page, Spawned
 from conveyor.runtime.message import send_with_ticket
 from conveyor.runtime.process import RESULT_BIT, BellBits
 from conveyor.runtime.protocol import PID_MASK, ActorId, MethodInfo, ProcessOptions
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.calls.call_ref import CallRef
     from conveyor.runtime.calls.constructor import Kept
     from conveyor.runtime.calls.links import Link
-    from conveyor.runtime.driver.far_host import FarHost
+    from conveyor.runtime.driver.hosts.far_host import FarHost
     from conveyor.runtime.refs.ref import Ref
 
 Label: TypeAlias = "Callable[[int, int], str | None]"

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 
 from conveyor import _core
-from conveyor.runtime.driver.far_hosts import FarHosts
-from conveyor.runtime.driver.looks import HERE
-from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.hosts.looks import HERE
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.graph.edges.layout import Layout
 from conveyor.runtime.graph.telemetry.afar import Afar, Look, LookedAt, Question, Rings, Seen, Sight
 from conveyor.runtime.graph.telemetry.clocks import NONE, Offset, estimate

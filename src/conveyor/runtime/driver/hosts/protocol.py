@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 from msgspec import Struct
 
 from conveyor.codec import Reader
-from conveyor.runtime.driver.far_host import FarHost, Home
+from conveyor.runtime.driver.hosts.far_host import FarHost, Home
 from conveyor.runtime.protocol import ProcessOptions
 
 #: In place of a wait status: the process was nobody's child here, and how it has ended is not known.

@@ -14,11 +14,11 @@ from conveyor.runtime.actor.orders import Accept, HangUp, Load
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.calls.link_segment import Refusal, link_blueprint, link_depth
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.driver.far_host import Handed
-from conveyor.runtime.driver.far_hosts import FarHosts
-from conveyor.runtime.driver.graph_looks import look_afar
-from conveyor.runtime.driver.record import ActorRecord, Introduced
-from conveyor.runtime.driver.table import Table
+from conveyor.runtime.driver.hosts.far_host import Handed
+from conveyor.runtime.driver.network.graph_looks import look_afar
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.processes.record import ActorRecord, Introduced
+from conveyor.runtime.driver.processes.table import Table
 from conveyor.runtime.graph.edges.beside import Whereabouts
 from conveyor.runtime.graph.edges.layout import Assignment, Layout
 from conveyor.runtime.graph.telemetry.afar import Afar, Question

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conveyor import _core
-from conveyor.runtime.driver.far_host import Handed
-from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.hosts.far_host import Handed
+from conveyor.runtime.driver.processes.record import ActorRecord
 
 Party = ActorRecord | None
 """A process at an end of a channel; ``None`` is the driver."""

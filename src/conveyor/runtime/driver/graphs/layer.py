@@ -10,12 +10,12 @@ from conveyor.exceptions import GraphTornDownError
 from conveyor.plan.model import Plan
 from conveyor.runtime import threads
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.driver.laying import Laying
-from conveyor.runtime.driver.network import Network
-from conveyor.runtime.driver.record import ActorRecord
-from conveyor.runtime.driver.roster import Roster
-from conveyor.runtime.driver.supervisor import Supervisor
-from conveyor.runtime.driver.table import Table
+from conveyor.runtime.driver.graphs.laying import Laying
+from conveyor.runtime.driver.graphs.roster import Roster
+from conveyor.runtime.driver.network.network import Network
+from conveyor.runtime.driver.processes.record import ActorRecord
+from conveyor.runtime.driver.processes.supervisor import Supervisor
+from conveyor.runtime.driver.processes.table import Table
 from conveyor.runtime.graph.edges.layout import Tasks
 from conveyor.runtime.graph.executor import Member
 from conveyor.runtime.graph.telemetry.afar import PATIENCE, Afar, Question

@@ -25,10 +25,10 @@ from conveyor.exceptions import (
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.runtime.actor.orders import Unload
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.driver.network import Network
-from conveyor.runtime.driver.record import ActorRecord, Life
-from conveyor.runtime.driver.supervisor import Supervisor
-from conveyor.runtime.driver.table import Table
+from conveyor.runtime.driver.network.network import Network
+from conveyor.runtime.driver.processes.record import ActorRecord, Life
+from conveyor.runtime.driver.processes.supervisor import Supervisor
+from conveyor.runtime.driver.processes.table import Table
 from conveyor.runtime.graph.edges.assigning import assign
 from conveyor.runtime.graph.edges.beside import Whereabouts, transports_of
 from conveyor.runtime.graph.edges.layout import Assignment, Layout, Tasks, lay_out

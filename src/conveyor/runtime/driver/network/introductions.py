@@ -10,11 +10,11 @@ from typing import TypeVar
 from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint
-from conveyor.runtime.driver.far_host import Handed
-from conveyor.runtime.driver.network import Network
-from conveyor.runtime.driver.record import ActorRecord
-from conveyor.runtime.driver.table import DRIVER_SLOT, Table
-from conveyor.runtime.driver.unmet import Channel, Party
+from conveyor.runtime.driver.hosts.far_host import Handed
+from conveyor.runtime.driver.network.network import Network
+from conveyor.runtime.driver.network.unmet import Channel, Party
+from conveyor.runtime.driver.processes.record import ActorRecord
+from conveyor.runtime.driver.processes.table import DRIVER_SLOT, Table
 from conveyor.runtime.meeting import (
     SIDES,
     ClosedWord,
