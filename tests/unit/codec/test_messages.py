@@ -10,11 +10,13 @@ from conveyor.engine.net.fetches import FarMemoryService
 from conveyor.engine.net.station import Station
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import message
-from conveyor.runtime.actor import far_memory, orders, requests
+from conveyor.runtime.actor import orders
 from conveyor.runtime.actor.control import Control
-from conveyor.runtime.actor.far_memory import FarMemoryClient, FromHost, ToHost
 from conveyor.runtime.actor.orders import Accept, HangUp, Order, Stop
-from conveyor.runtime.actor.requests import Notice, Request
+from conveyor.runtime.actor.requests import far_memory
+from conveyor.runtime.actor.requests import messages as requests
+from conveyor.runtime.actor.requests.far_memory import FarMemoryClient, FromHost, ToHost
+from conveyor.runtime.actor.requests.messages import Notice, Request
 from conveyor.runtime.driver.graphs.service import GraphService
 from conveyor.runtime.driver.hosts import far_orders
 from conveyor.runtime.driver.hosts.far_orders import FarOrder

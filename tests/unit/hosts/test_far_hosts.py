@@ -23,7 +23,7 @@ from conveyor.engine.ray.greeting import Elsewhere
 from conveyor.engine.ray.news import Ended
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError
-from conveyor.runtime.actor.requests import Done, Failed
+from conveyor.runtime.actor.requests.messages import Done, Failed
 from conveyor.runtime.blueprint import Blueprint, RingPlan
 from conveyor.runtime.driver.hosts.far_orders import (
     Adopt,

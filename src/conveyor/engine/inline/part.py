@@ -17,7 +17,7 @@ from conveyor.engine.inline.failure import Failure
 from conveyor.exceptions import ExecutionCancelledError, SerializationError
 from conveyor.plan.model import Program, Task
 from conveyor.plan.steps import Await, Call, Recv, Send, Step, Try, assert_never
-from conveyor.runtime.actor.program import make_part
+from conveyor.runtime.actor.graphs.program import make_part
 from conveyor.runtime.graph.edges.layout import Assignment
 from conveyor.runtime.graph.submission.unsendable import blame_tasks
 from conveyor.runtime.process import Process

@@ -1,7 +1,8 @@
 """What a host needs of a session that its driver is not on: a board, a pump, and what introduces processes.
 
 It does what the driver orders (:mod:`conveyor.runtime.driver.hosts.far_orders`), one order after the other.
-It starts no process: it makes what one is to be given, and watches whether it lives. It knows nothing of values.
+It starts no process: it makes what one is to be given, and watches whether it lives. It knows nothing
+of values.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from conveyor import _core
 from conveyor.codec import encode_error
 from conveyor.exceptions import GraphTornDownError
-from conveyor.runtime.actor.calls import Calls
+from conveyor.runtime.actor.calls.calls import Calls
+from conveyor.runtime.actor.calls.mailbox import Mailbox
+from conveyor.runtime.actor.graphs.program import Part, make_part
 from conveyor.runtime.actor.ground import Ground
-from conveyor.runtime.actor.mailbox import Mailbox
 from conveyor.runtime.actor.orders import Accept, End, HangUp, Load, NewPeers, Order, Stop, Unload
-from conveyor.runtime.actor.program import Part, make_part
 from conveyor.runtime.actor.unwanted import until
 from conveyor.runtime.calls.try_each import try_each
 from conveyor.runtime.message import MAX_FDS, TICKET_BYTES

@@ -21,12 +21,12 @@ from conveyor.exceptions import (
 )
 from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
-from conveyor.runtime.actor.collectives import ActorCollectives
-from conveyor.runtime.actor.far_memory import FarMemoryClient
-from conveyor.runtime.actor.introductions import ActorIntroductions
-from conveyor.runtime.actor.peer_member import PeerMember
-from conveyor.runtime.actor.request_client import RequestClient
-from conveyor.runtime.actor.requests import (
+from conveyor.runtime.actor.graphs.peer_member import PeerMember
+from conveyor.runtime.actor.requests.client import RequestClient
+from conveyor.runtime.actor.requests.collectives import ActorCollectives
+from conveyor.runtime.actor.requests.far_memory import FarMemoryClient
+from conveyor.runtime.actor.requests.introductions import ActorIntroductions
+from conveyor.runtime.actor.requests.messages import (
     AddTransport,
     ComesBack,
     Connect,

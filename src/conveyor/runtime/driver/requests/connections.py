@@ -8,7 +8,7 @@ import weakref
 
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
-from conveyor.runtime.actor.requests import OpenFarMemory, OpenGraph, Opening, OpenRefs
+from conveyor.runtime.actor.requests.messages import OpenFarMemory, OpenGraph, Opening, OpenRefs
 from conveyor.runtime.driver.graphs.service import GraphService
 from conveyor.runtime.driver.hosts.far_host import Handed
 from conveyor.runtime.driver.processes.record import ActorRecord

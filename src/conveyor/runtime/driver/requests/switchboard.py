@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from conveyor.exceptions import ActorRestartedError, SystemLimitError
 from conveyor.runtime import registrations, threads
-from conveyor.runtime.actor import requests as asked
-from conveyor.runtime.actor.requests import Done, Failed, Notice, Numbered, Reply, Request
+from conveyor.runtime.actor.requests import messages as asked
+from conveyor.runtime.actor.requests.messages import Done, Failed, Notice, Numbered, Reply, Request
 from conveyor.runtime.calls.constructor import Kept
 from conveyor.runtime.driver.graphs.departures import Departures
 from conveyor.runtime.driver.graphs.layer import Layer

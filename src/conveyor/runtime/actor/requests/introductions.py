@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from conveyor import _core
 from conveyor.exceptions import ConveyorError, SessionEndedError
-from conveyor.runtime.actor.request_client import RequestClient
-from conveyor.runtime.actor.requests import CloseEnd, HoldEnd, Meet, Met, OpenChannel
+from conveyor.runtime.actor.requests.client import RequestClient
+from conveyor.runtime.actor.requests.messages import CloseEnd, HoldEnd, Meet, Met, OpenChannel
 from conveyor.runtime.meeting import ClosedWord, Meeting, Side
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.refs.messages import all_of

@@ -31,9 +31,9 @@ from conveyor.plan.steps import (
     Try,
     assert_never,
 )
-from conveyor.runtime.actor.conduits import Conduits
-from conveyor.runtime.actor.meetings import Meetings
-from conveyor.runtime.actor.producers import GeneratorStopped, Outlet, Producer, Producers
+from conveyor.runtime.actor.graphs.conduits import Conduits
+from conveyor.runtime.actor.graphs.meetings import Meetings
+from conveyor.runtime.actor.graphs.producers import GeneratorStopped, Outlet, Producer, Producers
 from conveyor.runtime.actor.unwanted import Unwanted
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.graph.edges.failures import FailureTeller

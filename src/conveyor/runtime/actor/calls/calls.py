@@ -10,8 +10,8 @@ from conveyor import _core
 from conveyor.codec import encode_error
 from conveyor.exceptions import ActorStartError, SerializationError
 from conveyor.runtime.actor import forked
-from conveyor.runtime.actor.call_failure import UNREAD, CallFailure
-from conveyor.runtime.actor.mailbox import Mailbox
+from conveyor.runtime.actor.calls.failure import UNREAD, CallFailure
+from conveyor.runtime.actor.calls.mailbox import Mailbox
 from conveyor.runtime.actor.unwanted import until
 from conveyor.runtime.calls.call import MISSED, START, Call
 from conveyor.runtime.calls.returns import returned
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from conveyor.codec.errors.failed_calls import FailedCall
-    from conveyor.runtime.actor.coroutines import Coroutines
-    from conveyor.runtime.actor.instance import Instance
+    from conveyor.runtime.actor.calls.coroutines import Coroutines
+    from conveyor.runtime.actor.calls.instance import Instance
     from conveyor.runtime.process import Process
     from conveyor.runtime.waiting.activities import Activity
 

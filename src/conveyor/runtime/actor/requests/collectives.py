@@ -8,9 +8,9 @@ from typing import Any
 from conveyor import _core
 from conveyor.codec.errors.failed_calls import FailedCall
 from conveyor.exceptions import ConveyorError
-from conveyor.runtime.actor.call_failure import UNREAD, CallFailure
-from conveyor.runtime.actor.request_client import RequestClient
-from conveyor.runtime.actor.requests import CloseGroup, CreateGroup, JoinGroup
+from conveyor.runtime.actor.calls.failure import UNREAD, CallFailure
+from conveyor.runtime.actor.requests.client import RequestClient
+from conveyor.runtime.actor.requests.messages import CloseGroup, CreateGroup, JoinGroup
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.rank_ends import enter

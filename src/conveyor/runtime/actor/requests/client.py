@@ -18,7 +18,7 @@ from conveyor.exceptions import (
     SystemLimitError,
 )
 from conveyor.runtime import threads
-from conveyor.runtime.actor.requests import (
+from conveyor.runtime.actor.requests.messages import (
     Done,
     Failed,
     LookForCycle,

@@ -18,8 +18,8 @@ from conveyor.codec import afresh, decode_error, encode_error
 from conveyor.codec.parcels import Head, Parcel
 from conveyor.codec.promises import Keeper, Promised
 from conveyor.exceptions import GraphTornDownError, TransportError
+from conveyor.runtime.actor.graphs.wire import EdgeWire
 from conveyor.runtime.actor.unwanted import Unwanted
-from conveyor.runtime.actor.wire import EdgeWire
 from conveyor.runtime.calls.try_each import try_each
 from conveyor.runtime.graph.edges.beside import ConduitEnd
 from conveyor.runtime.graph.edges.layout import Assignment

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError
-from conveyor.runtime.actor.request_client import RequestClient
+from conveyor.runtime.actor.requests.client import RequestClient
 from conveyor.runtime.graph.executor import LaidMember
 
 

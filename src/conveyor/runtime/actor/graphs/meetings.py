@@ -12,7 +12,7 @@ from conveyor.dag.collective.together import Offer, Together
 from conveyor.exceptions import TransportError
 from conveyor.plan.model import Program, Reg, Task
 from conveyor.plan.steps import Call, Recv, Send
-from conveyor.runtime.actor.conduits import Conduits, in_words
+from conveyor.runtime.actor.graphs.conduits import Conduits, in_words
 from conveyor.runtime.actor.unwanted import Unwanted, until
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.transport.communicator.gathering import Gathering

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from conveyor.codec import Reader
-from conveyor.runtime.actor.requests import Introduce, KeptAfar, OpenFarMemory, Request
+from conveyor.runtime.actor.requests.messages import Introduce, KeptAfar, OpenFarMemory, Request
 from conveyor.runtime.far_memory import Brought, Room, Wanted
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.message import Message
