@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from conveyor.observe.palette import INK
-from conveyor.observe.picture import Picture, Text
-from conveyor.observe.svg import write_svg
+from conveyor.observe.drawing.palette import INK
+from conveyor.observe.drawing.picture import Picture, Text
+from conveyor.observe.drawing.svg import write_svg
 
 #: A picture has two pixels for each unit of length, but never more than so many.
 _ZOOM, _MOST_PIXELS = 2.0, 12_000_000

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conveyor.observe.dataflow import Dataflow, arrow_lines, dataflow, place_name
-from conveyor.observe.layers import Course, Link, lay_out
-from conveyor.observe.palette import INK, LINE, MUTED, PAPER, actor_colour
-from conveyor.observe.picture import (
+from conveyor.observe.drawing.layers import Course, Link, lay_out
+from conveyor.observe.drawing.palette import INK, LINE, MUTED, PAPER, actor_colour
+from conveyor.observe.drawing.picture import (
     ADVANCE,
     Line,
     Picture,
@@ -21,7 +21,7 @@ from conveyor.observe.picture import (
     cells,
     text_width,
 )
-from conveyor.observe.schedule import Column, columns
+from conveyor.observe.drawing.schedule import Column, columns
 from conveyor.plan.explain import counted
 from conveyor.plan.model import EXECUTOR, Plan
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape, quoteattr
 
-from conveyor.observe.palette import PAPER
-from conveyor.observe.picture import Line, Picture, Polygon, Rect, Shape, Text
+from conveyor.observe.drawing.palette import PAPER
+from conveyor.observe.drawing.picture import Line, Picture, Polygon, Rect, Shape, Text
 
 _FONT = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conveyor.observe.dataflow import place_name, printable
-from conveyor.observe.palette import INK, LINE, MUTED, actor_colour
-from conveyor.observe.picture import Line, Picture, Rect, Shape, Text, text_width
+from conveyor.observe.drawing.palette import INK, LINE, MUTED, actor_colour
+from conveyor.observe.drawing.picture import Line, Picture, Rect, Shape, Text, text_width
 from conveyor.observe.units import duration
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.timeline import Span, Timeline

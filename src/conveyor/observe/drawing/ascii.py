@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conveyor.observe.dataflow import Dataflow, arrow_lines, dataflow, edge_details, place_name
-from conveyor.observe.lineart import draw
-from conveyor.observe.picture import cells
-from conveyor.observe.schedule import columns
+from conveyor.observe.drawing.lineart import draw
+from conveyor.observe.drawing.picture import cells
+from conveyor.observe.drawing.schedule import columns
 from conveyor.plan.model import EXECUTOR, Plan
 
 

@@ -7,12 +7,12 @@ import os
 import webbrowser
 from pathlib import Path
 
-from conveyor.observe.ascii import write_ascii
-from conveyor.observe.compose import compose
-from conveyor.observe.dot import write_dot
-from conveyor.observe.mermaid import write_mermaid
-from conveyor.observe.png import write_png
-from conveyor.observe.svg import write_svg
+from conveyor.observe.drawing.ascii import write_ascii
+from conveyor.observe.drawing.compose import compose
+from conveyor.observe.drawing.dot import write_dot
+from conveyor.observe.drawing.mermaid import write_mermaid
+from conveyor.observe.drawing.png import write_png
+from conveyor.observe.drawing.svg import write_svg
 from conveyor.plan.model import Plan
 
 #: Format to the file's ending; ``ascii`` goes into no file.

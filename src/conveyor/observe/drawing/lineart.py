@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from conveyor.observe.dataflow import Dataflow, arrow_lines
-from conveyor.observe.layers import Link, lay_out
-from conveyor.observe.picture import cells
-from conveyor.observe.tracks import tracks
+from conveyor.observe.drawing.layers import Link, lay_out
+from conveyor.observe.drawing.picture import cells
+from conveyor.observe.drawing.tracks import tracks
 from conveyor.plan.model import Plan
 
 

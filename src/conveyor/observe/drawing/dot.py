@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conveyor.observe.dataflow import arrow_lines, dataflow
-from conveyor.observe.palette import INK, actor_colour
-from conveyor.observe.schedule import columns
+from conveyor.observe.drawing.palette import INK, actor_colour
+from conveyor.observe.drawing.schedule import columns
 from conveyor.plan.model import Plan
 
 
