@@ -7,7 +7,7 @@ processes. A channel carries a group once, inside the first frame that needs it,
 then on. A process that received a group may send it on: it keeps the bytes.
 
 Here is the registry of one process; what a channel has carried is in ``definitions``. How a group is
-pickled, which needs cloudpickle, is in ``fullpickle``.
+pickled, which needs cloudpickle, is in ``full_pickler``.
 """
 
 from __future__ import annotations
