@@ -153,7 +153,24 @@ class Driver(CallingRuntime):
         self.supervisor.on_start = self._note_link
         self.supervisor.end_waits = self.collectives.end_waits
         self.supervisor.burial = self._burial()
-        self._last_steps = LastSteps(
+        self._last_steps = self._shutdown_steps(hosts)
+        self.at_shutdown: Callable[[], None] = lambda: None
+        home = Home(
+            self.abroad.open,
+            self.switchboard.heard,
+            self.abroad.gone,
+            self.abroad.host_of,
+            self.abroad.looks.kept_afar,
+            process,
+        )
+        hosts.start(self.supervisor.on_exit, home)
+        hosts.watch(self._garbage_event, self._on_garbage)
+        hosts.watch(self._life_event, self._on_life_words)
+        context.install(self)  # so that whoever is interrupted before he has it finds it
+
+    def _shutdown_steps(self, hosts: Hosts) -> LastSteps:
+        """What happens when the session ends, in this order."""
+        return LastSteps(
             self._begin_end,
             self.collectives.begin_end,
             # What they ask the driver for meanwhile is answered.
@@ -174,19 +191,6 @@ class Driver(CallingRuntime):
             self.process.close,
             hurry=self.supervisor.hurry,
         )
-        self.at_shutdown: Callable[[], None] = lambda: None
-        home = Home(
-            self.abroad.open,
-            self.switchboard.heard,
-            self.abroad.gone,
-            self.abroad.host_of,
-            self.abroad.looks.kept_afar,
-            process,
-        )
-        hosts.start(self.supervisor.on_exit, home)
-        hosts.watch(self._garbage_event, self._on_garbage)
-        hosts.watch(self._life_event, self._on_life_words)
-        context.install(self)  # so that whoever is interrupted before he has it finds it
 
     def _burial(self) -> Burial:
         """What happens when a process has ended, in this order."""

@@ -44,6 +44,7 @@ from conveyor.runtime.waiting.works import steps_of
 if TYPE_CHECKING:
     from conveyor.codec.promises import Keeper
     from conveyor.runtime.actor.ground import Ground
+    from conveyor.runtime.process import Process
 
 
 class Part(NamedTuple):
@@ -127,28 +128,9 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
 
     program.set_limits(limits, cancel)
     program.start_at(assignment.first)
-    readers = {
-        end.edge: end.open(
-            process,
-            segment,
-            assignment.name,
-            assignment.sources[end.edge],
-            alone=only_reads(assignment.program, end.edge, tasks),
-        )
-        for end in assignment.reads
-    }
+    readers = _open_readers(process, assignment, segment, tasks)
     budget = make_budget(assignment.memory_bytes)
-    writers = {
-        end.edge: end.open(
-            process,
-            segment,
-            assignment.graph,
-            assignment.name,
-            assignment.sources[end.edge],
-            budget=budget,
-        )
-        for end in assignment.writes
-    }
+    writers = _open_writers(process, assignment, segment, budget)
     keepers = {
         edge: keeper_of(assignment.sources[edge], promise)
         for edge, promise in assignment.promises.items()
@@ -180,6 +162,40 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
         part.close()
         raise
     return part
+
+
+def _open_readers(
+    process: Process, assignment: Assignment, segment: _core.Segment, tasks: Mapping[int, Task]
+) -> dict[int, _core.Reader]:
+    return {
+        end.edge: end.open(
+            process,
+            segment,
+            assignment.name,
+            assignment.sources[end.edge],
+            alone=only_reads(assignment.program, end.edge, tasks),
+        )
+        for end in assignment.reads
+    }
+
+
+def _open_writers(
+    process: Process,
+    assignment: Assignment,
+    segment: _core.Segment,
+    budget: _core.MemoryBudget | None,
+) -> dict[int, _core.Writer]:
+    return {
+        end.edge: end.open(
+            process,
+            segment,
+            assignment.graph,
+            assignment.name,
+            assignment.sources[end.edge],
+            budget=budget,
+        )
+        for end in assignment.writes
+    }
 
 
 class _Steps(Struct, frozen=True):
