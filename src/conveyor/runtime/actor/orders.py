@@ -10,7 +10,7 @@ from conveyor.runtime.message import Message
 from conveyor.runtime.process import ArenaSize
 
 if TYPE_CHECKING:
-    from conveyor.runtime.graph.layout import Assignment
+    from conveyor.runtime.graph.edges.layout import Assignment
 
 
 class Hello(Struct, frozen=True):
