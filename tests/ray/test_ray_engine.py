@@ -97,7 +97,9 @@ def test_placed_by_strategies(rt):
     actor = Place.options(num_cpus=0, scheduling_strategy=strategy).remote()
     assert get(actor.node.remote()) in nodes
     conveyor.kill(actor)
-    actor = Place.options(num_cpus=0, placement_group=group, placement_group_bundle_index=0).remote()
+    actor = Place.options(
+        num_cpus=0, placement_group=group, placement_group_bundle_index=0
+    ).remote()
     assert get(actor.node.remote()) in nodes
     conveyor.kill(actor)
     remove_placement_group(group)
