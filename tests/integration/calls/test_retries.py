@@ -13,6 +13,7 @@ import pytest
 from integration_helpers import WAIT, get
 
 import conveyor
+from conveyor import channel
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,
@@ -287,3 +288,55 @@ def test_what_makes_the_calls_goes_with_them(local, wait_until):
     assert get(with_retries(flaky).remote(2)) == (3, 0)
     # Its thread may not have come to its end yet.
     wait_until(lambda: gc.collect() >= 0 and not len(runtime.retrying), WAIT)
+
+
+# Other calls, which wait for its result.
+
+
+@conveyor.remote
+class Later:
+    """What it does takes a while, and fails so many times first."""
+
+    def __init__(self):
+        self.tries = 0
+
+    async def work(self, failures):
+        await asyncio.sleep(0.02)
+        self.tries += 1
+        if self.tries <= failures:
+            raise ValueError(f"at try {self.tries}")
+        return self.tries
+
+    async def pass_on(self, value):
+        return value
+
+
+def test_calls_that_lack_its_result_do_not_hold_up_the_next_try(engine):
+    """Directly, and by way of another actor."""
+    here, there = Later.remote(), Later.remote()
+    options = {"max_task_retries": 3, "retry_exceptions": True}
+    assert get(here.pass_on.remote(here.work.options(**options).remote(2))) == 3
+    first = there.work.options(**options).remote(2)
+    assert get(there.pass_on.remote(here.pass_on.remote(first))) == 3
+
+
+def held(holder):
+    """The end of a channel, and the result of a call of ``holder``, which lasts until something is sent."""
+    opens, gate = channel.open()
+    return opens, holder.__ray_call__.remote(lambda self, gate: gate.receive(timeout=WAIT), gate)
+
+
+def test_what_waits_for_it_in_turn_can_say_for_what(local):
+    flaky, holder = Flaky.remote(), Flaky.remote()
+    opens, opened = held(holder)
+    waits = flaky.work.remote(0, ValueError, with_retries(flaky).remote(2, ValueError, opened))
+    with pytest.raises(WaitTimeoutError, match=r"calls for Flaky wait for Flaky#2.__ray_call__"):
+        conveyor.get(waits, timeout=0.1)
+    opens.send(1)
+    assert get(waits) == (1, 4)
+    opens, opened = held(holder)
+    waits = holder.work.remote(0, ValueError, with_retries(holder).remote(0))
+    with pytest.raises(WaitTimeoutError, match=r"calls for Flaky#2 wait for Flaky#2.work \(call"):
+        conveyor.get(waits, timeout=0.1)
+    opens.send(1)
+    assert get([opened, waits]) == [1, (1, 1)]

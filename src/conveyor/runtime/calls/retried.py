@@ -20,8 +20,8 @@ from conveyor.runtime.waiting.completions import Completions
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
 
-#: Makes one try with these arguments, by position and by name.
-Make: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Ref]
+#: Makes one try with these arguments, by position and by name, and whether it is not the first.
+Make: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], bool], Ref]
 
 
 class RetriedRef(Ref):
@@ -71,7 +71,7 @@ class Tries:
         self._make: Make | None = make
         # Before the call: it may change its own arguments.
         self._given: Given | None = Given(runtime, args, kwargs)
-        self.last = make(args, kwargs)
+        self.last = make(args, kwargs, False)
         self.gate = self.last._gate
 
     def ref(self) -> RetriedRef:
@@ -110,7 +110,7 @@ class Tries:
                 self._end(outcome)
                 return False
             last.learn()
-            made = make(*given.get())
+            made = make(*given.get(), True)
         except BaseException as instead:
             self._end(Failure(instead))
             if not isinstance(instead, Exception):
