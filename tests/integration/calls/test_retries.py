@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -56,6 +57,9 @@ class Flaky:
 
     def of(self, refs):
         return conveyor.get(refs[0], timeout=WAIT)
+
+    def fail_with(self, value):
+        raise ValueError(value)
 
     def outstanding(self):
         return self.tries
@@ -253,10 +257,11 @@ def test_calls_that_were_queued_are_made_again_and_so_are_those_of_actors(local,
     assert get(actor.pid.remote()) == after
 
 
-def test_a_wait_has_its_time_and_can_be_cancelled(local):
+def test_a_wait_has_its_time_and_can_be_cancelled(local, wait_until):
     flaky = Flaky.remote()
     ref = with_retries(flaky, -1).remote(10**9)
-    with pytest.raises(WaitTimeoutError):
+    wait_until(lambda: "try 2" in repr(ref), WAIT)
+    with pytest.raises(WaitTimeoutError, match=r"after 0.2 s waiting for Flaky.work.*, try \d+;"):
         conveyor.get(ref, timeout=0.2)
     assert ref.cancel()
     with pytest.raises(ExecutionCancelledError):
@@ -280,6 +285,56 @@ def test_the_end_of_the_session_is_the_last_tries(wait_until):
             one.get(WAIT)
     # No thread goes on with it.
     wait_until(lambda: not any("retries" in one.name for one in threading.enumerate()), WAIT)
+
+
+class SlowHere:
+    """Where it was made first, it is loaded only when that is allowed."""
+
+    loading, allowed = threading.Event(), threading.Event()
+
+    def __init__(self, pid=None):
+        self.pid = pid or os.getpid()
+        if pid is None:
+            self.loading.clear()
+            self.allowed.clear()
+
+    def __reduce__(self):
+        return SlowHere.load, (self.pid,)
+
+    @classmethod
+    def load(cls, pid):
+        if os.getpid() == pid:
+            cls.loading.set()
+            assert cls.allowed.wait(WAIT)
+        return cls(pid)
+
+
+def test_the_end_of_the_session_while_tries_are_being_made():
+    conveyor.init()
+    flaky = Flaky.remote()
+    refs = [with_retries(flaky, -1).remote(10**9, ValueError, SlowHere()) for _ in range(2)]
+    assert SlowHere.loading.wait(WAIT)
+    conveyor.shutdown()
+    for ref in reversed(refs):
+        with pytest.raises(SessionEndedError):
+            ref.get(WAIT)
+    assert not conveyor.is_initialized()
+    SlowHere.allowed.set()
+
+
+def test_who_waits_for_another_that_gets_a_ref_begins_no_session():
+    conveyor.init()
+    ref = Flaky.remote().fail_with.remote(SlowHere())
+    with ThreadPoolExecutor() as pool:
+        gets = pool.submit(ref.get, WAIT)
+        assert SlowHere.loading.wait(WAIT)
+        conveyor.shutdown()
+        with pytest.raises(SessionEndedError):
+            ref.get(WAIT)
+        assert not conveyor.is_initialized()
+        SlowHere.allowed.set()
+        with pytest.raises(ValueError, match="SlowHere"):
+            gets.result(WAIT)
 
 
 def test_what_makes_the_calls_goes_with_them(local, wait_until):
@@ -340,3 +395,16 @@ def test_what_waits_for_it_in_turn_can_say_for_what(local):
         conveyor.get(waits, timeout=0.1)
     opens.send(1)
     assert get([opened, waits]) == [1, (1, 1)]
+
+
+def test_who_waits_for_it_hears_of_others_that_have_failed(local):
+    flaky, holder, fails = Flaky.remote(), Flaky.remote(), Flaky.remote()
+    opens, opened = held(holder)
+    one = with_retries(flaky).remote(0, ValueError, opened)
+    two = flaky.work.options(num_returns=2, max_task_retries=1).remote(0)
+    for refs in ([one, fails.work.remote(2)], [*two, fails.work.remote(2)]):
+        with pytest.raises(ValueError, match="at try"):
+            get(refs)
+        assert not any(ref.done() for ref in refs[:-1])
+    opens.send(1)
+    assert get([one, *two]) == [(1, 1), 1, 0]
