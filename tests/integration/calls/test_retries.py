@@ -18,6 +18,7 @@ from conveyor import channel
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,
+    ConstructorError,
     ExecutionCancelledError,
     SessionEndedError,
     TaskError,
@@ -33,6 +34,7 @@ class Flaky:
     def __init__(self, noted=None):
         self.tries = 0
         self.noted = noted
+        self.room = np.zeros(20_000, int)
 
     def work(self, failures, kind=ValueError, value=0):
         self.tries += 1
@@ -54,6 +56,15 @@ class Flaky:
     def two(self, failures):
         tries, _ = self.work(failures)
         return np.full(20_000, tries), "second"
+
+    @conveyor.method(receive_into={"value": "room"})
+    def receive(self, value):
+        self.tries += 1
+        return float(value.sum())
+
+    def echo(self, value):
+        self.tries += 1
+        return value
 
     def of(self, refs):
         return conveyor.get(refs[0], timeout=WAIT)
@@ -126,6 +137,67 @@ def test_an_error_of_an_argument_is_nobodys_to_try_again(flaky):
     with pytest.raises(ValueError, match="at try 1"):
         get(with_retries(flaky, -1).remote(0, ValueError, flaky.work.remote(1)))
     assert get(flaky.outstanding.remote()) == 1
+
+
+class Left(BaseException):
+    """What is no ``Exception``."""
+
+
+def test_what_comes_as_no_instance_of_its_class_is_known_by_it(flaky):
+    for kind in (Left, StopIteration, GeneratorExit):
+        assert get(with_retries(flaky, 2, [kind]).remote(2, kind)) == (3, 0)
+        with pytest.raises(TaskError, match="at try 1"):
+            get(with_retries(flaky, 2, [KeyError]).remote(1, kind))
+        get(flaky.work.remote(0))
+
+
+@conveyor.remote
+class Unmade:
+    def __init__(self):
+        raise ValueError("not made")
+
+    def work(self):
+        """It never comes to this."""
+
+
+def test_what_has_not_begun_is_nobodys_to_try_again(flaky):
+    unmade = Unmade.remote()
+    options = {"max_task_retries": -1, "retry_exceptions": True}
+    with pytest.raises(ConstructorError, match="not made"):
+        get(unmade.work.options(**options).remote())
+
+    def asks(self, unmade):
+        self.tries += 1
+        get(unmade.work.remote())
+
+    # Whoever has called it has run.
+    options["max_task_retries"] = 2
+    with pytest.raises(ConstructorError, match="not made"):
+        get(flaky.__ray_call__.options(**options).remote(asks, unmade))
+    assert get(flaky.outstanding.remote()) == 3
+
+
+def test_what_cannot_be_fetched_is_nobodys_to_try_again(local, wait_until):
+    flaky, maker = Flaky.remote(), Flaky.remote()
+    array, _ = maker.two.remote(0)
+    assert get(flaky.work.remote(0, ValueError, array)) == (1, 20_000)
+    conveyor.kill(maker)
+
+    def is_gone():
+        try:
+            get(flaky.work.remote(0, ValueError, array))
+        except ActorDiedError:
+            return True
+        return False
+
+    wait_until(is_gone, WAIT)
+    options = {"max_task_retries": -1, "retry_exceptions": True}
+    for method in (flaky.receive, flaky.echo):
+        with pytest.raises(ActorDiedError, match="with it a value"):
+            get(method.options(**options).remote(array))
+    with pytest.raises(ValueError, match="cannot receive 'value'"):
+        get(flaky.receive.options(**options).remote(np.zeros(3, int)))
+    assert get(flaky.outstanding.remote()) == 0
 
 
 def test_several_results_that_stay_with_the_actor(flaky):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
+from conveyor.codec.errors import has_begun
 from conveyor.exceptions import ActorRestartedError, TaskError, WaitTimeoutError
 from conveyor.runtime import ending
 from conveyor.runtime.calls.held_up import Queue
@@ -132,9 +133,8 @@ class Tries:
         return True
 
     def _again(self, error: BaseException, given: Given) -> bool:
-        wanted = self._retries.exceptions
         if isinstance(error, TaskError):
-            again = wanted if isinstance(wanted, bool) else isinstance(error, wanted)
+            again = has_begun(error) and self._names(error)
         else:
             again = isinstance(error, ActorRestartedError)
         if not again or given.failed():
@@ -144,6 +144,14 @@ class Tries:
                 return False
             self._left -= self._left > 0  # without a limit it is negative
             return True
+
+    def _names(self, error: TaskError) -> bool:
+        """Whether a call that has raised it is to be made again."""
+        wanted = self._retries.exceptions
+        if isinstance(wanted, bool):
+            return wanted
+        # What would steer the caller's program, `KeyboardInterrupt` say, is of its class only there.
+        return isinstance(error, wanted) or isinstance(error.cause, wanted)
 
     def _end(self, outcome: Any) -> None:
         with self._lock:
