@@ -361,7 +361,7 @@ class Calls:
             )
         calls = self.on_failure(failure)
         own = self._instance.name
-        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}", calls=calls))
+        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}", calls=calls, begun=ran))
 
 
 def _taken(unanswered: list[int]) -> bool:
