@@ -147,7 +147,9 @@ TEST(who_was_known_to_have_failed_is_waited_for_when_it_hears_of_that_late) {
     pair.first.begins();
     std::thread waiter([&] { CHECK(pair.first.run({}, {}, 0, 1) == Progress::kDone); });
     await_sleep(pair.world, 0);
+    const int before = pair.first.sleeps;
     pair.second.group.note_failed_call("has not come", "step", {9, 1}, false, number, cancelled);
+    Session::await([&] { return pair.first.sleeps > before || pair.first.group.broken(); });  // it has looked
     pair.second.begins();
     CHECK(pair.second.run({}, {}, 0, 1) == Progress::kDone);
     waiter.join();
@@ -160,8 +162,7 @@ TEST(who_fails_while_it_is_awaited_by_a_call_that_did_not_know_is_not_coming) {
     pair.first.begins();
     std::thread waiter([&] { CHECK(pair.first.run({}, {}, 0, 0) == Progress::kBroken); });
     await_sleep(pair.world, 0);
-    if (cancelled)
-      pair.second.board().note_sight();
+    if (cancelled) pair.second.board().note_sight();
     const uint64_t number = cancelled ? 0 : pair.second.board().fail(2);
     pair.second.group.note_failed_call("has not come", "step", {9, 1}, false, number, cancelled);
     waiter.join();
