@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from conveyor.codec.errors import has_begun
+from conveyor.codec.errors.encoding import has_begun
 from conveyor.exceptions import ActorRestartedError, TaskError, WaitTimeoutError
 from conveyor.runtime import ending
 from conveyor.runtime.calls.held_up import Queue
