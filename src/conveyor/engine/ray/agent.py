@@ -45,9 +45,9 @@ from conveyor.engine.ray.tail import tail
 from conveyor.engine.ray.visitors import Visitors
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import status
-from conveyor.runtime.driver.far_orders import FarOrder
-from conveyor.runtime.driver.hosts import Page
-from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
+from conveyor.runtime.driver.hosts.far_orders import FarOrder
+from conveyor.runtime.driver.hosts.protocol import Page
+from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen
 from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.process import ArenaSize

@@ -37,8 +37,8 @@ from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.greeting import Elsewhere
 from conveyor.engine.ray.news import News, Sent, Unclaimed
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime.driver.far_host import Home
-from conveyor.runtime.graph.afar import PATIENCE, STACKS, LookAtAll
+from conveyor.runtime.driver.hosts.far_host import Home
+from conveyor.runtime.graph.telemetry.afar import PATIENCE, STACKS, LookAtAll
 from conveyor.runtime.status import Page
 
 _log = logging.getLogger("conveyor")

@@ -28,8 +28,8 @@ from conveyor.engine.ray.starts import ENDED, Starts
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.driver.far_host import Home
-from conveyor.runtime.driver.hosts import Settle, Spawned
+from conveyor.runtime.driver.hosts.far_host import Home
+from conveyor.runtime.driver.hosts.protocol import Settle, Spawned
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from conveyor import _core
 from conveyor.codec import Reader, encode_error
 from conveyor.exceptions import GraphTornDownError
-from conveyor.runtime.actor.calls import Calls
+from conveyor.runtime.actor.calls.calls import Calls
+from conveyor.runtime.actor.calls.mailbox import Mailbox
+from conveyor.runtime.actor.graphs.program import Part, make_part
 from conveyor.runtime.actor.ground import Ground
-from conveyor.runtime.actor.mailbox import Mailbox
 from conveyor.runtime.actor.orders import (
     Accept,
     End,
@@ -26,7 +27,6 @@ from conveyor.runtime.actor.orders import (
     Stop,
     Unload,
 )
-from conveyor.runtime.actor.program import Part, make_part
 from conveyor.runtime.actor.unwanted import until
 from conveyor.runtime.calls.try_each import try_each
 from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
@@ -35,7 +35,7 @@ from conveyor.runtime.waiting.works import steps_of
 from conveyor.system_limits import explained
 
 if TYPE_CHECKING:
-    from conveyor.runtime.graph.layout import Assignment
+    from conveyor.runtime.graph.edges.layout import Assignment
 
 
 #: How often it is tried to read an order that there is no memory for, and the seconds in between.

@@ -11,7 +11,7 @@ from conveyor.runtime.process import ArenaSize
 
 if TYPE_CHECKING:
     from conveyor.codec import Reader
-    from conveyor.runtime.graph.layout import Assignment
+    from conveyor.runtime.graph.edges.layout import Assignment
 
 
 class Hello(Struct, frozen=True):

@@ -14,9 +14,9 @@ from conveyor.config import Config
 from conveyor.exceptions import ConveyorError, SerializationError
 from conveyor.plan.model import Plan
 from conveyor.plan.reading import Outline
+from conveyor.runtime.graph.edges.layout import make_budget
 from conveyor.runtime.graph.executor import Laid
-from conveyor.runtime.graph.layout import make_budget
-from conveyor.runtime.graph.recording import Recording, result_edges
+from conveyor.runtime.graph.telemetry.recording import Recording, result_edges
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import GraphStream, Items, StreamRef
