@@ -324,6 +324,10 @@ def test_calls_that_were_queued_are_made_again_and_so_are_those_of_actors(local,
     before = get(first)
     dies = caller.__ray_call__.remote(lambda self, a: get(a.die.remote(1)), actor)
     queued = [actor.pid.remote() for _ in range(100)]
+    while not dies.done():  # it may be slow to come, by another way
+        queued.append(actor.pid.remote())
+        get(queued[-1])
+    queued.append(actor.pid.remote())
     assert get(dies) == 2
     (after,) = set(get(queued)) - {before}
     assert get(actor.pid.remote()) == after
