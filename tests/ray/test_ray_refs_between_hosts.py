@@ -55,6 +55,16 @@ def test_in_arguments_and_results(pair, size):
     assert get(ref).sum() == total(size)
 
 
+@pytest.mark.parametrize("where", [(THERE, 0), (HERE, 1)], ids=["there", "here"])
+def test_of_a_process_that_is_killed_while_it_pickles(pair, where):
+    """Its node lives, and what it had sent before comes. For the rest the fixture waits."""
+    place, reader = where
+    maker = holder(place)
+    dies = maker.end_half.remote(pair[reader], [conveyor.put(np.arange(SMALL))])
+    with pytest.raises(ActorDiedError):
+        get(dies)
+
+
 def test_in_graphs_constructors_and_errors(pair):
     here, there = pair
     ref = conveyor.put(np.arange(SMALL))

@@ -20,9 +20,9 @@ from conveyor.runtime.refs.tickets import Tickets
 #: of what these have sent.
 Ask: TypeAlias = Callable[[Reader, int, tuple[Reader, ...]], object]
 
-#: Whether something that a process of that host (0: the driver's) has sent, and which is dead, may still be
-#: on its way to that reader's.
-Arrives: TypeAlias = Callable[[int, Reader], bool]
+#: Whether something that ``maker``, which is dead and was on that host (0: the driver's), has sent may still
+#: be on its way to that reader's host. Where it may, :meth:`Orphans.look` is called when that has changed.
+Arrives: TypeAlias = Callable[[int, Reader, Reader], bool]
 
 
 class Orphans:
@@ -34,7 +34,9 @@ class Orphans:
         """``lock``: of all that has to do with the tickets. ``gone(*process)``: whether one is dead."""
         self._tickets, self._lock, self._gone = tickets, lock, gone
         self._ask: Ask | None = None
-        self._arrives: Arrives = lambda _host, _reader: True
+        self._arrives: Arrives = lambda _host, _maker, _reader: True
+        #: Set when the session is over.
+        self.over = threading.Event()
         self._questions: dict[int, tuple[Reader, set[int]]] = {}
         self._numbers = itertools.count(1)
 
@@ -60,7 +62,7 @@ class Orphans:
                 continue
             host = 0 if maker.node is None else maker.node.number
             for reader in readers:
-                if (reader, ticket) in asked or self._arrives(host, reader):
+                if (reader, ticket) in asked or self._arrives(host, maker.reader, reader):
                     continue
                 tickets.setdefault(reader, set()).add(ticket)
                 makers.setdefault(reader, set()).add(maker.reader)

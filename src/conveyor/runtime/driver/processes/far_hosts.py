@@ -196,6 +196,9 @@ class FarHosts:
         own = self.host_of(reader[0])
         return own != host and (own, host) not in self._given_up
 
+    def is_lost(self, host: int) -> bool:
+        return host in self._lost
+
     # Segments
 
     def spread(self, blueprint: Blueprint, segment: _core.Segment | None) -> int:
