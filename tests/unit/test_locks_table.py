@@ -120,3 +120,9 @@ def test_the_lock_of_a_condition_has_a_name_and_is_taken_by_that(path, name, of)
         if getattr(item.context_expr, "attr", "") == name
     ]
     assert entered == []
+
+
+def test_nobody_waits_for_an_event_of_threading():
+    """It has a condition of its own in it, which Python enters; see ``conveyor.flag``."""
+    named = {path.name for path in SOURCES.rglob("*.py") if "threading.Event" in path.read_text()}
+    assert named == {"flag.py"}

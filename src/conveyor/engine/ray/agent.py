@@ -13,7 +13,6 @@ import os
 import queue
 import signal
 import socket
-import threading
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -45,6 +44,7 @@ from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.engine.ray.visitors import Visitors
 from conveyor.exceptions import ActorStartError
+from conveyor.flag import Flag
 from conveyor.runtime import status, threads
 from conveyor.runtime.driver.hosts.far_orders import FarOrder
 from conveyor.runtime.driver.hosts.protocol import Page
@@ -119,7 +119,7 @@ class Agent:
         #: Of hosts that are connected to from here, and of all that are known.
         self._addresses: dict[int, tuple[str, int]] = {}
         self._places: dict[int, tuple[str, int]] = {}
-        self._lost: dict[int, threading.Event] = {}
+        self._lost: dict[int, Flag] = {}
         arena = replace(terms.arena, cap=min(terms.arena.cap, max(memory_limit() // 2, 1 << 20)))
         told = Told(
             self._asked, self._headless, self._reach, self._locate, self._line, self._memory
@@ -351,7 +351,7 @@ class Agent:
 
     def _reach(self, host: int, address: tuple[str, int]) -> None:
         self._places[host] = self._addresses[host] = address
-        self._lost.setdefault(host, threading.Event())
+        self._lost.setdefault(host, Flag())
         self._dial(host, _PATIENCE)
 
     def _dial(self, host: int, patience: float) -> None:
@@ -379,7 +379,7 @@ class Agent:
         if kind == _core.HOST_DISCONNECTED and host in self._addresses:
             threads.start(self._redial, "redial", host)
         elif kind == _core.HOST_LOST:
-            self._lost.setdefault(host, threading.Event()).set()
+            self._lost.setdefault(host, Flag()).set()
             self._fetches.lose(host)
             if host == _DRIVER:
                 self._end()
