@@ -126,3 +126,14 @@ def test_nobody_waits_for_an_event_of_threading():
     """It has a condition of its own in it, which Python enters; see ``conveyor.flag``."""
     named = {path.name for path in SOURCES.rglob("*.py") if "threading.Event" in path.read_text()}
     assert named == {"flag.py"}
+
+
+def test_no_future_has_a_condition_of_threading():
+    """See ``conveyor.futures``."""
+    made = {path: path.read_text() for path in _files() if "= Future()" in path.read_text()}
+    assert len(made) > 5
+    assert [
+        path.name
+        for path, text in made.items()
+        if "from conveyor.futures import Future" not in text
+    ] == []

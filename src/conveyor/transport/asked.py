@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import Any
 
+from conveyor.futures import Future
 from conveyor.transport.base import TensorSpec
 from conveyor.transport.packing import Layout
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from conveyor.codec.sealed import Sealed
 from conveyor.flag import Flag
+from conveyor.futures import Future
 from conveyor.transport.communicator.abstract import Communicator
 
 #: What its threads are called, behind our own prefix.

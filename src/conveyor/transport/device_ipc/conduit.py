@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from conveyor.device import Device, Event, Stream
 from conveyor.flag import Flag
+from conveyor.futures import Future
 from conveyor.transport.base import Conduit, Enqueued, Sending, TensorSpec, Wire
 from conveyor.transport.device_ipc.stretches import Stretch, Stretches
 from conveyor.transport.packing import Layout

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from conveyor.futures import Future
 from conveyor.transport.asked import Asked
 from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
 from conveyor.transport.gloo.group import Pair

@@ -10,11 +10,12 @@ import functools
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from conveyor.futures import Future
 from conveyor.transport.asked import Asked
 from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
 from conveyor.transport.nixl.agents import address_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
 
 from conveyor.flag import Flag
+from conveyor.futures import Future
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.driver.processes.table import Table
