@@ -20,6 +20,7 @@ from conveyor.exceptions import (
     ConveyorError,
     RuntimeStateError,
 )
+from conveyor.flag import Flag
 from conveyor.runtime.calls.call import ORDER
 from conveyor.runtime.driver.hosts.protocol import UNKNOWN_END, Page, Spawned
 from conveyor.runtime.message import send_with_ticket
@@ -170,8 +171,8 @@ class ActorRecord:
         self.started = False  # until then its exit is only noted
         self.headless = False  # the hosts have been told that its main thread is gone
         #: From here on it can be said how it has ended: for who holds what the rest of its burial needs, too.
-        self.told = threading.Event()
-        self.exited = threading.Event()
+        self.told = Flag()
+        self.exited = Flag()
         # Its last status page: the slot may be another process's by the time somebody asks.
         self._last_page: Page | None = None
         self._left = False
@@ -180,7 +181,7 @@ class ActorRecord:
         #: done so, or has given up for the reason in `restart_error`.
         self.restarting = False
         self.keeps_slot = False  # for the process that replaces it
-        self.replaced = threading.Event()
+        self.replaced = Flag()
         self.restart_error = ""
 
     @property
