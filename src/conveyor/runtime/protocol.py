@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from conveyor import _core
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
+    from conveyor.runtime.calls.retrying import Retrying
     from conveyor.runtime.chores import Chores
     from conveyor.runtime.meeting import Introductions
     from conveyor.runtime.process import Process
     from conveyor.runtime.ranks import Collectives
     from conveyor.runtime.refs.table import RefTable
-    from conveyor.runtime.waiting.completions import Completions
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
 
@@ -142,7 +142,7 @@ class Runtime(Protocol):
         ...
 
     @property
-    def retrying(self) -> WeakValueDictionary[int, Completions]:
+    def retrying(self) -> WeakValueDictionary[int, Retrying]:
         """By the numbers of actors: where their calls are made again that have failed."""
         ...
 

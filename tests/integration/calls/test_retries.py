@@ -20,11 +20,13 @@ from conveyor.exceptions import (
     ActorRestartedError,
     ConstructorError,
     ExecutionCancelledError,
+    SerializationError,
     SessionEndedError,
     TaskError,
     WaitTimeoutError,
 )
 from conveyor.runtime import context
+from conveyor.runtime.base import CallingRuntime
 
 
 @conveyor.remote
@@ -34,6 +36,7 @@ class Flaky:
     def __init__(self, noted=None):
         self.tries = 0
         self.noted = noted
+        self.values = []
         self.room = np.zeros(20_000, int)
 
     def work(self, failures, kind=ValueError, value=0):
@@ -65,6 +68,16 @@ class Flaky:
     def echo(self, value):
         self.tries += 1
         return value
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        return seconds
+
+    def log(self, value):
+        self.values.append(value)
+
+    def logged(self):
+        return self.values
 
     def of(self, refs):
         return conveyor.get(refs[0], timeout=WAIT)
@@ -116,6 +129,7 @@ def test_the_last_error_is_told_where_all_tries_fail(flaky):
             get(ref)
     assert isinstance(caught.value, TaskError)
     assert caught.value.actor == "Flaky"
+    assert "this was try 4, the last of a call with max_task_retries=3" in str(caught.value)
     assert ref.has_failed()
 
 
@@ -261,6 +275,12 @@ def test_what_is_no_number_and_no_exception(flaky):
         Flaky.options(max_task_retries=-2)
 
 
+def test_what_cannot_be_sent_is_named_as_of_any_call(flaky):
+    for method in (flaky.work, with_retries(flaky)):
+        with pytest.raises(SerializationError, match=r"argument 'value' of Flaky.work, a list"):
+            method.remote(0, value=[threading.Lock()])
+
+
 def test_generators_are_not_called_again():
     with pytest.warns(UserWarning, match="is a generator, which is not called again"):
 
@@ -301,7 +321,7 @@ def test_as_often_as_it_may_be(local, tmp_path):
     actor = Flaky.options(max_restarts=-1, max_task_retries=1).remote(str(tmp_path / "noted"))
     with pytest.raises(ActorRestartedError):
         get(actor.die.options(max_task_retries=0).remote(1))
-    with pytest.raises(ActorRestartedError):
+    with pytest.raises(ActorRestartedError, match="this was try 2, the last of a call with max"):
         get(actor.die.remote(3))
     assert get(actor.die.options(max_task_retries=-1).remote(5)) == 6
 
@@ -315,6 +335,40 @@ def test_an_actor_that_is_gone_for_good_ends_it(local, tmp_path):
     assert os.path.getsize(noted) == 2
     with pytest.raises(ActorDiedError):
         get(Flaky.options(max_task_retries=-1).remote(noted).die.remote(9))
+
+
+def test_they_are_made_again_in_their_order(local):
+    actor = Flaky.options(max_restarts=-1, max_task_retries=-1).remote()
+    pid = get(actor.pid.remote())
+    holds = actor.sleep.options(max_task_retries=0).remote(WAIT)
+    refs = [actor.log.remote(i) for i in range(200)]
+    os.kill(pid, signal.SIGKILL)
+    get(refs)
+    assert get(actor.logged.remote()) == list(range(200))
+    with pytest.raises(ActorRestartedError):
+        get(holds)
+
+
+def test_an_actor_that_dies_when_it_is_about_to_be_called(local, monkeypatch):
+    actor = Flaky.options(max_restarts=-1, max_task_retries=1).remote()
+    pid = get(actor.pid.remote())
+    known_link = CallingRuntime._known_link
+
+    def killed(runtime, actor):
+        link = known_link(runtime, actor)
+        if not link.gone and not killed.yet:
+            killed.yet = True
+            os.kill(pid, signal.SIGKILL)
+            while not link.gone:
+                runtime.inbox.wait(runtime.inbox.count, 0.01)
+        return link
+
+    monkeypatch.setattr(CallingRuntime, "_known_link", killed)
+    killed.yet = False
+    assert get(actor.pid.remote()) != pid
+    pid, killed.yet = get(actor.pid.remote()), False
+    with pytest.raises(ActorRestartedError):
+        get(actor.pid.options(max_task_retries=0).remote())
 
 
 def test_calls_that_were_queued_are_made_again_and_so_are_those_of_actors(local, tmp_path):
