@@ -252,6 +252,26 @@ def test_it_is_a_ref_like_any_other(flaky):
     assert asyncio.run(awaited()) == 3
 
 
+def test_an_actor_may_name_a_class_that_only_it_has(flaky):
+    def makes(self):
+        class Own(Exception):
+            pass
+
+        class Made(Flaky.__wrapped__):
+            @conveyor.method(max_task_retries=2, retry_exceptions=[Own])
+            def own(self, failures):
+                return self.work(failures, Own)[0]
+
+        made = conveyor.remote(Made).options(name="made").remote()
+        same = pickle.loads(pickle.dumps(made.own)) == made.own
+        return same, conveyor.get(made.own.remote(2), timeout=WAIT)
+
+    assert get(flaky.__ray_call__.remote(makes)) == (True, 3)
+    assert get(conveyor.get_actor("made").own.remote(2)) == 3
+    with pytest.raises(TaskError, match="at try 1"):
+        get(conveyor.get_actor("made").own.options(retry_exceptions=[KeyError]).remote(1))
+
+
 def test_nobody_needs_to_wait_for_it(flaky, wait_until):
     with_retries(flaky, 9).remote(9)
     gc.collect()
@@ -372,15 +392,19 @@ def test_an_actor_that_dies_when_it_is_about_to_be_called(local, monkeypatch):
 
 
 def test_calls_that_were_queued_are_made_again_and_so_are_those_of_actors(local, tmp_path):
-    actor = Flaky.options(max_restarts=1, max_task_retries=1).remote(str(tmp_path / "noted"))
+    actor = Flaky.options(max_restarts=2, max_task_retries=1).remote(str(tmp_path / "noted"))
     caller = Flaky.remote()
-    first = caller.__ray_call__.remote(lambda self, a: get(a.pid.remote()), actor)
-    before = get(first)
-    dies = caller.__ray_call__.remote(lambda self, a: get(a.die.remote(1)), actor)
+    before = get(caller.__ray_call__.remote(lambda self, a: get(a.pid.remote()), actor))
+    holds = actor.sleep.options(max_task_retries=0).remote(WAIT)
     queued = [actor.pid.remote() for _ in range(100)]
+    os.kill(before, signal.SIGKILL)
+    (after,) = set(get(queued))
+    assert after != before
+    with pytest.raises(ActorRestartedError):
+        get(holds)
+    dies = caller.__ray_call__.remote(lambda self, a: get(a.die.remote(1)), actor)
     assert get(dies) == 2
-    (after,) = set(get(queued)) - {before}
-    assert get(actor.pid.remote()) == after
+    assert get(actor.pid.remote()) not in (before, after)
 
 
 def test_a_wait_has_its_time_and_can_be_cancelled(local, wait_until):

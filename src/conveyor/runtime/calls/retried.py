@@ -177,7 +177,7 @@ class Tries:
 
     def _names(self, error: TaskError) -> bool:
         """Whether a call that has raised it is to be made again."""
-        wanted = self._retries.exceptions
+        wanted = self._retries.named
         if isinstance(wanted, bool):
             return wanted
         # What would steer the caller's program, `KeyboardInterrupt` say, is of its class only there.
