@@ -187,7 +187,7 @@ class ActorRecord:
         #: The process that replaces it, from when it can be called until `replaced`: it may not be there
         #: yet. `succeeded` says that there is one, or that there will be none.
         self.successor: ActorRecord | None = None
-        self.succeeded = threading.Event()
+        self.succeeded = Flag()
 
     @property
     def class_name(self) -> str:
