@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from conveyor.codec.errors.encoding import note_not_begun
 from conveyor.direct.into import Targets, receive
 from conveyor.direct.leaves import is_leaf
 from conveyor.runtime.refs.unread import Arriving
@@ -19,24 +20,29 @@ def receiving(function: Callable[..., Any], places: Places) -> Callable[..., Any
     """The method ``function``, which finds these arguments in memory that its instance has."""
     signature = inspect.signature(function)
 
-    def received(args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    def with_received(args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         bound = signature.bind(*args, **kwargs)
         for name, place in places.items():
             if name in bound.arguments:
                 value = bound.arguments[name]
-                bound.arguments[name] = _receive(function.__name__, name, value, args[0], place)
+                try:
+                    received = _receive(function.__name__, name, value, args[0], place)
+                except Exception as error:
+                    note_not_begun(error)
+                    raise
+                bound.arguments[name] = received
         return bound
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        bound = received(args, kwargs)
+        bound = with_received(args, kwargs)
         return function(*bound.args, **bound.kwargs)
 
     if inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
         async def items_later(*args: Any, **kwargs: Any) -> Any:
-            bound = received(args, kwargs)
+            bound = with_received(args, kwargs)
             async for item in function(*bound.args, **bound.kwargs):
                 yield item
 

@@ -28,8 +28,8 @@ from conveyor.runtime.message import Message, check_greeting, greeting, members
 from conveyor.runtime.refs import exchange
 from conveyor.runtime.refs.actor_exports import ActorExports
 from conveyor.runtime.refs.exchange import FromRendezvous, ToRendezvous
-from conveyor.runtime.refs.exports import Peer
 from conveyor.runtime.refs.messages import receive_message, send_message
+from conveyor.runtime.refs.peer import Peer
 
 
 def test_a_message_is_a_frozen_value():

@@ -45,6 +45,8 @@ class _Frame(NamedTuple):
     constructor: bool = False
     #: The calls that have failed with it.
     calls: tuple[FailedCall, ...] = ()
+    #: Whether what was called had begun: it has not where its arguments, or the actor, could not be had.
+    begun: bool = True
 
 
 def encode_error(
@@ -54,15 +56,16 @@ def encode_error(
     *,
     constructor: bool = False,
     calls: tuple[FailedCall, ...] = (),
+    begun: bool = True,
 ) -> bytes:
     """``error`` as it was caught in ``node`` of ``actor``. Never fails: where there is no memory, that
     is what it says. ``constructor``: the actor cannot be used because of it. ``calls`` have failed with it,
-    beside those that it tells of already.
+    beside those that it tells of already. ``begun``: see :func:`has_begun`.
 
     A ``TaskError`` that travels on keeps its first origin, and ``actor`` and ``node`` are not used.
     """
     try:
-        return _encode_error(error, actor, node, constructor, calls)
+        return _encode_error(error, actor, node, constructor, calls, begun)
     except MemoryError:
         return _core.UNSAID
 
@@ -73,12 +76,17 @@ def _encode_error(
     node: str,
     constructor: bool = False,
     calls: tuple[FailedCall, ...] = (),
+    begun: bool = True,
 ) -> bytes:
+    # Taken off: who gets it, and raises it in another method, has begun that.
+    begun = not error.__dict__.pop(_NOT_BEGUN, False) and begun
     if isinstance(error, ConveyorError):  # of another call, perhaps
         calls = failed_calls(error) + calls
     if isinstance(error, TaskError) and "_origin" in error.__dict__:
         frame = _travelling(error)
-        frame = frame._replace(constructor=constructor or frame.constructor, calls=calls)
+        frame = frame._replace(
+            constructor=constructor or frame.constructor, calls=calls, begun=begun
+        )
         return pickle.dumps(tuple(frame), 5)
     lost: list[str] = []
     frame = _Frame(
@@ -92,8 +100,25 @@ def _encode_error(
         notes=notes_of(error),
         constructor=constructor,
         calls=calls,
+        begun=begun,
     )
     return pickle.dumps(tuple(frame), 5)
+
+
+#: The attribute of what is raised before the method whose call it fails.
+_NOT_BEGUN = "_conveyor_not_begun"
+
+
+def note_not_begun(error: BaseException) -> None:
+    """``error`` is about to be raised in the place of a method, which will not run."""
+    error.__dict__[_NOT_BEGUN] = True
+
+
+def has_begun(error: TaskError) -> bool:
+    """Whether what was called has run, and raised ``error``: otherwise its arguments could not be had where
+    it should have run, or the actor has no instance."""
+    frame: _Frame | None = error.__dict__.get("_frame")
+    return frame is None or frame.begun
 
 
 _set_cause = BaseException.__dict__["__cause__"].__set__  # whatever the class's __setattr__ says

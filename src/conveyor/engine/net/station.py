@@ -28,6 +28,7 @@ from conveyor.runtime.driver.hosts.far_orders import (
     Cut,
     FarOrder,
     Forget,
+    GiveUp,
     Hand,
     Locate,
     MarkClosed,
@@ -276,6 +277,9 @@ class Station:
     def _locate(self, order: Locate) -> None:
         self._told.locate(order.host, order.address)
 
+    def _give_up(self, order: GiveUp) -> None:
+        self.pump.give_up(order.host, "the driver has lost it")
+
     def _spread(self, order: Spread) -> None:
         segment = self._segments[order.number] = order.blueprint.make()
         if not order.joined:
@@ -359,6 +363,7 @@ class Station:
         Bury: _bury,
         Reach: _reach,
         Locate: _locate,
+        GiveUp: _give_up,
         Spread: _spread,
         BreakGroup: _break_group,
         Forget: _forget,

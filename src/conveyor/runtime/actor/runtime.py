@@ -104,6 +104,7 @@ class ActorRuntime(CallingRuntime):
             lambda: self.watcher,
             lambda: self._open(OpenRefs()),
             lambda: process.board.elsewhere(hello.driver_slot),
+            process.sources,
         )
         process.far_memory = (
             FarMemoryClient(self._requests.ask, process.slot) if hello.places else None

@@ -86,6 +86,7 @@ class Worker:
             arena_of_driver,
             orders,
             self.runtime.refuse,
+            self.runtime.exports.settle,
             self.stop,
             self.end,
         )

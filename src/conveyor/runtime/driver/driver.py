@@ -41,6 +41,7 @@ from conveyor.runtime.driver.processes.record import Actor, ActorRecord
 from conveyor.runtime.driver.processes.supervisor import Supervisor
 from conveyor.runtime.driver.processes.table import BOARD_SLOTS, DRIVER_SLOT, Table
 from conveyor.runtime.driver.requests.connections import Connections
+from conveyor.runtime.driver.requests.orphans import ask_readers
 from conveyor.runtime.driver.requests.switchboard import Switchboard
 from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import compiled_graph
@@ -126,6 +127,7 @@ class Driver(CallingRuntime):
         self.supervisor = Supervisor(
             self.table, household, hosts, self.chores, grace, self._life_event, self.abroad
         )
+        ask_readers(self.exports.orphans, self.table, self.abroad, process, self.chores)
         self._attachments = Attachments(self.table, self.supervisor)
         self.network = Network(self.table, self.chores, self.abroad)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)

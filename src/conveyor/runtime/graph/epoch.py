@@ -111,6 +111,7 @@ class Epoch:
         self.gate.set_limits(self.limits)
         self.gate.set_failures(failures, config.fail_fast)
         self.recording.watch(self.gate)
+        self._process = process
         process.sweeper.start()
         process.reads(self)
 
@@ -135,3 +136,4 @@ class Epoch:
         except SerializationError as error:
             # Of a broken ring there is nothing to be had. The others have been emptied, and all are closed.
             logger.warning("%s: %s", self._name, str(error))
+        self._process.sources.look()

@@ -92,6 +92,7 @@ class Calls:
         while not (self._ending or mailbox.reader.empty):
             self._serve(mailbox)
         self._mailboxes.remove(mailbox)
+        self._process.sources.look()  # the call that was begun last has the mailbox still
         if not self._instance.started:
             # Most likely it was the one that should have sent the constructor's call.
             name = self._instance.name
@@ -360,7 +361,7 @@ class Calls:
             )
         calls = self.on_failure(failure)
         own = self._instance.name
-        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}", calls=calls))
+        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}", calls=calls, begun=ran))
 
 
 def _taken(unanswered: list[int]) -> bool:

@@ -41,7 +41,8 @@ class Instance:
         """The constructor has failed, or its call could not be read: every later call, and every step
         of a graph, answers with ``error``."""
         self.started = True
-        self.error = encode_error(error, self.name, f"{self.name}.__init__", constructor=True)
+        label = f"{self.name}.__init__"
+        self.error = encode_error(error, self.name, label, constructor=True, begun=False)
 
     def end(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
         """Close what is open, call the hook for the end, and let go of the object. ``run`` runs what

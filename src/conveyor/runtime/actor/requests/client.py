@@ -80,13 +80,16 @@ class RequestClient:
         except BaseException:
             self._give_up(awaited)
             raise
-        reply = awaited.reply
-        if isinstance(reply, Failed):
-            raise reply.error
-        if reply is None:
-            raise self._no_answer()
-        assert isinstance(reply, Done)
-        return reply.value, awaited.fds
+        try:
+            reply = awaited.reply
+            if isinstance(reply, Failed):
+                raise reply.error
+            if reply is None:
+                raise self._no_answer()
+            assert isinstance(reply, Done)
+            return reply.value, awaited.fds
+        finally:
+            del awaited, reply  # what is raised refers to this frame
 
     def ask_later(self, request: Request, then: Callable[[Any], object]) -> None:
         """Have ``then`` called with the answer, or with an error, on the thread that reads the replies.
@@ -223,7 +226,7 @@ class RequestClient:
         try:
             reply: Reply = pickle.loads(message.content)
         except Exception as error:
-            reply = Failed(error)
+            reply = Failed(error.with_traceback(None))  # its frames refer to this one
         self._arrived(self._awaited.pop(message.number), reply, fds)
 
     def _arrived(self, awaited: _Awaited, reply: Reply | None, fds: list[int]) -> None:

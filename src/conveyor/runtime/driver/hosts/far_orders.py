@@ -53,6 +53,12 @@ class Locate(FarOrder, frozen=True):
     address: tuple[str, int]
 
 
+class GiveUp(FarOrder, frozen=True):
+    """Host ``host`` is lost: nothing of its comes there any more when that is done."""
+
+    host: int
+
+
 class Spread(FarOrder, frozen=True):
     """Make a segment, and join it to those that other hosts have under the same number. ``homes``: the hosts
     of who submits over its limits, by their slots. ``joined``: other hosts have it, too."""

@@ -29,6 +29,7 @@ from conveyor.runtime.driver.hosts.far_orders import (
     Bury,
     Cut,
     Forget,
+    GiveUp,
     Hand,
     Locate,
     MarkClosed,
@@ -62,6 +63,10 @@ class FarHosts:
         self._window, self._address = 0.0, ""
         self._hosts: dict[int, FarHost] = {}
         self._lost: set[int] = set()
+        # Hosts to which nothing comes any more from a lost one: that one's number behind theirs.
+        self._given_up: set[tuple[int, int]] = set()
+        #: Told when there is another one of these, on any thread.
+        self.on_given_up: Callable[[], object] = lambda: None
         # Of processes of other hosts: which one, by slot; their proxies' arenas; their own links' segments.
         self._host_of: dict[int, int] = {}
         self._arenas: dict[int, _core.Arena] = {}
@@ -167,13 +172,29 @@ class FarHosts:
             arena.leave_slot()
 
     def gone(self, number: int) -> None:
-        """That host is lost, or has ended."""
+        """That host is lost, or has ended, and the driver's has given it up."""
         with self._lock:
             self._lost.add(number)
             self._known.pop(number, None)
             for pair in list(self._joined):
                 if number in pair:
                     del self._joined[pair]
+            self._given_up.add((HERE, number))
+            for other in self._hosts.keys() - self._lost:
+                done = self._hosts[other].send(GiveUp(number))
+                done.add_done_callback(partial(self._gave_up, other, number))
+        self.on_given_up()
+
+    def _gave_up(self, host: int, lost: int, done: Future[Any]) -> None:
+        if done.exception() is None:  # else it is lost itself
+            self._given_up.add((host, lost))
+            self.on_given_up()
+
+    def arrives(self, host: int, reader: Reader) -> bool:
+        """Whether what a process of ``host`` has sent that is dead may still be on its way to the host of
+        that process."""
+        own = self.host_of(reader[0])
+        return own != host and (own, host) not in self._given_up
 
     # Segments
 

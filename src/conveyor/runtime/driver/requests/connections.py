@@ -15,7 +15,8 @@ from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.graph.handles.sharing import SharedGraphs
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.connection import Connection
-from conveyor.runtime.refs.exports import Exports, Peer
+from conveyor.runtime.refs.exports import Exports
+from conveyor.runtime.refs.peer import Peer
 
 
 class Connections:

@@ -183,9 +183,12 @@ class Owner:
             gone = "the process that compiled it is gone, or has ended the connection"
             raise RuntimeStateError(f"{self.name}: {broken if why else gone}")
         value = loads(request.answer.data)
-        if not request.answer.ok:
-            raise value
-        return value
+        try:
+            if not request.answer.ok:
+                raise value
+            return value
+        finally:
+            del value  # what is raised refers to this frame
 
     def _withdraw(self, request: _Request) -> None:
         if self._requests.pending.pop(request.number, None) is None:
