@@ -4,6 +4,21 @@
 
 namespace conveyor {
 
+namespace {
+
+class Counted {
+ public:
+  explicit Counted(uint32_t& count) : count_(count) { ++count_; }
+  ~Counted() { --count_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  uint32_t& count_;
+};
+
+}  // namespace
+
 void Reader::give_up() noexcept {
   const SlotHeader slot = read_once(*ring.front());
   const size_t in_block = slot.block_size > kBlockHeader ? slot.block_size - kBlockHeader : 0;
@@ -13,6 +28,14 @@ void Reader::give_up() noexcept {
   if (names_refs && in_slot) claims = claims_of(reinterpret_cast<const char*>(ring.front() + 1), slot.size, in_block);
   pass();
   give_up_claims(std::move(claims));
+}
+
+bool Reader::dry() const {
+  try {
+    return decoding_ == 0 && ring.empty();
+  } catch (const std::system_error&) {  // it is broken: nobody takes anything out of it
+    return true;
+  }
 }
 
 bool Reader::announce_front(bool unwanted) {
@@ -114,6 +137,7 @@ nb::object Reader::receive() {
     give_up();
     throw;
   }
+  const Counted counted(decoding_);
   try {
     return decode(*f);
   } catch (...) {

@@ -41,11 +41,15 @@ class Reader : public Receiver {
   void give_up() noexcept;
   // The same for a frame that nobody wants, its definitions learnt if they can be.
   void skip();
+  // Nothing has come that was not received, and nothing is being decoded that was.
+  bool dry() const;
   // Take no more: what lies in the ring, and what still comes, is given back to its writer, and nobody
   // decodes it. Throws what is Python's, and has been closed then, too.
   void close();
 
  private:
+  uint32_t decoding_ = 0;  // frames that are out of the ring already
+
   static bool is_native(const SlotHeader& slot) { return slot.block == 0 && slot.codec < kFirstPython && slot.kind != Kind::kError; }
 };
 

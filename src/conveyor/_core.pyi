@@ -925,6 +925,10 @@ class Reader:
         """Whether ``receive`` would find nothing."""
 
     @property
+    def dry(self) -> bool:
+        """The same, and nothing is being decoded that was received."""
+
+    @property
     def count(self) -> int:
         """Frames taken from this ring by this reader."""
 

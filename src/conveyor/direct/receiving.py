@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from conveyor.codec.errors import note_not_begun
+from conveyor.codec.errors.encoding import note_not_begun
 from conveyor.direct.into import Targets, receive
 from conveyor.direct.leaves import is_leaf
 from conveyor.runtime.refs.unread import Arriving

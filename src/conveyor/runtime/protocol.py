@@ -288,7 +288,7 @@ class Runtime(Protocol):
         ...
 
     def load_graph(self, number: int, name: str, whole: bool, options: tuple[str, ...]) -> Any:
-        """The graph with this number, or a handle of it; see ``runtime.graph.sharing``."""
+        """The graph with this number, or a handle of it; see ``runtime.graph.handles.sharing``."""
         ...
 
     def retain(self, actor: ActorId) -> object:

@@ -15,7 +15,7 @@ from conveyor.later import import_later
 from conveyor.runtime import context, registrations
 
 if TYPE_CHECKING:
-    from conveyor.codec.blame import Given
+    from conveyor.codec.pickling.blame import Given
 
 #: Names that mean something else.
 _TAKEN = ("object_store",)
@@ -97,7 +97,7 @@ def _kinds(devices: Any) -> tuple[str, ...]:
 
 
 def _of_class(manager_class: type) -> Iterator[Given]:
-    from conveyor.codec.blame import Given  # needed for nothing but the error
+    from conveyor.codec.pickling.blame import Given  # needed for nothing but the error
 
     yield Given.definition("manager_class", manager_class)
 
@@ -110,7 +110,7 @@ def _checked(data_type: Any) -> type | None:
         raise TypeError(f"data_type is a type, not {data_type!r}")
     if data_type.__module__ == "torch" and data_type.__name__ == "Tensor":
         return None
-    if not import_later("conveyor.codec.objects").can_be_taken_out(data_type):
+    if not import_later("conveyor.codec.pickling.objects").can_be_taken_out(data_type):
         raise ValueError(f"values of the type {data_type.__name__} are not taken out of others")
     return data_type
 

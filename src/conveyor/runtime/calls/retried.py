@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from conveyor.codec import append_to_message, blamed
-from conveyor.codec.errors import has_begun
+from conveyor.codec.errors.encoding import has_begun
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,
