@@ -8,7 +8,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError, wait
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.greeting import Elsewhere
 from conveyor.engine.ray.news import News, Sent, Unclaimed
 from conveyor.exceptions import ActorStartError
+from conveyor.futures import Future, wait
 from conveyor.runtime.driver.hosts.far_host import Home
 from conveyor.runtime.graph.telemetry.afar import PATIENCE, STACKS, LookAtAll
 from conveyor.runtime.status import Page

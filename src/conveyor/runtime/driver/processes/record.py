@@ -20,6 +20,7 @@ from conveyor.exceptions import (
     ConveyorError,
     RuntimeStateError,
 )
+from conveyor.flag import Flag
 from conveyor.runtime.calls.call import ORDER
 from conveyor.runtime.driver.hosts.protocol import UNKNOWN_END, Page, Spawned
 from conveyor.runtime.message import send_with_ticket
@@ -170,8 +171,8 @@ class ActorRecord:
         self.started = False  # until then its exit is only noted
         self.headless = False  # the hosts have been told that its main thread is gone
         #: From here on it can be said how it has ended: for who holds what the rest of its burial needs, too.
-        self.told = threading.Event()
-        self.exited = threading.Event()
+        self.told = Flag()
+        self.exited = Flag()
         # Its last status page: the slot may be another process's by the time somebody asks.
         self._last_page: Page | None = None
         self._left = False
@@ -181,12 +182,12 @@ class ActorRecord:
         self.restarting = False
         self.comes_back = False  # by itself: whoever else has it started, does so
         self.keeps_slot = False  # for the process that replaces it
-        self.replaced = threading.Event()
+        self.replaced = Flag()
         self.restart_error = ""
         #: The process that replaces it, from when it can be called until `replaced`: it may not be there
         #: yet. `succeeded` says that there is one, or that there will be none.
         self.successor: ActorRecord | None = None
-        self.succeeded = threading.Event()
+        self.succeeded = Flag()
 
     @property
     def class_name(self) -> str:

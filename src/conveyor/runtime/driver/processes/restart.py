@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from conveyor.exceptions import ActorDiedError
+from conveyor.flag import Flag
 from conveyor.runtime import threads
 from conveyor.runtime.protocol import PID_MASK
 from conveyor.runtime.waiting.patience import Patience
@@ -31,7 +32,7 @@ class Restarts:
         #: Reentrant: a signal handler may end the session in the middle of a restart.
         self.lock = threading.RLock()
         self._threads: set[threading.Thread] = set()
-        self._closed = threading.Event()
+        self._closed = Flag()
 
     def decide(self, record: ActorRecord) -> None:
         """Whether ``record``, whose process has ended, is started again. Before ``exited`` is set."""
@@ -173,7 +174,7 @@ def _wait_for_end(record: ActorRecord) -> None:
     _wait(record.exited, f"the end of {record.id.name}", doing)
 
 
-def _wait(event: threading.Event, what: str, doing: str) -> None:
+def _wait(event: Flag, what: str, doing: str) -> None:
     patience = Patience(None)
     while not event.wait(patience.step()):
         patience.check(lambda: what, lambda: doing)
