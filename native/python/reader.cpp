@@ -114,11 +114,32 @@ nb::object Reader::receive() {
     give_up();
     throw;
   }
+  return read(*f, [](const Frame& frame) { return decode(frame); });
+}
+
+nb::object Reader::receive_undecoded() {
+  const SlotHeader slot = read_once(*ring.front());
+  if (slot.kind == Kind::kError || !(slot.flags & kKeeps)) return receive();
+  check_owner(fork_);
+  std::optional<Frame> f;
   try {
-    return decode(*f);
+    f = take();
   } catch (...) {
-    lose(*f);
-    if (f->flags & kRefs) give_up_claims(claims_of(f->body, f->size, f->block_room()));
+    give_up();
+    throw;
+  }
+  return read(*f, [](const Frame& frame) {
+    announce(frame);  // frames behind it may be decoded first
+    return or_python_error([&] { return nb::cast(Snapshot{frame, Fd()}, nb::rv_policy::move); });
+  });
+}
+
+nb::object Reader::read(const Frame& frame, nb::object (*how)(const Frame&)) {
+  try {
+    return how(frame);
+  } catch (...) {
+    lose(frame);
+    if (frame.flags & kRefs) give_up_claims(claims_of(frame.body, frame.size, frame.block_room()));
     throw;
   }
 }

@@ -18,7 +18,10 @@ class Reader : public Receiver {
   // the ring afterwards, `tag` and `kind` are its own, and its lease ends, also if this throws: what cannot
   // be read keeps nobody from what comes behind it.
   nb::object receive();
-  // The same, but if this throws the frame is still there, and can be received once more.
+  // The same, but what something of may have stayed elsewhere comes as a Snapshot, to be decoded once: what is decoded
+  // of it may be written to where that of receive() may.
+  nb::object receive_undecoded();
+  // As receive(), but if this throws the frame is still there, and can be received once more.
   nb::object receive_or_leave();
   // The next frame's value, which is still in the ring until skip_head(); invalid, and nothing done, for an
   // error. If this throws, the frame is out of the ring.
@@ -46,6 +49,8 @@ class Reader : public Receiver {
   void close();
 
  private:
+  // What `how` makes of a frame that is out of the ring. If this throws, nobody will read it.
+  nb::object read(const Frame& frame, nb::object (*how)(const Frame&));
   static bool is_native(const SlotHeader& slot) { return slot.block == 0 && slot.codec < kFirstPython && slot.kind != Kind::kError; }
 };
 

@@ -956,6 +956,11 @@ class Reader:
         raises what decoding raises.
         """
 
+    def receive_undecoded(self) -> Any:
+        """As ``receive``, but what something of may have stayed in another process comes as a ``Snapshot``,
+        which is to be decoded once; that may be tried again if it raises.
+        """
+
     def receive_or_leave(self) -> Any:
         """The next frame's value, or ``EMPTY``. If this raises the frame is still there."""
 

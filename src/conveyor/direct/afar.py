@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import Any, cast
 
 from conveyor import _core
 from conveyor.codec.direct import Located
-from conveyor.direct.awaiting import NotThere, deferral
+from conveyor.codec.faults import NotThere
+from conveyor.direct.awaiting import deferral
 from conveyor.direct.under_way import UnderWay
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime.far_memory import SMALL, Brought, Room, Wanted
@@ -43,7 +44,7 @@ def fetch_afar(where: Located, process: Any) -> _core.Buffer:
     )
     stock = deferral.stock
     if stock is not None:
-        coming = stock.get(wanted)
+        coming = cast("_Fetch | None", stock.get(wanted))
         if coming is None:
             coming = stock[wanted] = _Fetch(wanted, process)
         if not coming.done():
