@@ -6,7 +6,6 @@ off, and done once more when it is: what has come until then is taken out of a s
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -68,6 +67,8 @@ class Attempts:
 async def when_there(decode: Callable[[], ResultT]) -> ResultT:
     """What ``decode`` gives, once what it needs has come. Whoever is cancelled meanwhile leaves nothing under
     way."""
+    import asyncio  # slow to import, and whoever fetches anything has this module
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # another kind of loop, which cannot wait for the bell

@@ -100,6 +100,25 @@ class Made:
         return int(self.x.sum())
 
 
+@conveyor.remote
+class Into:
+    """Has memory for what it receives."""
+
+    def __init__(self):
+        self.one, self.other = np.zeros(1000, int), np.zeros(1000, int)
+
+    @conveyor.method(receive_into={"one": "one", "other": lambda self: self.other})
+    async def take(self, one, other):
+        return one is self.one and other is self.other, int(one.sum() + other.sum())
+
+    @conveyor.method(receive_into={"one": "one"})
+    async def items(self, one):
+        yield int(one.sum())
+
+    async def total(self):
+        return int(self.one.sum())
+
+
 @pytest.fixture
 def actors(local):
     loop = Loop.options(name="the loop").remote()
@@ -178,6 +197,19 @@ def test_what_came_may_be_written_to(actors, wait_until):
         assert get(total) == size * (size - 1) // 2 + size
         assert get(loop.write.remote(ref)) == get(total)
         assert int(get(ref).sum()) == size * (size - 1) // 2
+
+
+def test_what_is_received_into_memory_that_is_there(local, wait_until):
+    ann, into = Keeper.remote(), Into.remote()
+    refs = [made(ann), made(ann)]
+    with hold_transfers(ann):
+        taken = into.take.remote(*refs)
+        items = into.items.remote(refs[0])
+        wait_until(fetching)
+        assert get(into.total.remote()) == 0
+    assert get(taken) == (True, 2 * 499500)
+    assert list(items) == [499500]
+    assert get(into.total.remote()) == 499500
 
 
 def test_who_cancels_gets_through(actors, wait_until):
