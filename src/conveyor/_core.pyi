@@ -1242,6 +1242,11 @@ class Program:
     def set_progress(self, progress: Callable[[], None]) -> None:
         """Have this called whenever the program is rung; it goes on with what is beside the frames."""
 
+    def set_fetching(self, begin: Callable[[Snapshot], object], take: Callable[[], Any]) -> None:
+        """Have ``begin(snapshot)`` called for an input of which something may have stayed elsewhere, then
+        ``take()`` for its value: it may give ``NotImplemented``, and is asked again when the bit is rung.
+        """
+
     def set_limits(self, limits: Limits, cancel: Callable[[], None]) -> None:
         """Look at these before every call; ``cancel`` ends the coroutine that runs."""
 

@@ -12,6 +12,7 @@ import torch
 
 import conveyor
 from conveyor import get
+from conveyor.dag import InputNode
 from conveyor.engine.net.source import Source
 from conveyor.exceptions import ActorDiedError, ExecutionCancelledError
 from conveyor.runtime import context
@@ -120,6 +121,20 @@ def test_an_async_actor_runs_on_until_an_argument_has_come(actors, held, n):
     assert conveyor.wait([waiting, behind], num_returns=2, timeout=0)[0] == []
     go.set()
     assert get([waiting, behind], timeout=WAIT) == [total(n), "pong"]
+
+
+def test_an_async_actor_runs_on_until_the_input_of_a_step_has_come(actors, held):
+    maker, loop, _ = actors
+    begun, go = held
+    with InputNode() as inp:
+        graph = loop.total.bind(inp).compile()
+    total_of = graph.execute(made(maker, LARGE))
+    assert begun.wait(WAIT)
+    assert get(loop.ping.remote(), timeout=WAIT) == "pong"
+    assert f"on {context.running().abroad.name_of(1)}" in str(graph.status())
+    go.set()
+    assert get(total_of, timeout=WAIT) == total(LARGE)
+    graph.teardown()
 
 
 def test_cancelled_while_an_argument_comes(actors, held, wait_until):

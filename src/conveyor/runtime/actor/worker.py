@@ -117,6 +117,7 @@ class Worker:
         """Something has happened that has no bit of its own."""
         self.runtime.tidy()
         self.calls.look_again()
+        self.control.look_again()
 
     def _doing(self) -> str:
         """What the main thread runs, in words."""
