@@ -13,6 +13,7 @@ import torch
 import conveyor
 from conveyor import get
 from conveyor.dag import InputNode
+from conveyor.direct import afar
 from conveyor.engine.net.source import Source
 from conveyor.exceptions import ActorDiedError, ExecutionCancelledError
 from conveyor.runtime import context
@@ -161,6 +162,45 @@ def test_the_makers_death_ends_the_call(actors, held):
     with pytest.raises(ActorDiedError, match="the maker"):
         get(waiting, timeout=WAIT)
     assert get(behind, timeout=WAIT) == "pong"
+
+
+def test_a_loop_runs_on_while_memory_is_had(actors, monkeypatch):
+    """What nobody has used takes its time. An error of it is that of the await."""
+    maker, _, _ = actors
+    ref = made(maker, LARGE)
+    go, begun = threading.Event(), threading.Event()
+
+    class LateRoom(afar.Room):
+        def __init__(self, *args):
+            begun.set()
+            assert go.wait(WAIT)
+            super().__init__(*args)
+
+    async def main():
+        task = asyncio.ensure_future(_value(ref))
+        cancelled = asyncio.ensure_future(_value(ref))
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait, WAIT)
+        cancelled.cancel()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not task.done()
+        go.set()
+        return float((await task).double().sum())
+
+    def none(*args):
+        raise MemoryError("there is none")
+
+    monkeypatch.setattr(afar, "Room", LateRoom)
+    assert asyncio.run(asyncio.wait_for(main(), WAIT)) == total(LARGE)
+    monkeypatch.setattr(afar, "Room", none)
+    with pytest.raises(MemoryError, match="there is none"):
+        asyncio.run(asyncio.wait_for(_value(ref), WAIT))
+    monkeypatch.undo()
+    assert asyncio.run(main()) == total(LARGE)
+
+
+async def _value(ref):
+    return await ref
 
 
 @pytest.mark.parametrize("n", [SMALL, LARGE])

@@ -48,6 +48,10 @@ class Loop:
         self.begun.append(name)
         return int(x.sum())
 
+    async def with_more(self, x, refs, function):
+        """With refs inside, and with what is defined where it comes from."""
+        return function(int(x.sum()) + sum([await ref for ref in refs]))
+
     async def write(self, x):
         x += 1
         return int(x.sum())
@@ -197,6 +201,26 @@ def test_what_came_may_be_written_to(actors, wait_until):
         assert get(total) == size * (size - 1) // 2 + size
         assert get(loop.write.remote(ref)) == get(total)
         assert int(get(ref).sum()) == size * (size - 1) // 2
+
+
+def test_what_comes_with_them(actors, wait_until):
+    """Refs inside of arguments are held meanwhile, also those that nobody else has; what is defined by value
+    is known to the calls behind it."""
+    ann, loop, _ = actors
+    far, refs = made(ann), [conveyor.put(1), conveyor.put(2)]
+
+    def double(x):
+        return 2 * x
+
+    with hold_transfers(ann):
+        first = loop.with_more.remote(far, refs, double)
+        wait_until(fetching)
+        second = loop.with_more.remote(np.ones(3), refs, double)
+        cancelled = loop.with_more.remote(far, refs, double)
+        third = loop.with_more.remote(far, refs, double)
+        del refs
+        assert cancelled.cancel()
+    assert get([first, second, third]) == [2 * 499503, 2 * 6, 2 * 499503]
 
 
 def test_what_is_received_into_memory_that_is_there(local, wait_until):
