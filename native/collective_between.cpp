@@ -15,6 +15,7 @@ struct CollectiveGroup::Said {
   uint32_t rank;      // likewise
   uint64_t failures;  // kFailed: since its last operation
   uint64_t number;    // likewise: of the call that has failed; 0: a step has, of this execution of that graph. kBroken: the barrier that who tells it waits at no more; 0: none
+  Stamp cancelled_at;  // kFailed: see Line
   uint64_t execution;
   uint32_t graph;
 };
@@ -64,7 +65,7 @@ std::vector<CollectiveLinks::Part> CollectiveGroup::parts_for(uint32_t host) con
 
 void CollectiveGroup::tell_arrival() {
   if (!links_) return;
-  Said said = {Said::kCame, step_ == 0, 0, 0, 0, 0, 0, 0};
+  Said said = {Said::kCame, step_ == 0, 0, 0, 0, 0, 0, 0, 0};
   const size_t half = (barrier_ + 1) & 1;
   for (const uint32_t host : links_->others()) {
     std::vector<CollectiveLinks::Part> parts = {{&said, sizeof said}};
@@ -84,14 +85,14 @@ void CollectiveGroup::tell_failure() {
   if (!links_->has_room()) return fail(Cause::kRaised, rank_);
   const Line& mine = lines_[rank_];
   const auto of = [](const auto& word) { return word.load(std::memory_order_relaxed); };
-  Said said = {Said::kFailed, 0, 0, 0, of(mine.failures), of(mine.failed_call), of(mine.failed_execution), of(mine.failed_graph)};
+  Said said = {Said::kFailed, 0, 0, 0, of(mine.failures), of(mine.failed_call), of(mine.cancelled_at), of(mine.failed_execution), of(mine.failed_graph)};
   for (const uint32_t host : links_->others()) links_->send(host, 0, std::array<CollectiveLinks::Part, 2>{{{&said, sizeof said}, {mine.failure, sizeof mine.failure}}});
 }
 
 void CollectiveGroup::tell_broken(uint64_t at) {
   if (!links_) return;
   const std::optional<Broken> why = broken();
-  Said said = {Said::kBroken, 0, uint32_t(why->cause), why->rank, 0, at, 0, 0};
+  Said said = {Said::kBroken, 0, uint32_t(why->cause), why->rank, 0, at, 0, 0, 0};
   char words[sizeof Line::told] = {};
   say(words, why->why.c_str());
   for (const uint32_t host : links_->others()) links_->send(host, 0, std::array<CollectiveLinks::Part, 2>{{{&said, sizeof said}, {words, sizeof words}}});
@@ -140,6 +141,7 @@ void CollectiveGroup::heed(uint32_t rank, Frame frame) {
       its.failure[sizeof its.failure - 1] = 0;
       its.failures.store(said.failures, std::memory_order_relaxed);
       its.failed_call.store(said.number, std::memory_order_relaxed);
+      its.cancelled_at.store(said.cancelled_at, std::memory_order_relaxed);
       its.failed_execution.store(said.execution, std::memory_order_relaxed);
       its.failed_graph.store(said.graph, std::memory_order_relaxed);
       its.failed_ns.store(now_ns(), std::memory_order_relaxed);

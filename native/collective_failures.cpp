@@ -29,7 +29,7 @@ void CollectiveGroup::note_failure(const char* why) {
   std::lock_guard lock(failed_mutex_);
   step_failed_ns_ = now_ns();
   history_ = mixed(history_, "step", 4);
-  tell_of_failure(why, 0);
+  tell_of_failure(why, 0, kNow);
 }
 
 void CollectiveGroup::note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, Stamp seen_at) {
@@ -56,7 +56,7 @@ void CollectiveGroup::note_failed_call(const char* why, const char* name, Member
   const bool behind = ran && running_since() == operation_since_;
   const uint32_t which[] = {caller.slot, caller.incarnation, behind};
   history_ = mixed(mixed(history_, name, std::strlen(name)), which, sizeof which);
-  tell_of_failure(why, number);
+  tell_of_failure(why, number, known_at);
 }
 
 CollectiveGroup::Sights CollectiveGroup::sights_of(const Failed& failed) const {
@@ -97,13 +97,14 @@ void CollectiveGroup::forget_known() {
   });
 }
 
-void CollectiveGroup::tell_of_failure(const char* why, uint64_t number) {
+void CollectiveGroup::tell_of_failure(const char* why, uint64_t number, Stamp known_at) {
   Line& mine = lines_[rank_];
   mine.failures.fetch_add(1, std::memory_order_relaxed);
   if (busy_.load(std::memory_order_acquire)) return;  // another thread has come to an operation
   say(mine.failure, why);
-  const Execution failed = number == 0 ? execution() : Execution();
+  const Execution failed = number == 0 && known_at == kNow ? execution() : Execution();
   mine.failed_call.store(number, std::memory_order_relaxed);  // told by the last, as the others
+  mine.cancelled_at.store(known_at == kNow ? 0 : known_at, std::memory_order_relaxed);
   mine.failed_execution.store(failed.number, std::memory_order_relaxed);
   mine.failed_graph.store(failed.graph, std::memory_order_relaxed);
   // Sequentially consistent: those who wait announce that they sleep, and then look here.
@@ -125,8 +126,10 @@ uint64_t CollectiveGroup::method_began() const {
 
 // Whether who has called this rank knew of what has failed last there.
 bool CollectiveGroup::was_known(uint32_t rank) const {
-  const auto seen = board_->seen_at(members_[rank].slot, line(rank).failed_call.load(std::memory_order_relaxed), made());
-  return seen && made() >= *seen;
+  const Stamp by = made(), cancelled = line(rank).cancelled_at.load(std::memory_order_relaxed);
+  if (cancelled != 0 && host_of(cancelled) == host_of(by) && by >= cancelled) return true;
+  const auto seen = board_->seen_at(members_[rank].slot, line(rank).failed_call.load(std::memory_order_relaxed), by);
+  return seen && by >= *seen;
 }
 
 // Whether that was a step of an earlier execution of the graph that this rank runs a step of: it comes to its own one.
@@ -142,8 +145,9 @@ CollectiveGroup::Execution CollectiveGroup::execution() const {
 
 // Its process is gone, or what it ran has raised and it has begun nothing since. If it has raised since this rank's own
 // method began, what it has begun does not matter, as that belongs to a later operation; unless this rank has failed as
-// often, so that both are at the same, or that was in an earlier execution. Where it has raised before, that may have had nothing to do with the operation:
-// so whoever calls the methods gets some time to begin another one there, and more if he knew of the failure.
+// often, so that both are at the same, or that was in an earlier execution, or who has called this rank knew of it: a
+// rank may hear late of a call that was not sent. Where it has raised before, that may have had nothing to do with the
+// operation: so whoever calls the methods gets some time to begin another one there, and more if he knew of the failure.
 Cause CollectiveGroup::will_not_come(uint32_t rank, uint64_t now) {
   const Member& m = members_[rank];
   if (board_->gone(m.slot, m.incarnation)) return Cause::kDied;
@@ -151,16 +155,15 @@ Cause CollectiveGroup::will_not_come(uint32_t rank, uint64_t now) {
   const uint64_t failed = its.failed_ns.load(std::memory_order_seq_cst);
   if (failed == 0) return Cause::kNone;
   const bool as_often = call_.failures != 0 && its.failures.load(std::memory_order_relaxed) <= call_.failures;
-  const bool comes = as_often || was_earlier(rank);
+  const bool known = was_known(rank), comes = as_often || known || was_earlier(rank);
   // When it has begun what is not known of another host. Where who has called this rank did not know of the failure, that
   // is either this operation's, or the group breaks when it comes (belong_together).
-  if (!here(rank)) return comes || was_known(rank) ? Cause::kNone : Cause::kRaised;
+  if (!here(rank)) return comes ? Cause::kNone : Cause::kRaised;
   const auto since = [&](uint32_t slot) { return board_->slot(slot)->status.since_ns.load(std::memory_order_acquire); };
   const uint64_t begun = method_began();
   if (failed >= begun && !comes) return Cause::kRaised;
   if (since(m.slot) > failed) return Cause::kNone;  // it runs something else by now, which may come to it
-  const bool known = was_known(rank);
-  const bool patient = comes || known || failed + kGraceNs < begun;
+  const bool patient = comes || failed + kGraceNs < begun;
   const uint64_t until = std::max(began_, failed) + (patient ? kLongGraceNs : kGraceNs);
   if (now >= until) return Cause::kRaised;
   wake_at_ = wake_at_ == 0 ? until : std::min(wake_at_, until);

@@ -191,7 +191,8 @@ class CollectiveGroup {
   char* stage(uint64_t barrier, uint32_t rank) const { return stages_ + ((barrier & 1) * hosts_.most() + places_[rank]) * kPiece; }
   char* result(uint64_t barrier) const { return results_ + (barrier & 1) * kPiece; }
   // Both with the mutex of what has failed.
-  void tell_of_failure(const char* why, uint64_t number);
+  // `known_at`: to who has cancelled it; else kNow.
+  void tell_of_failure(const char* why, uint64_t number, Stamp known_at);
   struct Failed;
   using Sights = std::vector<Stamp>;  // of hosts, each once
   Sights sights_of(const Failed& failed) const;

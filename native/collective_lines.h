@@ -40,6 +40,7 @@ struct alignas(kApart) CollectiveGroup::Line {
   std::atomic<uint64_t> failed_ns;  // when something has failed there since its last operation; 0: nothing has
   std::atomic<uint64_t> failures;   // since its last operation
   std::atomic<uint64_t> failed_call;  // the number of the last of them, by which it is known whether anybody has learned of it; 0: a step of a graph
+  std::atomic<Stamp> cancelled_at;    // if that was cancelled: when; else 0
   std::atomic<uint64_t> failed_execution;  // in which that was, of
   std::atomic<uint32_t> failed_graph;      // this graph; 0: it was a call
   alignas(kCacheLine) Way ways[2];  // likewise; nobody looks there while nothing fails

@@ -19,9 +19,9 @@ import pytest
 import warm_start
 
 import conveyor
-from conveyor.codec import blame
+from conveyor.codec.pickling import blame
 from conveyor.engine.local import boot, launcher
-from conveyor.runtime.driver import record
+from conveyor.runtime.driver.processes import record
 
 SOURCE = Path(conveyor.__file__).parents[1]
 

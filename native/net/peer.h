@@ -96,8 +96,8 @@ class Peer {
   bool blocked() const { return connection_ && connection_->waiting() != 0; }
   // This process has not run for so long (it was stopped, or its machine was): the host could not be heard.
   void excuse(uint64_t ns);
-  // What is due by the clock; when to look again (0: never).
-  uint64_t tick();
+  // What is due at `now`, which may be somewhat ago; when to look again (0: never).
+  uint64_t tick(uint64_t now);
 
  private:
   void heed(const Prefix& prefix, const char* body);

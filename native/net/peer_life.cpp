@@ -86,20 +86,21 @@ void Peer::excuse(uint64_t ns) {
   if (down_ns_ != 0) down_ns_ = std::min(down_ns_ + ns, now);
 }
 
-uint64_t Peer::tick() {
-  const uint64_t now = now_ns();  // behind whatever has moved the others
+uint64_t Peer::tick(uint64_t now) {
   const uint64_t pause = window_ns_ / 4;
+  // What has happened behind `now` is no time ago.
+  const auto since = [now](uint64_t then) { return now > then ? now - then : 0; };
   if (state_ == State::kDown) {
     // In steps, so that it shows where this process has not run meanwhile.
-    if (now - down_ns_ < window_ns_) return std::min(down_ns_ + window_ns_, now + pause);
+    if (since(down_ns_) < window_ns_) return std::min(down_ns_ + window_ns_, now + pause);
     lose("there was no connection to it for as long as is waited for one: ", reason_);
   }
   if (!connection_) return 0;
-  if (now - heard_ns_ >= silent_ns_) {
+  if (since(heard_ns_) >= silent_ns_) {
     drop("nothing has come from it for too long");
     return now + pause;
   }
-  if (now - said_ns_ >= pause) {
+  if (since(said_ns_) >= pause) {
     said_ns_ = now;  // also where what waits to be sent is the word: what is due is never a time that has passed
     if (!connection_->has_payload()) {
       try {

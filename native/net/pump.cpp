@@ -199,13 +199,14 @@ bool HostPump::turn() {
     for (auto& [host, known] : peers_)
       if (known.peer->fd() == events[i].data.fd && (events[i].events & ~uint32_t(EPOLLOUT)) != 0) any |= known.peer->receive();
   }
-  // What was published for processes here may have been answered meanwhile: see to that first.
+  // What was published for processes here may have been answered meanwhile: see to that first. All that this turn finds due
+  // is due by this time: where the process is stopped behind it, the next turn sees that.
   const uint64_t now = now_ns();
   const bool due = next_tick_ != 0 && now >= next_tick_;
   if (due) {
     // Who has slept too long himself cannot say that the others have. What has come meanwhile was read just now.
     const uint64_t late = now - next_tick_;
-    if (next_tick_ > 1 && late > window_ns_ / 8)
+    if (late > window_ns_ / 8)
       for (auto& [host, known] : peers_) known.peer->excuse(late);
     next_tick_ = 0;
   }
@@ -213,14 +214,14 @@ bool HostPump::turn() {
     Peer& peer = *known.peer;
     any |= peer.send();
     if (due)
-      if (const uint64_t next = peer.tick(); next != 0) next_tick_ = next_tick_ == 0 ? next : std::min(next_tick_, next);
+      if (const uint64_t next = peer.tick(now); next != 0) tick_by(next);
     watch(peer);
     if (peer.greeted() && !known.greeted) note(Event::kConnected, host);
     // A connection may have come and broken within this turn: who was to connect has done so, and is told to do it again.
     const uint64_t connections = peer.connections();
     if (peer.state() != known.state || (peer.state() == Peer::State::kDown && connections != known.connections)) {
       if (peer.state() == Peer::State::kDown) {
-        next_tick_ = 1;
+        tick_by(now);
         note(Event::kDisconnected, host, peer.reason());
       }
       if (peer.state() == Peer::State::kLost) {

@@ -3,6 +3,7 @@
 // are silent or gone.
 #pragma once
 
+#include <algorithm>
 #include <bitset>
 #include <condition_variable>
 #include <functional>
@@ -109,6 +110,8 @@ class HostPump final : private Hub {
   void rung(const Proxy& proxy, uint32_t bit);
   void see_deaths();
   void note(Event::Kind kind, uint32_t host, const std::string& reason = {});
+  // At the latest. What was due before stays so: by that the pump sees that it is late itself.
+  void tick_by(uint64_t ns) { next_tick_ = next_tick_ == 0 ? ns : std::min(next_tick_, ns); }
   void watch(Peer& peer);
   void bury(Peer& peer);
   void sleep();
@@ -135,7 +138,7 @@ class HostPump final : private Hub {
   std::map<uint32_t, Known> peers_;
   std::vector<Death> deaths_;
   uint32_t deaths_seen_;
-  uint64_t next_tick_ = 0;
+  uint64_t next_tick_ = 0;  // when it is due to look at the clock for the peers; 0: never
 
   ForkMutex mutex_;
   std::condition_variable_any done_;

@@ -105,7 +105,7 @@ void HostPump::connect(Fd fd, uint32_t host) {
     Peer& to = peer(host);
     to.connect(std::move(fd));
     watch(to);
-    next_tick_ = 1;
+    tick_by(now_ns());
   });
 }
 

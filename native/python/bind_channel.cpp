@@ -53,13 +53,14 @@ void bind_channel(nb::module_& m) {
              return true;
            }, "meta"_a, "tag"_a);
 
-  nb::class_<Reader>(m, "Reader")
+  nb::class_<Reader>(m, "Reader", nb::is_weak_referenceable())
       .def("__init__", [](Reader* self, std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board,
                           std::pair<uint32_t, uint32_t> writer, std::shared_ptr<ArenaView> view, bool readonly, std::string carries) {
              new (self) Reader(std::move(segment), offset, reader, std::move(board), Target{writer.first, writer.second}, std::move(view), readonly);
              self->ring.carries = std::move(carries);
            }, "segment"_a, "offset"_a, "reader"_a, "board"_a, "writer"_a, "view"_a, "readonly"_a, "carries"_a = "")
       .def_prop_ro("empty", [](Reader& r) { return r.ring.empty(); })
+      .def_prop_ro("dry", &Reader::dry)
       .def_prop_ro("count", [](Reader& r) { return r.ring.next(); })
       .def_prop_ro("available", [](Reader& r) { return r.ring.head() - r.ring.next(); })
       .def_ro("tag", &Reader::tag)
@@ -68,7 +69,7 @@ void bind_channel(nb::module_& m) {
       .def_prop_ro("kind", [](Reader& r) { return uint32_t(r.kind); })
       .def_ro("bytes", &Reader::bytes)
       .def("receive", [](Reader& r) { return r.ring.empty() ? nb::object(*empty) : r.receive(); })
-      .def("receive_undecoded", [](Reader& r) { return r.ring.empty() ? nb::object(*empty) : r.receive_undecoded(); })
+      .def("receive_undecoded", [](Reader& r, nb::handle make) { return r.ring.empty() ? nb::object(*empty) : r.receive_undecoded(make); }, "make"_a)
       .def("receive_or_leave", [](Reader& r) { return r.ring.empty() ? nb::object(*empty) : r.receive_or_leave(); })
       .def("receive_kept", [](Reader& r) {
              while (!r.ring.empty())

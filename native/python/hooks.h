@@ -10,7 +10,7 @@ namespace nb = nanobind;
 
 namespace conveyor {
 
-// Metas of error frames for which nothing can be allocated; codec/errors.py puts them into words.
+// Metas of error frames for which nothing can be allocated; codec/errors/encoding.py puts them into words.
 constexpr const char* kUnsaidMeta = "conveyor:unsaid";  // no memory was left to say what had gone wrong
 constexpr const char* kBrokenMeta = "conveyor:broken";  // the frame is not valid
 

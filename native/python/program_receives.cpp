@@ -74,16 +74,13 @@ void Program::take(Receive& step) {
   const uint64_t before = step.reader->bytes;
   nb::object value;
   try {
-    if (step.arrived.is_none() && begin_fetch_.is_valid()) {
-      value = step.reader->receive_undecoded();
-      if (nb::isinstance<Snapshot>(value)) {
-        value = nb::steal(PyObject_CallOneArg(begin_fetch_.ptr(), value.ptr()));
-        if (!value.is_valid()) throw nb::python_error();
-        step.coming = true;
-        recorder_->receive_ends(step.index, execution_, step.reader->bytes - before, false);
-        return;
-      }
-    } else if (step.arrived.is_none()) {
+    if (step.arrived.is_none() && begin_fetch_.is_valid() && step.reader->front_keeps()) {
+      step.reader->receive_undecoded(begin_fetch_);
+      step.coming = true;
+      recorder_->receive_ends(step.index, execution_, step.reader->bytes - before, false);
+      return;
+    }
+    if (step.arrived.is_none()) {
       value = step.reader->receive();
     } else if (value = step.reader->receive_head(); value.is_valid()) {
       step.held = true;

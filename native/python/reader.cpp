@@ -1,8 +1,24 @@
 #include "reader.h"
 
+#include "exit.h"
 #include "hooks.h"
 
 namespace conveyor {
+
+namespace {
+
+class Counted {
+ public:
+  explicit Counted(uint32_t& count) : count_(count) { ++count_; }
+  ~Counted() { --count_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  uint32_t& count_;
+};
+
+}  // namespace
 
 void Reader::give_up() noexcept {
   const SlotHeader slot = read_once(*ring.front());
@@ -13,6 +29,14 @@ void Reader::give_up() noexcept {
   if (names_refs && in_slot) claims = claims_of(reinterpret_cast<const char*>(ring.front() + 1), slot.size, in_block);
   pass();
   give_up_claims(std::move(claims));
+}
+
+bool Reader::dry() const {
+  try {
+    return decoding_ == 0 && ring.empty();
+  } catch (const std::system_error&) {  // it is broken: nobody takes anything out of it
+    return true;
+  }
 }
 
 bool Reader::announce_front(bool unwanted) {
@@ -104,6 +128,18 @@ nb::object Reader::receive_native() {
   return value;
 }
 
+template <class How>
+nb::object Reader::read(const Frame& frame, How how) {
+  const Counted counted(decoding_);
+  try {
+    return how(frame);
+  } catch (...) {
+    lose(frame);
+    if (frame.flags & kRefs) give_up_claims(claims_of(frame.body, frame.size, frame.block_room()));
+    throw;
+  }
+}
+
 nb::object Reader::receive() {
   check_owner(fork_);
   std::optional<Frame> f;
@@ -117,9 +153,8 @@ nb::object Reader::receive() {
   return read(*f, [](const Frame& frame) { return decode(frame); });
 }
 
-nb::object Reader::receive_undecoded() {
-  const SlotHeader slot = read_once(*ring.front());
-  if (slot.kind == Kind::kError || !(slot.flags & kKeeps)) return receive();
+nb::object Reader::receive_undecoded(nb::handle make) {
+  if (!front_keeps()) return receive();
   check_owner(fork_);
   std::optional<Frame> f;
   try {
@@ -128,20 +163,14 @@ nb::object Reader::receive_undecoded() {
     give_up();
     throw;
   }
-  return read(*f, [](const Frame& frame) {
+  return read(*f, [make](const Frame& frame) {
     announce(frame);  // frames behind it may be decoded first
-    return or_python_error([&] { return nb::cast(Snapshot{frame, Fd()}, nb::rv_policy::move); });
+    const nb::object snapshot = or_python_error([&] { return nb::cast(Snapshot{frame, Fd()}, nb::rv_policy::move); });
+    Calling python;
+    nb::object made = nb::steal(PyObject_CallOneArg(make.ptr(), snapshot.ptr()));
+    if (!made.is_valid()) throw nb::python_error();
+    return made;
   });
-}
-
-nb::object Reader::read(const Frame& frame, nb::object (*how)(const Frame&)) {
-  try {
-    return how(frame);
-  } catch (...) {
-    lose(frame);
-    if (frame.flags & kRefs) give_up_claims(claims_of(frame.body, frame.size, frame.block_room()));
-    throw;
-  }
 }
 
 nb::object Reader::receive_head() {

@@ -71,7 +71,7 @@ struct Rank {
   Fd event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   Inbox inbox;
   CollectiveGroup group;
-  int sleeps = 0;
+  std::atomic<int> sleeps{0};
   uint64_t longest_sleep = 0;  // as it was meant, if nobody had come or failed; that does not depend on the machine's other work
 };
 

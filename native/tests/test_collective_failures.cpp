@@ -135,6 +135,41 @@ TEST(who_cancels_a_call_knows_when) {
   }
 }
 
+// A rank hears late of a call of its that was not sent: whoever waits for it was called by who knew of that already.
+TEST(who_was_known_to_have_failed_is_waited_for_when_it_hears_of_that_late) {
+  for (bool cancelled : {false, true}) {
+    Pair pair;
+    const uint64_t number = cancelled ? 0 : pair.second.board().fail(2);
+    if (cancelled)
+      pair.second.board().note_sight();
+    else
+      pair.second.sees(number);  // the clock says 1
+    pair.first.begins();
+    std::thread waiter([&] { CHECK(pair.first.run({}, {}, 0, 1) == Progress::kDone); });
+    await_sleep(pair.world, 0);
+    const int before = pair.first.sleeps;
+    pair.second.group.note_failed_call("has not come", "step", {9, 1}, false, number, cancelled);
+    Session::await([&] { return pair.first.sleeps > before || pair.first.group.broken(); });  // it has looked
+    pair.second.begins();
+    CHECK(pair.second.run({}, {}, 0, 1) == Progress::kDone);
+    waiter.join();
+  }
+}
+
+TEST(who_fails_while_it_is_awaited_by_a_call_that_did_not_know_is_not_coming) {
+  for (bool cancelled : {false, true}) {
+    Pair pair;
+    pair.first.begins();
+    std::thread waiter([&] { CHECK(pair.first.run({}, {}, 0, 0) == Progress::kBroken); });
+    await_sleep(pair.world, 0);
+    if (cancelled) pair.second.board().note_sight();
+    const uint64_t number = cancelled ? 0 : pair.second.board().fail(2);
+    pair.second.group.note_failed_call("has not come", "step", {9, 1}, false, number, cancelled);
+    waiter.join();
+    CHECK(pair.first.group.broken()->cause == Cause::kRaised);
+  }
+}
+
 TEST(ranks_whose_same_calls_have_failed_meet) {
   const char* method[] = {"step", "another"};
   // By the method, by the caller, by whether the call had done the operation before, by their number.

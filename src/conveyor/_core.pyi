@@ -925,6 +925,10 @@ class Reader:
         """Whether ``receive`` would find nothing."""
 
     @property
+    def dry(self) -> bool:
+        """The same, and nothing is being decoded that was received."""
+
+    @property
     def count(self) -> int:
         """Frames taken from this ring by this reader."""
 
@@ -956,9 +960,9 @@ class Reader:
         raises what decoding raises.
         """
 
-    def receive_undecoded(self) -> Any:
-        """As ``receive``, but what something of may have stayed in another process comes as a ``Snapshot``,
-        which is to be decoded once; that may be tried again if it raises.
+    def receive_undecoded(self, make: Callable[[Snapshot], Any]) -> Any:
+        """As ``receive``, but for what something of may have stayed in another process comes what ``make``
+        makes of a ``Snapshot``, which is to be decoded once; that may be tried again if it raises.
         """
 
     def receive_or_leave(self) -> Any:

@@ -68,7 +68,8 @@ class Calls:
 
 
 class Kept:
-    """Values that stay with their makers, and travel."""
+    """Values that stay with their makers, and travel. ``members``: those of :class:`Calls`, who may wait
+    for each other at the same time."""
 
     def __init__(self, rng: Random, members: list[Member], judge: Judge) -> None:
         self._rng, self._members, self._judge = rng, members, judge
@@ -98,10 +99,12 @@ class Kept:
             self.doing += f", {other}"
             refs.append((other.handle.numbers.remote(ref, ref), [number] * 2))
         if rng.random() < 0.5:
+            self._may_wait(others[0], maker, ref)
             refs.append((others[0].handle.numbers_of.remote([ref]), [number]))
         if len(self._members) > 1 and rng.random() < 0.5:
             first, second = sorted(rng.sample(range(len(self._members)), 2))
             near, far = self._members[first].handle, self._members[second].handle
+            self._may_wait(self._members[second], maker, ref)
             refs.append((near.pass_on.remote(far, [ref]), [number]))
         if rng.random() < 0.5:
             judge.get(self.doing, ref, value)
@@ -118,3 +121,9 @@ class Kept:
         del ref
         for asked, expected in refs:
             judge.get(self.doing, asked, expected)
+
+    def _may_wait(self, who: Member, maker: Member, ref: Any) -> None:
+        """``who`` is going to wait for ``ref`` in a method. The maker may wait for those behind it before it
+        makes the value: who is one of these would close a cycle, and is asked when the value is there."""
+        if self._members.index(who) >= self._members.index(maker):
+            conveyor.wait([ref], timeout=PATIENCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -79,7 +80,13 @@ class Judge:
             if (pid := self._pid(member)) != member.pid:
                 raise WrongError(f"another process ({pid}) answers for {member}")
             return
+        end = time.monotonic() + PATIENCE
+        pid = 0
         while True:
+            if time.monotonic() > end:
+                raise WrongError(
+                    f"{member} has neither died nor come back: {pid or 'nobody'} answers"
+                )
             try:
                 pid = self._pid(member)
             except ActorDiedError:

@@ -95,6 +95,20 @@ def _processes(nodes: Nodes) -> list[str]:
     return [f"{one.name} {one.pid}: {known.get(one.pid, 'nobody')}" for one in living]
 
 
+def _held() -> list[str]:
+    """The values with references to them: who has one, and who may come with which pickle."""
+    exports = context.running().exports
+    readers = exports._tickets._readers
+    found = []
+    for export, entry in list(exports._entries.items()):
+        holders = [getattr(holder, "number", "the driver") for holder in entry.holders]
+        tickets = {ticket: readers.get(ticket, "whoever") for ticket in entry.tickets}
+        owner = getattr(entry.owner, "number", "the driver")
+        came = "has come" if entry.outcome is not None else "is to come"
+        found.append(f"{export} of {owner}, {came}: held by {holders}, tickets {tickets}")
+    return found
+
+
 def check_round(nodes: Nodes) -> None:
     """With no graph there is what the living have, and nothing else."""
     end = time.monotonic() + _SOON
@@ -104,7 +118,8 @@ def check_round(nodes: Nodes) -> None:
         if not wrong:
             return
         if time.monotonic() > end:
-            raise WrongError(f"left (found, due): {wrong}; processes: {_processes(nodes)}")
+            having = f"values: {_held()}; processes: {_processes(nodes)}"
+            raise WrongError(f"left (found, due): {wrong}; {having}")
         time.sleep(0.05)
 
 

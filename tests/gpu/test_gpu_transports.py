@@ -101,7 +101,7 @@ def test_between_host_and_device(record):
 
 
 def pins():
-    from conveyor.codec import pinned
+    from conveyor.codec.tensors import pinned
 
     return pinned.current().counts()[0]
 

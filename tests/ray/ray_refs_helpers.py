@@ -17,6 +17,17 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL, LARGE = 10, 1 << 20
 
 
+class Stalls:
+    """Pickling it never ends: what stands before it has been pickled by then, and is not sent."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        open(self.path, "w").close()
+        threading.Event().wait()
+
+
 @conveyor.remote
 class Holder:
     def __init__(self, refs=()):
@@ -69,6 +80,9 @@ class Holder:
         if path:
             open(path, "w").close()
         threading.Event().wait()
+
+    def send_half(self, other, refs, path):
+        other.total.remote([*refs, Stalls(path)])
 
     def execute(self, graphs, values):
         refs = [graphs[0].execute(value) for value in values]

@@ -21,8 +21,8 @@ from conveyor.exceptions import (
 )
 from conveyor.experimental.collective import ReduceOp
 from conveyor.runtime import context
-from conveyor.runtime.driver import looks
-from conveyor.runtime.driver.far_host import Handed
+from conveyor.runtime.driver.hosts import looks
+from conveyor.runtime.driver.hosts.far_host import Handed
 from conveyor.runtime.ranks import Membership
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -97,6 +97,11 @@ def test_placed_by_strategies(rt):
     actor = Place.options(num_cpus=0, scheduling_strategy=strategy).remote()
     assert get(actor.node.remote()) in nodes
     conveyor.kill(actor)
+    actor = Place.options(
+        num_cpus=0, placement_group=group, placement_group_bundle_index=0
+    ).remote()
+    assert get(actor.node.remote()) in nodes
+    conveyor.kill(actor)
     remove_placement_group(group)
 
 
@@ -184,6 +189,7 @@ def test_an_option_that_ray_does_not_take(rt):
             {"placement_group": "x"},
             r"'Place.*placement_group='x': AssertionError in Ray",
         ),
+        (TypeError, {"placement_group_bundle_index": "x"}, r"'Place.*placement_group_bundle_index"),
         (TypeError, {"resources": {"first": "x"}}, r"'Place.*resources={'first': 'x'}: "),
         (ValueError, {"resources": {"first": -1}}, r"'Place.*negative"),
         (ValueError, {"scheduling_strategy": "x"}, r"'Place.*scheduling_strategy='x': Invalid"),

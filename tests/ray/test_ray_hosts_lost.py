@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import ray
 from ray_nodes import HERE, THERE, TIMEOUT, WAIT, Adds, get
-from ray_refs_helpers import LARGE, holder, kept, total
+from ray_refs_helpers import LARGE, SMALL, holder, kept, total
 
 import conveyor
 from conveyor import collective
@@ -65,17 +65,22 @@ def test_a_node_that_is_lost(two_nodes, leaves_nothing, tmp_path, wait_until):
         conveyor.shutdown()
 
 
-def test_a_node_with_holders_and_makers_is_lost(two_nodes, leaves_nothing, wait_until):
+def test_a_node_with_holders_and_makers_is_lost(two_nodes, leaves_nothing, wait_until, tmp_path):
     with leaves_nothing():
         node = two_nodes.add_node(num_cpus=1, resources={"lost": 1})
         conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
         here, there, slow = holder(HERE), holder(THERE), holder(HERE)
-        lost = holder({"resources": {"lost": 0.1}})
+        lost, also = (holder({"resources": {"lost": 0.1}}) for _ in range(2))
         get(lost.keep.remote([conveyor.put(np.arange(LARGE))]))
         (made,) = get(lost.put.remote(LARGE))
         assert get(there.total.remote([made])) == [total(LARGE)]
         (pending,) = get(lost.asked_to_stay.remote(slow, ""))
         waiting = [a.total.remote([pending]) for a in (here, there)]
+        # What it was pickling comes to nobody.
+        halves = [str(tmp_path / name) for name in ("here", "there")]
+        for maker, reader, half in zip((lost, also), (here, there), halves, strict=True):
+            maker.send_half.remote(reader, [conveyor.put(np.arange(SMALL))], half)
+        wait_until(lambda: all(map(os.path.exists, halves)), WAIT)
         two_nodes.remove_node(node, allow_graceful=False)
         for ref in [pending, *waiting]:
             with pytest.raises(ActorDiedError):

@@ -14,7 +14,7 @@ from conveyor.api.unused import METHOD_OPTIONS, take_out
 from conveyor.dag.methods import bind
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context, ending
-from conveyor.runtime.calls.call import OPEN, count_of
+from conveyor.runtime.calls.call import METHOD, OPEN, count_of
 from conveyor.runtime.calls.methods import RAY_CALL
 from conveyor.runtime.protocol import ActorId, MethodInfo, Retries, Returns, Runtime
 from conveyor.typevars import InstanceT, P, ResultT
@@ -138,12 +138,11 @@ class ActorMethod(Generic[P, ResultT]):
         info = self._entry.info
         retries = self._retries
         if retries is not None and retries.most and not info.is_generator:
-            once = ActorMethod(handle, self._entry, self._returns, None)
             count = count_of(self._returns)
-            again: ResultT = call_with_retries(
-                runtime, handle._id.index, once.remote, count, retries, args, kwargs
+            tried: ResultT = call_with_retries(
+                runtime, handle._id.index, self._try, count, retries, args, kwargs
             )
-            return again
+            return tried
         if info.received:
             args, kwargs = self._entry.unread(args, kwargs)  # type: ignore[assignment]
         started: ResultT
@@ -156,6 +155,15 @@ class ActorMethod(Generic[P, ResultT]):
         else:
             started = runtime.call(handle._id, info.name, args, kwargs, returns)
         return started
+
+    def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> Any:
+        """Call it once. ``again``: it has failed before."""
+        handle, info, returns = self._handle, self._entry.info, self._returns
+        if info.received:
+            args, kwargs = self._entry.unread(args, kwargs)
+        if type(returns) is tuple:
+            check_has_transport(handle, returns[1])
+        return handle._runtime.call(handle._id, info.name, args, kwargs, returns, METHOD, again)
 
     @overload
     def bind(

@@ -150,7 +150,7 @@ def method(
             ``get(into=)`` takes. The method finds these very objects in its argument. A call whose argument
             does not fit raises ``ValueError``; the method has not run then, and nothing has been written.
         max_task_retries: how often a call is made again by itself whose actor has died and is started again
-            (``max_restarts``), behind the calls that were made meanwhile (-1: without limit; ``None``: as
+            (``max_restarts``), behind the calls that were sent meanwhile (-1: without limit; ``None``: as
             ``remote(max_task_retries=)`` says). What the method has done until then is done twice. Calls of
             generators, and tasks of graphs, are not made again.
         retry_exceptions: whether a call is made again, within the same number of times, also where the

@@ -46,7 +46,7 @@ class ActorOptions(Struct, frozen=True):
             TypeError: an option that does not exist, or a value of the wrong type.
             ValueError: a value out of range.
         """
-        rays, environment = split_runtime_env(options.pop("runtime_env", None))
+        variables, environment = split_runtime_env(options.pop("runtime_env", None))
         if options.pop("concurrency_groups", None):
             raise NotImplementedError(
                 "concurrency_groups are not supported: max_concurrency is one limit for all methods of "
@@ -58,10 +58,13 @@ class ActorOptions(Struct, frozen=True):
             placement["runtime_env"] = environment
         for name in options:
             if name not in _CHECKS:
-                raise TypeError(f"unknown actor option {name!r}; known are {', '.join(_CHECKS)}")
+                rays = ", ".join([*PLACEMENT_OPTIONS, "runtime_env", *ACTOR_OPTIONS])
+                raise TypeError(
+                    f"unknown actor option {name!r}; known are {', '.join(_CHECKS)}, and of Ray's {rays}"
+                )
         checked = {name: _CHECKS[name](value, name) for name, value in options.items()}
-        if rays or "env_vars" in checked:
-            checked["env_vars"] = {**rays, **checked.get("env_vars", {})}
+        if variables or "env_vars" in checked:
+            checked["env_vars"] = {**variables, **checked.get("env_vars", {})}
         if placement:
             checked["placement"] = {**self.placement, **placement}
         return replace(self, **checked)

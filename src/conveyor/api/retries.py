@@ -86,16 +86,17 @@ def with_default(methods: Mapping[str, MethodInfo], most: int) -> Mapping[str, M
 def call_with_retries(
     runtime: Runtime,
     actor: int,
-    call: Callable[..., Any],
+    call: Callable[[tuple[Any, ...], dict[str, Any], bool], Any],
     count: int,
     retries: Retries,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What ``call`` gives, which calls that actor once and has ``count`` results: a ref, or a list."""
+    """What ``call`` gives, which calls that actor once and has ``count`` results: a ref, or a list. It is
+    told whether it is not the first time."""
 
-    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
-        made: Any = call(*args, **kwargs)
+    def make(args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> Ref:
+        made: Any = call(args, kwargs, again)
         if not isinstance(made, list):
             return made  # type: ignore[no-any-return]
         element: ElementRef = made[0]

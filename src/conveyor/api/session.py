@@ -79,34 +79,13 @@ def init(
         check_flag(debug_writes, "debug_writes")
     for name in ("local_mode", "raise_descriptor_limit"):
         check_flag(options.get(name, False), name)
-    address = options.pop("address", None)
-    if engine is not None and engine not in _ENGINES and _is_address(engine):
-        engine, address = None, engine  # Ray's first argument
-    local_mode = options.pop("local_mode", False)
-    if local_mode and engine not in (None, "inline"):
-        raise ValueError(f'local_mode=True is engine="inline", and not engine={engine!r}')
-    engine = "inline" if local_mode else engine or _default_engine()
-    if engine not in _ENGINES:
-        raise ValueError(f"unknown engine {engine!r}; known are {', '.join(_ENGINES)}")
-    if address is not None and address not in _HERE and engine != "ray":
-        raise ValueError(
-            f"there is no cluster to connect to at {address!r}: a session's actors are processes of "
-            f'this machine, and nothing has to be started for them (with engine="ray" they are Ray\'s)'
-        )
+    engine, address = _engine_at(
+        engine, options.pop("address", None), options.pop("local_mode", False)
+    )
     if engine == "ray":
-        cluster = {n: options.pop(n) for n in list(options) if n in RAYS_INIT_OPTIONS}
-        split_runtime_env(cluster.get("runtime_env"))  # or Ray would fail somewhere inside
-        options["cluster"] = cluster
-        options["address"] = address
+        _gather_rays(options, address)
     else:
-        take_out(options, INIT_OPTIONS, "init()")
-        memory = options.pop("object_store_memory", None)
-        if memory is not None:
-            options.setdefault("arena_bytes", check_bytes(memory, "object_store_memory"))
-        variables, others = split_runtime_env(options.pop("runtime_env", None))
-        refuse_environment(others)
-        if variables:
-            options["env_vars"] = {**variables, **check_env_vars(options.get("env_vars"))}
+        _translate_rays(options)
     if not log_to_driver:
         options["log_to_driver"] = False
     if grace_seconds is not None:
@@ -129,6 +108,43 @@ def init(
             "a session is running already: call shutdown() first, or pass ignore_reinit_error=True "
             "to go on with it"
         )
+
+
+def _engine_at(engine: str | None, address: Any, local_mode: bool) -> tuple[str, Any]:
+    """The engine that is meant, and the address of the cluster that it is to be on, if there is one."""
+    if engine is not None and engine not in _ENGINES and _is_address(engine):
+        engine, address = None, engine  # Ray's first argument
+    if local_mode and engine not in (None, "inline"):
+        raise ValueError(f'local_mode=True is engine="inline", and not engine={engine!r}')
+    engine = "inline" if local_mode else engine or _default_engine()
+    if engine not in _ENGINES:
+        raise ValueError(f"unknown engine {engine!r}; known are {', '.join(_ENGINES)}")
+    if address is not None and address not in _HERE and engine != "ray":
+        raise ValueError(
+            f"there is no cluster to connect to at {address!r}: a session's actors are processes of "
+            f'this machine, and nothing has to be started for them (with engine="ray" they are Ray\'s)'
+        )
+    return engine, address
+
+
+def _gather_rays(options: dict[str, Any], address: Any) -> None:
+    """Put those of the ``options`` together that are passed to Ray."""
+    cluster = {n: options.pop(n) for n in list(options) if n in RAYS_INIT_OPTIONS}
+    split_runtime_env(cluster.get("runtime_env"))  # or Ray would fail somewhere inside
+    options["cluster"] = cluster
+    options["address"] = address
+
+
+def _translate_rays(options: dict[str, Any]) -> None:
+    """Put ours in the place of those of the ``options`` that are Ray's, for an engine without it."""
+    take_out(options, INIT_OPTIONS, "init()")
+    memory = options.pop("object_store_memory", None)
+    if memory is not None:
+        options.setdefault("arena_bytes", check_bytes(memory, "object_store_memory"))
+    variables, others = split_runtime_env(options.pop("runtime_env", None))
+    refuse_environment(others)
+    if variables:
+        options["env_vars"] = {**variables, **check_env_vars(options.get("env_vars"))}
 
 
 def _is_address(text: str) -> bool:

@@ -11,16 +11,20 @@ from conveyor.callers import users_level
 #: Of actors: what says where one is to be, which only an engine with several nodes has a use for.
 PLACEMENT_OPTIONS = {
     "accelerator_type": "all GPUs are this machine's; num_gpus chooses how many",
+    "fallback_strategy": "there is one node",
     "label_selector": "there is one node",
     "memory": "nothing is reserved; a cgroup limits memory",
     "object_store_memory": "memory is the session's, see init()",
     "placement_group": "there is one node",
+    "placement_group_bundle_index": "there is one node",
+    "placement_group_capture_child_tasks": "there is one node",
     "resources": "nothing is reserved",
     "scheduling_strategy": "there is one node",
 }
 
 #: Of actors and functions: what each would mean.
 ACTOR_OPTIONS = {
+    "allow_out_of_order_execution": "calls of one caller begin in their order",
     "enable_task_events": "graph.trace() shows what actors run",
     "lifetime": "an actor with a name lives until the session ends or it is killed, and none lives longer",
     "max_pending_calls": "calls beyond the mailbox wait in the caller's process",

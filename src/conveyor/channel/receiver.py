@@ -93,6 +93,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
         with self._lock:
             if self._reader is not None:
                 self._reader.close()
+        self._runtime.process.sources.look()
 
     def _take(self) -> Any:
         """The next value, or ``EMPTY``."""

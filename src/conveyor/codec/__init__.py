@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from conveyor import _core
-from conveyor.codec.afresh import afresh
 from conveyor.codec.alone import REFERENCES_OF_A_LOCAL, held_alone
-from conveyor.codec.arena_full import arena_full
 from conveyor.codec.claims import Reader
-from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.encoded import SENT
-from conveyor.codec.errors import append_to_message, decode_error, encode_error
+from conveyor.codec.errors.afresh import afresh
+from conveyor.codec.errors.encoding import append_to_message, decode_error, encode_error
+from conveyor.codec.errors.native import arena_full, refused
+from conveyor.codec.errors.siblings import add_sibling, summarize_error
 from conveyor.codec.frames import announce, decode, discard, encode
-from conveyor.codec.pickling import (
+from conveyor.codec.pickling.definitions import SentDefinitions
+from conveyor.codec.pickling.pickler import (
     add_reducers,
     blamed,
     drop_picklers,
     dumps_by_value,
 )
-from conveyor.codec.refused import refused
-from conveyor.codec.siblings import add_sibling, summarize_error
-from conveyor.codec.unpickling import loads
+from conveyor.codec.pickling.unpickler import loads
 from conveyor.exceptions import RuntimeStateError, SerializationError
 
 __all__ = [

@@ -24,14 +24,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conveyor.codec import arrays, claims, direct, parcels, pickling, promised, tensors, unpickling
+from conveyor.codec import arrays, claims, direct, parcels, promised
 from conveyor.codec.arrays import ARRAY
-from conveyor.codec.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.direct import DIRECT, Direct
 from conveyor.codec.encoded import DEFINING, PICKLE, Encoded
 from conveyor.codec.parcels import PARCEL, Parcel
+from conveyor.codec.pickling import pickler, unpickler
+from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.promises import Promised
-from conveyor.codec.tensors import TENSOR
+from conveyor.codec.tensors import encoding as tensors
+from conveyor.codec.tensors.encoding import TENSOR
 from conveyor.exceptions import SerializationError
 
 _encoders: dict[type, Callable[[Any], Encoded | None]] = {}
@@ -54,7 +56,7 @@ def encode(value: Any, sent: SentDefinitions | None = None) -> Encoded:
         return direct.encode(value, sent, encode)
     if type(value) is Promised:
         return promised.encode(value, sent)
-    return pickling.dump(value, sent)
+    return pickler.dump(value, sent)
 
 
 def decode(
@@ -69,7 +71,7 @@ def decode(
     kept for the life of the process.
     """
     if codec in (PICKLE, DEFINING):
-        return unpickling.load(codec, meta, buffers, known)
+        return unpickler.load(codec, meta, buffers, known)
     if codec == ARRAY:
         return arrays.decode(meta, buffers)
     if codec == TENSOR:
@@ -83,7 +85,7 @@ def decode(
 
 def announce(meta: bytes, known: KnownDefinitions | None = None) -> None:
     """Take note of the definitions in a frame with ``FLAG_DEFINITIONS`` that nobody will decode."""
-    unpickling.learn(meta, known)
+    unpickler.learn(meta, known)
 
 
 def discard(meta: bytes) -> None:
@@ -98,16 +100,16 @@ def _numpy_is_here() -> None:
     import numpy as np
 
     _encoders[np.ndarray] = arrays.make_encoder()
-    pickling.add_reducers(arrays.make_reducers)
+    pickler.add_reducers(arrays.make_reducers)
 
 
 def _torch_is_here() -> None:
     import torch
 
     _encoders[torch.Tensor] = tensors.make_encoder()
-    pickling.add_reducers(tensors.make_reducers)
+    pickler.add_reducers(tensors.make_reducers)
 
 
-pickling.add_reducers(direct.reducers(encode, decode))
-pickling.when_imported("numpy", _numpy_is_here)
-pickling.when_imported("torch", _torch_is_here)
+pickler.add_reducers(direct.reducers(encode, decode))
+pickler.when_imported("numpy", _numpy_is_here)
+pickler.when_imported("torch", _torch_is_here)

@@ -12,13 +12,14 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conveyor.codec import claims, pickling, unpickling
-from conveyor.codec.beside import Collected, placing
-from conveyor.codec.definitions import SentDefinitions
+from conveyor.codec import claims
 from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, Encoded
+from conveyor.codec.pickling import pickler, unpickler
+from conveyor.codec.pickling.definitions import SentDefinitions
 from conveyor.codec.promised import end_of
 from conveyor.codec.promises import Keeper
-from conveyor.codec.tensor_headers import dtype_name
+from conveyor.codec.tensors.beside import Collected, placing
+from conveyor.codec.tensors.headers import dtype_name
 from conveyor.later import LaterModule
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Head(NamedTuple):
         """
         codec, meta, buffers = self.encoded
         with placing([tensor.contiguous() for tensor in tensors]):
-            return unpickling.load(codec, meta, buffers, None)
+            return unpickler.load(codec, meta, buffers, None)
 
     def give_up(self) -> None:
         """Let go of what the value refers to: nobody will put it together."""
@@ -127,7 +128,7 @@ def encode(parcel: Parcel, sent: SentDefinitions | None) -> Encoded:
     device = None if keeper is None else keeper.device
     sent.collected = collected = Collected(parcel.accepts, device, parcel.kinds)
     try:
-        codec, flags, meta, buffers, *kept = pickling.dump(parcel.value, sent)
+        codec, flags, meta, buffers, *kept = pickler.dump(parcel.value, sent)
     finally:
         sent.collected = sent.keeper = None
     if keeper is not None:
@@ -152,6 +153,6 @@ def decode(meta: bytes, buffers: list[Any] | None) -> Head:
     codec, headers, note = pickle.loads(meta[end - length : end])
     value = meta[: end - length]
     if codec == DEFINING:  # frames behind it may need them, whatever becomes of this value
-        unpickling.learn(value, None)
+        unpickler.learn(value, None)
     tensors = tuple([TensorSpec(*header) for header in headers])
     return Head(tensors, note, (codec, value, buffers))

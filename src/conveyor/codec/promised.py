@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conveyor.codec import pickling
-from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.encoded import FLAG_DEFINITIONS, Encoded
+from conveyor.codec.pickling import pickler
+from conveyor.codec.pickling.definitions import SentDefinitions
 from conveyor.codec.promises import Keeper, Promised
 
 
@@ -13,7 +13,7 @@ def encode(promised: Promised, sent: SentDefinitions | None) -> Encoded:
     sent = SentDefinitions() if sent is None else sent
     sent.keeper = promised.keeper
     try:
-        encoded = pickling.dump(promised.value, sent)
+        encoded = pickler.dump(promised.value, sent)
     finally:
         sent.keeper = None
     _, flags, meta, *_ = encoded

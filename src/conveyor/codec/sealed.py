@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.frames import decode, encode
+from conveyor.codec.pickling.definitions import SentDefinitions
 
 
 class Sealed(Struct, frozen=True):

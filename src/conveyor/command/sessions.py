@@ -9,8 +9,8 @@ from pathlib import Path
 
 from conveyor import _core
 from conveyor.command.nodes import nodes_of
-from conveyor.runtime.driver.roster import FILE, LaidGraph, read_roster
-from conveyor.runtime.driver.table import DRIVER_SLOT
+from conveyor.runtime.driver.graphs.roster import FILE, LaidGraph, read_roster
+from conveyor.runtime.driver.processes.table import DRIVER_SLOT
 from conveyor.runtime.status import ActorStatus, Label, actor_status, status_of, with_node
 
 _PROC = Path("/proc")

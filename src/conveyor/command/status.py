@@ -8,7 +8,7 @@ from msgspec import json
 
 from conveyor.command.sessions import Member, NoSuchSession, Session, find_sessions
 from conveyor.observe.units import size
-from conveyor.runtime.graph.stacks import stack_of
+from conveyor.runtime.graph.telemetry.stacks import stack_of
 
 _PROGRAM = 120
 

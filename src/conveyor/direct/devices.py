@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conveyor import _core
 from conveyor import device as devices
-from conveyor.codec.beside import Collected
 from conveyor.codec.direct import Located, Route
 from conveyor.codec.parcels import TensorSpec
+from conveyor.codec.tensors.beside import Collected
 from conveyor.device import Device, Event
 from conveyor.exceptions import ActorDiedError, TransportError, WaitTimeoutError
 from conveyor.runtime import context

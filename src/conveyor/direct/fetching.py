@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from conveyor import _core
-from conveyor.codec.beside import placing
 from conveyor.codec.direct import Beside, File, Located, receiving
+from conveyor.codec.tensors.beside import placing
 from conveyor.direct.afar import fetch_afar, is_afar, split
 from conveyor.direct.memory import is_array
 from conveyor.direct.table import TABLE, Decode

@@ -10,10 +10,11 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.checks import check_timeout
-from conveyor.codec import arrays, tensor_headers
+from conveyor.codec import arrays
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.direct import Located, Unfetched
-from conveyor.codec.tensors import TENSOR
+from conveyor.codec.tensors import headers as tensor_headers
+from conveyor.codec.tensors.encoding import TENSOR
 from conveyor.device import registry as devices
 from conveyor.direct.fetching import read_into
 from conveyor.direct.leaves import Path, is_leaf, leaves_of, named

@@ -12,13 +12,14 @@ from numbers import Integral
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec import arrays, tensor_headers
+from conveyor.codec import arrays
 from conveyor.codec.arrays import ARRAY
-from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.direct import Located
 from conveyor.codec.encoded import FLAG_DEFINITIONS, FLAG_REFS, PICKLE
 from conveyor.codec.frames import decode, encode
-from conveyor.codec.tensors import TENSOR
+from conveyor.codec.pickling.definitions import SentDefinitions
+from conveyor.codec.tensors import headers as tensor_headers
+from conveyor.codec.tensors.encoding import TENSOR
 from conveyor.direct.leaves import is_leaf
 from conveyor.direct.memory import is_tensor
 from conveyor.direct.skeleton import Skeleton

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from conveyor.codec.errors.encoding import note_not_begun
 from conveyor.direct.awaiting import when_there
 from conveyor.direct.into import Targets, receive
 from conveyor.direct.leaves import is_leaf
@@ -28,16 +30,18 @@ def receiving(function: Callable[..., Any], places: Places) -> Callable[..., Any
 
     def received(args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         bound = signature.bind(*args, **kwargs)
-        for one in to_receive(bound, args[0]):
-            bound.arguments[one.name] = one.receive()
+        with _not_begun():
+            for one in to_receive(bound, args[0]):
+                bound.arguments[one.name] = one.receive()
         return bound
 
     async def received_later(
         args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> inspect.BoundArguments:
         bound = signature.bind(*args, **kwargs)
-        for one in to_receive(bound, args[0]):
-            bound.arguments[one.name] = await when_there(one.receive)
+        with _not_begun():
+            for one in to_receive(bound, args[0]):
+                bound.arguments[one.name] = await when_there(one.receive)
         return bound
 
     @functools.wraps(function)
@@ -70,6 +74,16 @@ def receiving(function: Callable[..., Any], places: Places) -> Callable[..., Any
 
         return items
     return call
+
+
+@contextmanager
+def _not_begun() -> Iterator[None]:
+    """What is raised here is raised in the place of a method, which will not run."""
+    try:
+        yield
+    except Exception as error:
+        note_not_begun(error)
+        raise
 
 
 class _Argument:

@@ -78,8 +78,8 @@ def import_from(path: Sequence[str]) -> None:
 
 def main_module(file: str, module: str) -> types.ModuleType:
     """An actor's ``__main__``, in the place of what its process has been started with: empty but for what is
-    received of the driver's (``codec.byvalue.name_in``), and for what ``multiprocessing`` must know to import
-    that one."""
+    received of the driver's (``codec.pickling.byvalue.name_in``), and for what ``multiprocessing`` must know
+    to import that one."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     if file:

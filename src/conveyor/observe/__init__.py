@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from conveyor.observe.drawing import visualize as visualize
+    from conveyor.observe.drawing.formats import visualize as visualize
     from conveyor.observe.notebook import graph_html as graph_html
     from conveyor.observe.simulation import Simulation
     from conveyor.observe.simulation import simulate as simulate
@@ -39,6 +39,6 @@ __getattr__, __dir__ = names_later(
         "simulate": "conveyor.observe.simulation",
         "simulate_graph": "conveyor.observe.simulation",
         "read_stats": "conveyor.observe.stats",
-        "visualize": "conveyor.observe.drawing",
+        "visualize": "conveyor.observe.drawing.formats",
     },
 )

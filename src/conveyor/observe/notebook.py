@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from conveyor.observe.compose import compose
+from conveyor.observe.drawing.compose import compose
+from conveyor.observe.drawing.svg import write_svg
 from conveyor.observe.stats import read_stats
-from conveyor.observe.svg import write_svg
 from conveyor.runtime.graph.parts import Account
 
 

@@ -18,11 +18,11 @@ from conveyor.observe.critical import (
     steady_rate,
     window,
 )
-from conveyor.observe.gantt import draw_timeline
-from conveyor.observe.png import write_png
+from conveyor.observe.drawing.gantt import draw_timeline
+from conveyor.observe.drawing.png import write_png
+from conveyor.observe.drawing.svg import write_svg
 from conveyor.observe.simulated_trace import write_trace
 from conveyor.observe.stats import read_stats
-from conveyor.observe.svg import write_svg
 from conveyor.observe.units import duration
 from conveyor.plan.model import Plan
 from conveyor.plan.overlap import overlapped

@@ -12,9 +12,9 @@ from conveyor import _core
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.observe.units import duration, size
 from conveyor.plan.model import EXECUTOR, Plan
-from conveyor.runtime.graph.afar import PATIENCE, Afar, Counted, Histogram, Question
 from conveyor.runtime.graph.parts import Account
-from conveyor.runtime.graph.recording import Progress, RecorderPlace
+from conveyor.runtime.graph.telemetry.afar import PATIENCE, Afar, Counted, Histogram, Question
+from conveyor.runtime.graph.telemetry.recording import Progress, RecorderPlace
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from typing import IO
 from conveyor import _core
 from conveyor.observe.traceevents import Far, FarEvents, Slices, write_events
 from conveyor.plan.model import EXECUTOR
-from conveyor.runtime.graph.afar import HASTE, PATIENCE, Afar, Question
-from conveyor.runtime.graph.clocks import Alignment
 from conveyor.runtime.graph.parts import Account
+from conveyor.runtime.graph.telemetry.afar import HASTE, PATIENCE, Afar, Question
+from conveyor.runtime.graph.telemetry.clocks import Alignment
 
 logger = logging.getLogger("conveyor")
 

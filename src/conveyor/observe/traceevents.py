@@ -15,9 +15,9 @@ from conveyor import _core
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.observe.units import duration
 from conveyor.plan.model import EXECUTOR, Plan
-from conveyor.runtime.graph.afar import Events
-from conveyor.runtime.graph.clocks import Alignment
-from conveyor.runtime.graph.recording import Recording, Track
+from conveyor.runtime.graph.telemetry.afar import Events
+from conveyor.runtime.graph.telemetry.clocks import Alignment
+from conveyor.runtime.graph.telemetry.recording import Recording, Track
 
 # As in native/recorder.h: begin, end, execution, bytes, index, thread, kind, flags.
 _EVENT = struct.Struct("<QQQQIIHHI")

@@ -100,10 +100,11 @@ class CallingRuntime:
         kwargs: Mapping[str, Any],
         returns: Returns,
         what: int = METHOD,
+        again: bool = False,
     ) -> Any:
         made = self._board.sights
         call = method, args, dict(kwargs) if kwargs else None, returns, what, made
-        return self._known_link(actor).call(call)
+        return self._known_link(actor).call(call, again)
 
     def find_transport(self, name: str) -> bytes | None:
         return registrations.KNOWN.get(name)

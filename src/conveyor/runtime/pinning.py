@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from conveyor import _core
-from conveyor.codec import pinned
+from conveyor.codec.tensors import pinned
 from conveyor.runtime import threads
 
 

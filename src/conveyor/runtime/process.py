@@ -22,6 +22,7 @@ from conveyor.runtime.keeping import Keeping
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.others_arenas import OthersArenas
 from conveyor.runtime.pinning import Pinning
+from conveyor.runtime.sources import Sources
 from conveyor.runtime.status import (
     ActorStatus,
     Label,
@@ -148,6 +149,8 @@ class Process:
         self._peers_lock = threading.Lock()
         #: Of processes that values are read from where they lie.
         self.arenas = OthersArenas(self)
+        #: Of what it reads.
+        self.sources = Sources()
         self._reading: weakref.WeakSet[Reading] = weakref.WeakSet()
         self._reading_lock = threading.RLock()  # a signal handler may lay a channel
         #: Asks the hosts of the processes in these slots, which are other ones, what those are doing; or why
@@ -314,7 +317,9 @@ class Process:
         """Reading end ``index`` of a ring that ``writer`` writes, whose ``arena`` that is. ``carries`` says
         what goes over it. Large values of a ``shared`` ring are read-only, because somebody else reads the
         same memory."""
-        return _core.Reader(segment, offset, index, self.board, writer.bell, arena, shared, carries)
+        end = _core.Reader(segment, offset, index, self.board, writer.bell, arena, shared, carries)
+        self.sources.note(writer.process, end)
+        return end
 
     def known_arena(self, slot: int, incarnation: int) -> _core.ArenaView | None:
         """Of a peer; ``None`` if that process is none."""

@@ -197,9 +197,11 @@ class Runtime(Protocol):
         kwargs: Mapping[str, Any],
         returns: Returns,
         what: int = ...,
+        again: bool = ...,
     ) -> Any:
         """Start a call; one ref, or a list of refs where several results are wanted. ``what`` says what is
-        called, and ``returns`` what is wanted of it (``runtime.calls.call``)."""
+        called, and ``returns`` what is wanted of it (``runtime.calls.call``). ``again``: it has failed
+        before, and goes ahead of the caller's calls that have not been sent."""
         ...
 
     #: Handles of workers for functions called here, by their options.
@@ -258,7 +260,7 @@ class Runtime(Protocol):
         ...
 
     def load_graph(self, number: int, name: str, whole: bool, options: tuple[str, ...]) -> Any:
-        """The graph with this number, or a handle of it; see ``runtime.graph.sharing``."""
+        """The graph with this number, or a handle of it; see ``runtime.graph.handles.sharing``."""
         ...
 
     def retain(self, actor: ActorId) -> object:

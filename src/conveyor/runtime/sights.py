@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 
 from conveyor import _core
-from conveyor.codec.failed_calls import failed_calls
+from conveyor.codec.errors.failed_calls import failed_calls
 
 
 class _Passing(threading.local):

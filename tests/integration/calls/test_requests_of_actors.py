@@ -15,8 +15,8 @@ from integration_helpers import WAIT, get
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.runtime import context
-from conveyor.runtime.actor.requests import Connect, Create, Find, Lay
-from conveyor.runtime.driver.switchboard import Switchboard
+from conveyor.runtime.actor.requests.messages import Connect, Create, Find, Lay
+from conveyor.runtime.driver.requests.switchboard import Switchboard
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

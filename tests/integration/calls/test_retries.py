@@ -7,15 +7,18 @@ import pickle
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from integration_helpers import WAIT, get
 
 import conveyor
+from conveyor import channel
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,
+    ConstructorError,
     ExecutionCancelledError,
     SessionEndedError,
     TaskError,
@@ -31,6 +34,7 @@ class Flaky:
     def __init__(self, noted=None):
         self.tries = 0
         self.noted = noted
+        self.room = np.zeros(20_000, int)
 
     def work(self, failures, kind=ValueError, value=0):
         self.tries += 1
@@ -53,8 +57,20 @@ class Flaky:
         tries, _ = self.work(failures)
         return np.full(20_000, tries), "second"
 
+    @conveyor.method(receive_into={"value": "room"})
+    def receive(self, value):
+        self.tries += 1
+        return float(value.sum())
+
+    def echo(self, value):
+        self.tries += 1
+        return value
+
     def of(self, refs):
         return conveyor.get(refs[0], timeout=WAIT)
+
+    def fail_with(self, value):
+        raise ValueError(value)
 
     def outstanding(self):
         return self.tries
@@ -121,6 +137,67 @@ def test_an_error_of_an_argument_is_nobodys_to_try_again(flaky):
     with pytest.raises(ValueError, match="at try 1"):
         get(with_retries(flaky, -1).remote(0, ValueError, flaky.work.remote(1)))
     assert get(flaky.outstanding.remote()) == 1
+
+
+class Left(BaseException):
+    """What is no ``Exception``."""
+
+
+def test_what_comes_as_no_instance_of_its_class_is_known_by_it(flaky):
+    for kind in (Left, StopIteration, GeneratorExit):
+        assert get(with_retries(flaky, 2, [kind]).remote(2, kind)) == (3, 0)
+        with pytest.raises(TaskError, match="at try 1"):
+            get(with_retries(flaky, 2, [KeyError]).remote(1, kind))
+        get(flaky.work.remote(0))
+
+
+@conveyor.remote
+class Unmade:
+    def __init__(self):
+        raise ValueError("not made")
+
+    def work(self):
+        """It never comes to this."""
+
+
+def test_what_has_not_begun_is_nobodys_to_try_again(flaky):
+    unmade = Unmade.remote()
+    options = {"max_task_retries": -1, "retry_exceptions": True}
+    with pytest.raises(ConstructorError, match="not made"):
+        get(unmade.work.options(**options).remote())
+
+    def asks(self, unmade):
+        self.tries += 1
+        get(unmade.work.remote())
+
+    # Whoever has called it has run.
+    options["max_task_retries"] = 2
+    with pytest.raises(ConstructorError, match="not made"):
+        get(flaky.__ray_call__.options(**options).remote(asks, unmade))
+    assert get(flaky.outstanding.remote()) == 3
+
+
+def test_what_cannot_be_fetched_is_nobodys_to_try_again(local, wait_until):
+    flaky, maker = Flaky.remote(), Flaky.remote()
+    array, _ = maker.two.remote(0)
+    assert get(flaky.work.remote(0, ValueError, array)) == (1, 20_000)
+    conveyor.kill(maker)
+
+    def is_gone():
+        try:
+            get(flaky.work.remote(0, ValueError, array))
+        except ActorDiedError:
+            return True
+        return False
+
+    wait_until(is_gone, WAIT)
+    options = {"max_task_retries": -1, "retry_exceptions": True}
+    for method in (flaky.receive, flaky.echo):
+        with pytest.raises(ActorDiedError, match="with it a value"):
+            get(method.options(**options).remote(array))
+    with pytest.raises(ValueError, match="cannot receive 'value'"):
+        get(flaky.receive.options(**options).remote(np.zeros(3, int)))
+    assert get(flaky.outstanding.remote()) == 0
 
 
 def test_several_results_that_stay_with_the_actor(flaky):
@@ -252,10 +329,11 @@ def test_calls_that_were_queued_are_made_again_and_so_are_those_of_actors(local,
     assert get(actor.pid.remote()) == after
 
 
-def test_a_wait_has_its_time_and_can_be_cancelled(local):
+def test_a_wait_has_its_time_and_can_be_cancelled(local, wait_until):
     flaky = Flaky.remote()
     ref = with_retries(flaky, -1).remote(10**9)
-    with pytest.raises(WaitTimeoutError):
+    wait_until(lambda: "try 2" in repr(ref), WAIT)
+    with pytest.raises(WaitTimeoutError, match=r"after 0.2 s waiting for Flaky.work.*, try \d+;"):
         conveyor.get(ref, timeout=0.2)
     assert ref.cancel()
     with pytest.raises(ExecutionCancelledError):
@@ -281,9 +359,124 @@ def test_the_end_of_the_session_is_the_last_tries(wait_until):
     wait_until(lambda: not any("retries" in one.name for one in threading.enumerate()), WAIT)
 
 
+class SlowHere:
+    """Where it was made first, it is loaded only when that is allowed."""
+
+    loading, allowed = threading.Event(), threading.Event()
+
+    def __init__(self, pid=None):
+        self.pid = pid or os.getpid()
+        if pid is None:
+            self.loading.clear()
+            self.allowed.clear()
+
+    def __reduce__(self):
+        return SlowHere.load, (self.pid,)
+
+    @classmethod
+    def load(cls, pid):
+        if os.getpid() == pid:
+            cls.loading.set()
+            assert cls.allowed.wait(WAIT)
+        return cls(pid)
+
+
+def test_the_end_of_the_session_while_tries_are_being_made():
+    conveyor.init()
+    flaky = Flaky.remote()
+    refs = [with_retries(flaky, -1).remote(10**9, ValueError, SlowHere()) for _ in range(2)]
+    assert SlowHere.loading.wait(WAIT)
+    conveyor.shutdown()
+    for ref in reversed(refs):
+        with pytest.raises(SessionEndedError):
+            ref.get(WAIT)
+    assert not conveyor.is_initialized()
+    SlowHere.allowed.set()
+
+
+def test_who_waits_for_another_that_gets_a_ref_begins_no_session():
+    conveyor.init()
+    ref = Flaky.remote().fail_with.remote(SlowHere())
+    with ThreadPoolExecutor() as pool:
+        gets = pool.submit(ref.get, WAIT)
+        assert SlowHere.loading.wait(WAIT)
+        conveyor.shutdown()
+        with pytest.raises(SessionEndedError):
+            ref.get(WAIT)
+        assert not conveyor.is_initialized()
+        SlowHere.allowed.set()
+        with pytest.raises(ValueError, match="SlowHere"):
+            gets.result(WAIT)
+
+
 def test_what_makes_the_calls_goes_with_them(local, wait_until):
     runtime = context.running()
     flaky = Flaky.remote()
     assert get(with_retries(flaky).remote(2)) == (3, 0)
     # Its thread may not have come to its end yet.
     wait_until(lambda: gc.collect() >= 0 and not len(runtime.retrying), WAIT)
+
+
+# Other calls, which wait for its result.
+
+
+@conveyor.remote
+class Later:
+    """What it does takes a while, and fails so many times first."""
+
+    def __init__(self):
+        self.tries = 0
+
+    async def work(self, failures):
+        await asyncio.sleep(0.02)
+        self.tries += 1
+        if self.tries <= failures:
+            raise ValueError(f"at try {self.tries}")
+        return self.tries
+
+    async def pass_on(self, value):
+        return value
+
+
+def test_calls_that_lack_its_result_do_not_hold_up_the_next_try(engine):
+    """Directly, and by way of another actor."""
+    here, there = Later.remote(), Later.remote()
+    options = {"max_task_retries": 3, "retry_exceptions": True}
+    assert get(here.pass_on.remote(here.work.options(**options).remote(2))) == 3
+    first = there.work.options(**options).remote(2)
+    assert get(there.pass_on.remote(here.pass_on.remote(first))) == 3
+
+
+def held(holder):
+    """The end of a channel, and the result of a call of ``holder``, which lasts until something is sent."""
+    opens, gate = channel.open()
+    return opens, holder.__ray_call__.remote(lambda self, gate: gate.receive(timeout=WAIT), gate)
+
+
+def test_what_waits_for_it_in_turn_can_say_for_what(local):
+    flaky, holder = Flaky.remote(), Flaky.remote()
+    opens, opened = held(holder)
+    waits = flaky.work.remote(0, ValueError, with_retries(flaky).remote(2, ValueError, opened))
+    with pytest.raises(WaitTimeoutError, match=r"calls for Flaky wait for Flaky#2.__ray_call__"):
+        conveyor.get(waits, timeout=0.1)
+    opens.send(1)
+    assert get(waits) == (1, 4)
+    opens, opened = held(holder)
+    waits = holder.work.remote(0, ValueError, with_retries(holder).remote(0))
+    with pytest.raises(WaitTimeoutError, match=r"calls for Flaky#2 wait for Flaky#2.work \(call"):
+        conveyor.get(waits, timeout=0.1)
+    opens.send(1)
+    assert get([opened, waits]) == [1, (1, 1)]
+
+
+def test_who_waits_for_it_hears_of_others_that_have_failed(local):
+    flaky, holder, fails = Flaky.remote(), Flaky.remote(), Flaky.remote()
+    opens, opened = held(holder)
+    one = with_retries(flaky).remote(0, ValueError, opened)
+    two = flaky.work.options(num_returns=2, max_task_retries=1).remote(0)
+    for refs in ([one, fails.work.remote(2)], [*two, fails.work.remote(2)]):
+        with pytest.raises(ValueError, match="at try"):
+            get(refs)
+        assert not any(ref.done() for ref in refs[:-1])
+    opens.send(1)
+    assert get([one, *two]) == [(1, 1), 1, 0]

@@ -92,7 +92,7 @@ def flood(sender):
 class Starved:
     def receive(self, end):
         from conveyor import _core
-        from conveyor.runtime.actor import introductions
+        from conveyor.runtime.actor.requests import introductions
 
         class Refusing:
             attached = 0

@@ -9,7 +9,7 @@ import pytest
 from integration_helpers import WAIT, get, hold
 
 import conveyor
-from conveyor.codec import pickling
+from conveyor.codec.pickling import pickler
 from conveyor.exceptions import ActorDiedError
 
 
@@ -75,8 +75,8 @@ def pickles(monkeypatch):
         found.append(type(value).__name__)
         return before(value, sent)
 
-    before = pickling.dump
-    monkeypatch.setattr(pickling, "dump", dump)
+    before = pickler.dump
+    monkeypatch.setattr(pickler, "dump", dump)
     return found
 
 

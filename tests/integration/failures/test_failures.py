@@ -18,7 +18,7 @@ import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ConveyorError, TaskError, WaitTimeoutError
 from conveyor.runtime.actor.orders import Load
-from conveyor.runtime.graph.source import GraphSource
+from conveyor.runtime.graph.submission.source import GraphSource
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -33,9 +33,9 @@ from conveyor.exceptions import (
 from conveyor.runtime import context, threads
 from conveyor.runtime.actor.control import Control
 from conveyor.runtime.actor.orders import Stop, Unload
-from conveyor.runtime.actor.request_client import RequestClient
-from conveyor.runtime.actor.requests import Done, Find, Numbered
-from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.actor.requests.client import RequestClient
+from conveyor.runtime.actor.requests.messages import Done, Find, Numbered
+from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.refs.connection import SHARE_FROM, received
 from conveyor.runtime.refs.messages import send_message
 

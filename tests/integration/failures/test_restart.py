@@ -20,8 +20,8 @@ import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, GraphTornDownError
 from conveyor.runtime import context
-from conveyor.runtime.driver import restart
-from conveyor.runtime.driver.restart import Restarts
+from conveyor.runtime.driver.processes import restart
+from conveyor.runtime.driver.processes.restart import Restarts
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

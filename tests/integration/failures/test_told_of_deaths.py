@@ -16,7 +16,7 @@ import conveyor
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime import context
 from conveyor.runtime.actor.orders import End
-from conveyor.runtime.driver import record
+from conveyor.runtime.driver.processes import record
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

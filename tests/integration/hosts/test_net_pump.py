@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.hosts import Node
 from conveyor import _core
-from conveyor.codec.errors import decode_error
+from conveyor.codec.errors.encoding import decode_error
 from conveyor.engine.net.handshake import Identity, dial, new_token
 from conveyor.engine.net.listener import Listener
 from conveyor.exceptions import OutOfMemoryError, SerializationError

@@ -334,6 +334,12 @@ def test_an_async_call_that_sleeps_lets_its_caller_go_on():
         conveyor.get(background)
 
 
+def test_calls_that_lack_arguments_wait_for_each_other():
+    here, there = Async.remote(), Async.remote()
+    refs = [there.quick.remote(here.quick.remote(there.nap.remote(0.02))) for _ in range(3)]
+    assert conveyor.get(refs, timeout=20) == [0.02] * 3
+
+
 def test_calls_and_graphs_within_a_running_loop():
     actor, other = Async.remote(), Plain.remote()
     with InputNode() as inp:

@@ -12,7 +12,7 @@ import pytest
 from integration_helpers import WAIT, hold
 
 import conveyor
-from conveyor.codec import pinned, staged
+from conveyor.codec.tensors import pinned, staged
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.runtime import context, process
 

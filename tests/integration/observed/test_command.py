@@ -14,7 +14,7 @@ from integration_helpers import chain, get, hold
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.runtime.driver.roster import LaidGraph, Roster, read_roster
+from conveyor.runtime.driver.graphs.roster import LaidGraph, Roster, read_roster
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

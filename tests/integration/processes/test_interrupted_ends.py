@@ -240,7 +240,7 @@ def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
     body = """
         from conveyor.exceptions import ConveyorError
         from conveyor.runtime import context
-        from conveyor.runtime.driver.supervisor import Supervisor
+        from conveyor.runtime.driver.processes.supervisor import Supervisor
 
         before = state()
         took = []
@@ -361,15 +361,15 @@ def test_an_interrupted_start_gives_its_gpus_back(scripts, num_gpus):
 
 def test_a_ctrl_c_in_the_first_pickling_tells_of_nothing_else(scripts):
     body = """
-        from conveyor.codec import pickling
+        from conveyor.codec.pickling import pickler
 
         def interrupted(*args):
             raise KeyboardInterrupt
 
-        pickling.drop_picklers()
-        pickling._full_pickler = interrupted
+        pickler.drop_picklers()
+        pickler._full_pickler = interrupted
         try:
-            pickling.dump(lambda: 1, None)
+            pickler.dump(lambda: 1, None)
         except KeyboardInterrupt as error:
             assert error.__context__ is None, error.__context__
             print("alone")

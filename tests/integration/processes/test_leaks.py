@@ -21,7 +21,7 @@ import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
 from conveyor.runtime import context
-from conveyor.runtime.driver import record, table
+from conveyor.runtime.driver.processes import record, table
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -314,7 +314,7 @@ def test_a_signal_handler_of_an_idle_actor_runs_at_once(tmp_path, session, wait_
 def test_a_compile_that_is_interrupted_between_descriptors_and_frame(session, monkeypatch):
     from conveyor.dag import InputNode
     from conveyor.runtime.actor.orders import Load
-    from conveyor.runtime.driver.record import ActorRecord
+    from conveyor.runtime.driver.processes.record import ActorRecord
 
     class Echo:
         def echo(self, x):

@@ -19,7 +19,7 @@ from conveyor.exceptions import (
     SerializationError,
 )
 from conveyor.runtime import context
-from conveyor.runtime.driver.graph_service import GraphService
+from conveyor.runtime.driver.graphs.service import GraphService
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -15,8 +15,8 @@ from conveyor import _core
 from conveyor.codec import SentDefinitions
 from conveyor.dag import InputNode
 from conveyor.runtime import context
-from conveyor.runtime.driver.graph_service import GraphService
-from conveyor.runtime.graph.exchange import Execute, HeldUp, Whom
+from conveyor.runtime.driver.graphs.service import GraphService
+from conveyor.runtime.graph.handles.exchange import Execute, HeldUp, Whom
 from conveyor.runtime.refs.connection import SHARE_FROM, Connection
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

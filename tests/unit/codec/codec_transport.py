@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 
 import conveyor
 from conveyor.codec import frames as codec
-from conveyor.codec.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.encoded import FLAG_DEFINITIONS
+from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 
 
 class Buffer(mmap.mmap):

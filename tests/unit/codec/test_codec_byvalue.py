@@ -9,8 +9,8 @@ import cloudpickle
 import pytest
 from codec_transport import Channel, run, run_python
 
-from conveyor.codec import byvalue, fullpickle
 from conveyor.codec.encoded import FLAG_BOUND, FLAG_DEFINITIONS
+from conveyor.codec.pickling import byvalue, full_pickler
 
 
 def test_instances_come_back_as_what_they_were():
@@ -525,7 +525,7 @@ if __name__ == "__main__":
 def test_forked_child_makes_tokens_of_its_own():
     run("""
         import os
-        from conveyor.codec import byvalue
+        from conveyor.codec.pickling import byvalue
         from conveyor.codec import frames as codec
         from codec_transport import Channel
 
@@ -725,7 +725,7 @@ def test_part_of_a_group_that_is_still_here_is_kept():
 
 
 def test_large_data_in_a_definition_warns(monkeypatch):
-    monkeypatch.setattr(fullpickle, "_LARGE_DEFINITION", 1000)
+    monkeypatch.setattr(full_pickler, "_LARGE_DEFINITION", 1000)
     data = b"x" * 2000
 
     class Local:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from conveyor.codec import frames as codec  # noqa: E402
-from conveyor.codec import tensors  # noqa: E402
+from conveyor.codec.tensors import encoding  # noqa: E402
 from conveyor.exceptions import SerializationError  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -420,7 +420,7 @@ def test_closure_over_a_tensor_that_is_also_in_the_value():
 
 def test_memory_of_a_tensor_without_numpy():
     tensor = torch.arange(4, dtype=torch.int32)
-    memory = tensors._through_ctypes(tensor)
+    memory = encoding._through_ctypes(tensor)
     assert memoryview(memory).nbytes == 16
     address = tensor.data_ptr()
     del tensor

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor.codec import frames as codec
-from conveyor.codec import pickling, unpickling
 from conveyor.codec.encoded import FLAG_DEFINITIONS
+from conveyor.codec.pickling import pickler, unpickler
 from conveyor.exceptions import SerializationError
 
 Point = namedtuple("Point", "x y")
@@ -429,12 +429,12 @@ def test_dumps_by_value():
     class Local:
         pass
 
-    data = pickling.dumps_by_value({"a": Local, "b": 1})
+    data = pickler.dumps_by_value({"a": Local, "b": 1})
     assert type(data) is bytes
-    assert unpickling.loads(data) == {"a": Local, "b": 1}
-    assert unpickling.loads(pickling.dumps_by_value([1, 2])) == [1, 2]
+    assert unpickler.loads(data) == {"a": Local, "b": 1}
+    assert unpickler.loads(pickler.dumps_by_value([1, 2])) == [1, 2]
     with pytest.raises(SerializationError):
-        pickling.dumps_by_value(threading.Lock())
+        pickler.dumps_by_value(threading.Lock())
 
 
 def test_codec_imports_neither_numpy_nor_torch_nor_cloudpickle():

@@ -10,24 +10,26 @@ from conveyor.engine.net.fetches import FarMemoryService
 from conveyor.engine.net.station import Station
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import message
-from conveyor.runtime.actor import far_memory, orders, requests
+from conveyor.runtime.actor import orders
 from conveyor.runtime.actor.control import Control
-from conveyor.runtime.actor.far_memory import FarMemoryClient, FromHost, ToHost
 from conveyor.runtime.actor.orders import Accept, HangUp, Order, Stop
-from conveyor.runtime.actor.requests import Notice, Request
-from conveyor.runtime.driver import far_orders
-from conveyor.runtime.driver.far_orders import FarOrder
-from conveyor.runtime.driver.graph_service import GraphService
-from conveyor.runtime.driver.switchboard import Switchboard
-from conveyor.runtime.graph import exchange as graph_exchange
-from conveyor.runtime.graph.exchange import FromOwner, ToOwner
-from conveyor.runtime.graph.handle import Requests
+from conveyor.runtime.actor.requests import far_memory
+from conveyor.runtime.actor.requests import messages as requests
+from conveyor.runtime.actor.requests.far_memory import FarMemoryClient, FromHost, ToHost
+from conveyor.runtime.actor.requests.messages import Notice, Request
+from conveyor.runtime.driver.graphs.service import GraphService
+from conveyor.runtime.driver.hosts import far_orders
+from conveyor.runtime.driver.hosts.far_orders import FarOrder
+from conveyor.runtime.driver.requests.switchboard import Switchboard
+from conveyor.runtime.graph.handles import exchange as graph_exchange
+from conveyor.runtime.graph.handles.exchange import FromOwner, ToOwner
+from conveyor.runtime.graph.handles.handle import Requests
 from conveyor.runtime.message import Message, check_greeting, greeting, members
 from conveyor.runtime.refs import exchange
 from conveyor.runtime.refs.actor_exports import ActorExports
 from conveyor.runtime.refs.exchange import FromRendezvous, ToRendezvous
-from conveyor.runtime.refs.exports import Peer
 from conveyor.runtime.refs.messages import receive_message, send_message
+from conveyor.runtime.refs.peer import Peer
 
 
 def test_a_message_is_a_frozen_value():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conveyor.exceptions import TransportError
-from conveyor.runtime.actor.meetings import Meeting
+from conveyor.runtime.actor.graphs.meetings import Meeting
 from conveyor.transport.communicator.gathering import Gathering
 from conveyor.transport.communicator.line import Line
 

@@ -23,10 +23,9 @@ from conveyor.engine.ray.greeting import Elsewhere
 from conveyor.engine.ray.news import Ended
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError
-from conveyor.runtime.actor.requests import Done, Failed
+from conveyor.runtime.actor.requests.messages import Done, Failed
 from conveyor.runtime.blueprint import Blueprint, RingPlan
-from conveyor.runtime.driver.far_hosts import FarHosts
-from conveyor.runtime.driver.far_orders import (
+from conveyor.runtime.driver.hosts.far_orders import (
     Adopt,
     Answer,
     Bury,
@@ -37,8 +36,9 @@ from conveyor.runtime.driver.far_orders import (
     Spread,
     Stand,
 )
-from conveyor.runtime.driver.request_lines import RequestLine, RequestLines
-from conveyor.runtime.driver.switchboard import Switchboard
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.requests.lines import RequestLine, RequestLines
+from conveyor.runtime.driver.requests.switchboard import Switchboard
 from conveyor.runtime.process import ArenaSize, Place
 from conveyor.runtime.refs.messages import receive_pickled
 

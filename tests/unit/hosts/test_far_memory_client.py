@@ -4,7 +4,7 @@ import errno
 import socket
 import threading
 
-from conveyor.runtime.actor.far_memory import FarMemoryClient
+from conveyor.runtime.actor.requests.far_memory import FarMemoryClient
 from conveyor.runtime.far_memory import Wanted
 from conveyor.runtime.refs.messages import Files
 

@@ -6,8 +6,8 @@ import pytest
 
 from conveyor.plan.model import EXECUTOR
 from conveyor.runtime.graph import holdups
-from conveyor.runtime.graph.afar import Afar
 from conveyor.runtime.graph.holdups import HoldUps
+from conveyor.runtime.graph.telemetry.afar import Afar
 
 
 class Epoch:

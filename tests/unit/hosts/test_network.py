@@ -7,8 +7,8 @@ import pytest
 from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime.calls import link_segment
-from conveyor.runtime.driver.network import Network
-from conveyor.runtime.driver.record import Introduced
+from conveyor.runtime.driver.network.network import Network
+from conveyor.runtime.driver.processes.record import Introduced
 from conveyor.runtime.process import Place
 
 

@@ -2,13 +2,15 @@
 
 import errno
 import queue
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from conveyor import _core
 from conveyor.engine.events import EventLoop
-from conveyor.engine.ray import agent as module
+from conveyor.engine.net import redials
+from conveyor.engine.net.redials import Redials
 from conveyor.engine.ray.agent import Agent
 from conveyor.engine.ray.agents import Agents
 from conveyor.engine.ray.news import LostHost
@@ -19,13 +21,23 @@ def pump(*events):
     return SimpleNamespace(events=lambda: list(events), left=list, give_up=lambda *_: None)
 
 
-def test_an_agent_without_a_thread_to_dial_hears_of_the_next_host(monkeypatch, capsys):
+def test_an_agent_dials_again_though_no_thread_is_left(monkeypatch, wait_until):
+    """It has had one since before its first connection."""
+
     def refuse(*_):
         raise SystemLimitError(errno.EAGAIN, "no thread is left")
 
-    monkeypatch.setattr(module.threads, "start", refuse)
-    agent, lost = Agent.__new__(Agent), []
-    agent._addresses, agent._lost, agent._news = {2: ("192.0.2.1", 1)}, {}, queue.SimpleQueue()
+    def dial(host):
+        dialled.append(host)
+        if len(dialled) < 3:
+            raise ConnectionRefusedError
+
+    agent, lost, dialled = Agent.__new__(Agent), [], []
+    agent._redials, agent._news = Redials(dial), queue.SimpleQueue()
+    agent._redials.prepare(2)
+    monkeypatch.setattr(redials.threads, "start", refuse)
+    with pytest.raises(SystemLimitError):  # and so does not begin with one that it could not keep
+        agent._redials.prepare(4)
     agent._fetches = SimpleNamespace(lose=lost.append)
     agent._station = SimpleNamespace(
         pump=pump((_core.HOST_DISCONNECTED, 2, "it broke"), (_core.HOST_LOST, 3, "it is silent"))
@@ -33,7 +45,32 @@ def test_an_agent_without_a_thread_to_dial_hears_of_the_next_host(monkeypatch, c
     agent._on_notice()
     assert agent._news.get_nowait() == LostHost(3, "it is silent")
     assert lost == [3]
-    assert "no thread is left" in capsys.readouterr().err
+    wait_until(lambda: dialled == [2, 2, 2], 60)
+    (thread,) = [one for one in threading.enumerate() if one.name == "conveyor-redial"]
+    agent._redials.lost(2)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert dialled == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("heard", "goes"),
+    [((1, 2), 2), ((1,), 2), ((2,), 1), ((), 2)],
+    ids=["both", "the first", "the second", "none"],
+)
+def test_of_two_nodes_without_a_connection_the_one_goes_that_the_driver_has_lost_too(heard, goes):
+    """The other one has told of it before the driver's own patience was over."""
+    agents, lost = Agents(None, None, 1.0, lambda *_: None, lambda _: None), []
+    agents._pump = SimpleNamespace(connected=heard.__contains__)
+    agents.lose = lambda host, why: lost.append((host.number, why))
+    hosts = [SimpleNamespace(number=number, name=f"n{number}", lost="") for number in (1, 2)]
+    agents._by_node = {host.name: host for host in hosts}
+    for teller, other in (hosts, hosts[::-1]):
+        agents.part(teller, other.number, "it is silent")
+    assert lost == [(goes, f"it has no connection to node n{3 - goes}: it is silent")] * 2
+    hosts[0].lost = "it was silent"
+    agents.part(hosts[1], 1, "it is silent")
+    assert len(lost) == 2
 
 
 @pytest.mark.parametrize("tls", [True, False])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.observe.layers import Link, lay_out
-from conveyor.observe.tracks import tracks
+from conveyor.observe.drawing.layers import Link, lay_out
+from conveyor.observe.drawing.tracks import tracks
 
 
 @st.composite

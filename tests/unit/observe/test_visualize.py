@@ -16,12 +16,12 @@ import resvg_py
 from hypothesis import given, settings
 from observed_plans import diamond, layered, pipeline, plans
 
-from conveyor.observe import png
-from conveyor.observe.compose import compose
-from conveyor.observe.drawing import visualize
-from conveyor.observe.palette import actor_colour, rgb
-from conveyor.observe.picture import Picture, Rect, Text
-from conveyor.observe.png import write_png
+from conveyor.observe.drawing import png
+from conveyor.observe.drawing.compose import compose
+from conveyor.observe.drawing.formats import visualize
+from conveyor.observe.drawing.palette import actor_colour, rgb
+from conveyor.observe.drawing.picture import Picture, Rect, Text
+from conveyor.observe.drawing.png import write_png
 
 NASTY = 'q"uo\\te\nline <b>&amp; #1; | `x` ]] --> \0'
 

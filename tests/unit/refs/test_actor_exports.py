@@ -13,10 +13,12 @@ from conveyor.runtime import threads
 from conveyor.runtime.refs import actor_exports, exports
 from conveyor.runtime.refs.actor_exports import ActorExports
 from conveyor.runtime.refs.exported import Exported
-from conveyor.runtime.refs.exports import Exports, Peer
+from conveyor.runtime.refs.exports import Exports
 from conveyor.runtime.refs.imports import Outcome
 from conveyor.runtime.refs.messages import receive_message
+from conveyor.runtime.refs.peer import Peer
 from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.sources import Sources
 
 set_up_codec()
 
@@ -36,7 +38,7 @@ class Both:
             "session", None, lambda: None, AT_ONCE, (0, 1), lambda slot, incarnation: False
         )
         self.actor = ActorExports(
-            "session", 1, None, ring, lambda: watcher, self.connect, lambda: False
+            "session", 1, None, ring, lambda: watcher, self.connect, lambda: False, Sources()
         )
 
     def connect(self):

@@ -7,8 +7,8 @@ import pytest
 
 from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
-from conveyor.runtime.driver.collectives import DriverCollectives
-from conveyor.runtime.driver.far_hosts import FarHosts
+from conveyor.runtime.driver.network.collectives import DriverCollectives
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.process import close_all, dup_all
 from conveyor.runtime.protocol import ActorId
 

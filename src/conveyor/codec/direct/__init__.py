@@ -10,9 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec import pickling
-from conveyor.codec.beside import Collected
-from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.direct.holder import Holder, holder, keep_beside
 from conveyor.codec.direct.located import File, Located, names_of, packed
 from conveyor.codec.direct.receiving import Receiving, receiving
@@ -29,6 +26,9 @@ from conveyor.codec.encoded import (
     Reducer,
     ReducerFactory,
 )
+from conveyor.codec.pickling import pickler
+from conveyor.codec.pickling.definitions import SentDefinitions
+from conveyor.codec.tensors.beside import Collected
 
 __all__ = [
     "DIRECT",
@@ -63,7 +63,7 @@ def keep(value: Direct, encode_any: EncodeAny, afar: bool = False) -> tuple[byte
     route = None if afar else holder().route(value)
     if route is not None:
         collected = route.collected()
-        made = _keep(value, pickling.dump if route.takes_all else encode_any, route, collected)
+        made = _keep(value, pickler.dump if route.takes_all else encode_any, route, collected)
         if made is not None or not collected.tensors:
             return made
     return _keep(value, encode_any)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from conveyor.codec.beside import Collected
     from conveyor.codec.direct.located import Located
     from conveyor.codec.parcels import TensorSpec
+    from conveyor.codec.tensors.beside import Collected
 
 
 class Route(ABC):

@@ -6,7 +6,7 @@ import logging
 import os
 from typing import Any
 
-from conveyor.codec.error_texts import message_of
+from conveyor.codec.errors.texts import message_of
 from conveyor.direct.managers.manager import TensorTransportManager
 
 _log = logging.getLogger("conveyor")

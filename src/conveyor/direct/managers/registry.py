@@ -86,7 +86,7 @@ def _checked(data_type: Any) -> type | None:
         raise TypeError(f"data_type is a type, not {data_type!r}")
     if data_type.__module__ == "torch" and data_type.__name__ == "Tensor":
         return None
-    if not import_later("conveyor.codec.objects").can_be_taken_out(data_type):
+    if not import_later("conveyor.codec.pickling.objects").can_be_taken_out(data_type):
         raise ValueError(f"values of the type {data_type.__name__} are not taken out of others")
     return data_type
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from conveyor.codec import dumps_by_value, loads
-from conveyor.codec.beside import Collected
 from conveyor.codec.direct import Located, Route
 from conveyor.codec.faults import is_of_value
 from conveyor.codec.parcels import TensorSpec
+from conveyor.codec.tensors.beside import Collected
 from conveyor.direct.managers.hooks import in_words
 from conveyor.direct.managers.manager import TensorTransportManager, TensorTransportMetadata
 from conveyor.direct.managers.receiving import receive
@@ -65,7 +65,7 @@ class ManagerRoute(Route):
         self._type = data_type
         self.forget_manager()
         if data_type is not None:
-            import_later("conveyor.codec.objects").take_out(data_type)
+            import_later("conveyor.codec.pickling.objects").take_out(data_type)
 
     def forget_manager(self) -> None:
         """This is another process now."""
@@ -89,7 +89,9 @@ class ManagerRoute(Route):
         """As the base says."""
         if self._type is None:
             return Collected(_accepted)
-        made: Collected = import_later("conveyor.codec.objects").CollectedObjects(self._type)
+        made: Collected = import_later("conveyor.codec.pickling.objects").CollectedObjects(
+            self._type
+        )
         return made
 
     def specs(self, tensors: list[Any]) -> Sequence[TensorSpec]:

@@ -8,10 +8,10 @@ from conveyor.engine.inline.actor import Actor
 from conveyor.engine.inline.graph import InlineGraph
 from conveyor.plan.model import EXECUTOR
 from conveyor.runtime.graph.account import ProcessAccount
-from conveyor.runtime.graph.recording import Progress, Track, result_edges
-from conveyor.runtime.graph.stacks import stack_of
 from conveyor.runtime.graph.status import ExecutionStatus, GraphStatus
 from conveyor.runtime.graph.supervision import Supervision
+from conveyor.runtime.graph.telemetry.recording import Progress, Track, result_edges
+from conveyor.runtime.graph.telemetry.stacks import stack_of
 from conveyor.runtime.status import ActorStatus
 
 

@@ -17,7 +17,7 @@ from conveyor.runtime.actor import forked
 from conveyor.runtime.calls.exit_hook import call_exit_hook
 from conveyor.runtime.calls.generators import OpenGenerators
 from conveyor.runtime.calls.methods import find_method
-from conveyor.runtime.driver.record import Actor as Lasting
+from conveyor.runtime.driver.processes.record import Actor as Lasting
 from conveyor.runtime.protocol import ActorId
 
 if TYPE_CHECKING:

@@ -71,7 +71,8 @@ class CallJob(Job):
         except ArrivalError as error:
             if isinstance(error.error, SystemExit):
                 self._exit = error.error
-            self._arrival = Failure(error.error, self.actor.name, f"{self.actor.name}.call")
+            label = f"{self.actor.name}.call"
+            self._arrival = Failure(error.error, self.actor.name, label, begun=False)
         number = self.call = next(self.actor.call_numbers)
         self.label = f"{self.actor.name}.{self.method} (call {number})"
 

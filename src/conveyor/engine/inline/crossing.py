@@ -11,7 +11,7 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.codec.faults import is_of_value
-from conveyor.runtime.graph.layout import make_budget
+from conveyor.runtime.graph.edges.layout import make_budget
 from conveyor.runtime.process import RESULT_BIT, Process
 
 

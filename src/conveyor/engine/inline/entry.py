@@ -11,11 +11,11 @@ from conveyor.engine.inline.graph import InlineGraph
 from conveyor.engine.inline.streams import InlineStream, Production
 from conveyor.exceptions import RuntimeStateError, SessionEndedError, TaskError
 from conveyor.runtime import ending
-from conveyor.runtime.graph.arguments import match_inputs
-from conveyor.runtime.graph.entry import GateEntry, Source
 from conveyor.runtime.graph.results import GraphRef, Results, Streams
-from conveyor.runtime.graph.source import GraphSource
-from conveyor.runtime.graph.submitter import Attempt, BellWays, Need, Terms
+from conveyor.runtime.graph.submission.arguments import match_inputs
+from conveyor.runtime.graph.submission.entry import GateEntry, Source
+from conveyor.runtime.graph.submission.source import GraphSource
+from conveyor.runtime.graph.submission.submitter import Attempt, BellWays, Need, Terms
 from conveyor.runtime.graph.supervision import Supervision
 from conveyor.runtime.refs.outcome import failure_of
 from conveyor.runtime.refs.ref import Ref

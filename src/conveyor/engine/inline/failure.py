@@ -14,9 +14,16 @@ class Failure:
     __slots__ = ("_meta", "_original")
 
     def __init__(
-        self, error: BaseException, actor: str, label: str, constructor: bool = False
+        self,
+        error: BaseException,
+        actor: str,
+        label: str,
+        constructor: bool = False,
+        begun: bool = True,
     ) -> None:
-        self._meta = encode_error(error, actor, label, constructor=constructor)
+        """``begun``: whether what was called has run."""
+        begun = begun and not constructor
+        self._meta = encode_error(error, actor, label, constructor=constructor, begun=begun)
         self._original = error
 
     def error(self) -> BaseException:

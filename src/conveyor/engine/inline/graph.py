@@ -18,10 +18,10 @@ from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import GraphTornDownError
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import in_order
-from conveyor.runtime.graph.assigning import assign
+from conveyor.runtime.graph.edges.assigning import assign
+from conveyor.runtime.graph.edges.layout import lay_out, tasks_by_actor
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Laid, LaidChannels
-from conveyor.runtime.graph.layout import lay_out, tasks_by_actor
 from conveyor.runtime.process import RESULT_BIT, Process
 from conveyor.runtime.protocol import ActorId
 

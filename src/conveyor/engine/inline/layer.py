@@ -12,14 +12,14 @@ from conveyor.engine.inline.account import InlineAccount
 from conveyor.engine.inline.entry import InlineEntry, InlineWays
 from conveyor.engine.inline.graph import InlineGraph, InlineHost
 from conveyor.plan.model import Plan
-from conveyor.runtime.graph.afar import Afar, Question
 from conveyor.runtime.graph.assembly import Begun, assemble, supervise, whole
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import Laid, Member
+from conveyor.runtime.graph.handles.sharing import SharedGraphs
 from conveyor.runtime.graph.origins import Origins
 from conveyor.runtime.graph.results import Results
-from conveyor.runtime.graph.sharing import SharedGraphs
-from conveyor.runtime.graph.source import GraphSource
+from conveyor.runtime.graph.submission.source import GraphSource
+from conveyor.runtime.graph.telemetry.afar import Afar, Question
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.ref import Ref
 

@@ -26,18 +26,19 @@ class ActorLink:
     def gone(self) -> bool:
         return not self._actor.alive
 
-    def call(self, call: Call) -> Any:
-        """Start a call; one ref, or a list of them if it has several results."""
-        ref = self._start(call)
+    def call(self, call: Call, again: bool = False) -> Any:
+        """Start a call; one ref, or a list of them if it has several results. ``again``: ahead of those that
+        wait for arguments, which may be just this one's result."""
+        ref = self._start(call, again)
         return elements_of(ref, count_of(call[3]))
 
-    def _start(self, asked: Call) -> Ref:
+    def _start(self, asked: Call, again: bool) -> Ref:
         actor, caller = self._actor, self._caller
         args, kwargs = asked[1], asked[2] or {}
         # What waits has its arguments in the outbox, and no others.
         call = CallJob(actor, with_arguments(asked, (), None))
         ref = call.expect()
-        if caller not in actor.outboxes and lacking(args, kwargs) is None:
+        if (again or caller not in actor.outboxes) and lacking(args, kwargs) is None:
             try:
                 actor.check_alive()
                 call.pack(args, kwargs)

@@ -62,5 +62,7 @@ def make_call(call: CallJob, arguments: Arguments) -> None:
         call.settle(error=error.error if isinstance(error, RefFailed) else error)
         call.host.lines.finished(call)
     else:
+        # Who waits for it now waits for its actor, and no longer for this thread, which may wait as well.
+        call.outbox = None
         if not call.settled:
             call.submit()

@@ -17,9 +17,9 @@ from conveyor.engine.inline.failure import Failure
 from conveyor.exceptions import ExecutionCancelledError, SerializationError
 from conveyor.plan.model import Program, Task
 from conveyor.plan.steps import Await, Call, Recv, Send, Step, Try, assert_never
-from conveyor.runtime.actor.program import make_part
-from conveyor.runtime.graph.layout import Assignment
-from conveyor.runtime.graph.unsendable import blame_tasks
+from conveyor.runtime.actor.graphs.program import make_part
+from conveyor.runtime.graph.edges.layout import Assignment
+from conveyor.runtime.graph.submission.unsendable import blame_tasks
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.values import with_bound_values
 

@@ -33,7 +33,7 @@ from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.driver.record import Actor as Lasting
+from conveyor.runtime.driver.processes.record import Actor as Lasting
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size, close_all

@@ -19,8 +19,8 @@ from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
 from conveyor.engine.surroundings import surroundings
 from conveyor.runtime.driver.driver import Driver
-from conveyor.runtime.driver.far_host import Home
-from conveyor.runtime.driver.hosts import Settle, Spawned
+from conveyor.runtime.driver.hosts.far_host import Home
+from conveyor.runtime.driver.hosts.protocol import Settle, Spawned
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 

@@ -27,7 +27,7 @@ from conveyor.runtime.uninterrupted import uninterrupted
 # What actors need, also those that compile graphs: one that is short of descriptors can import nothing.
 _PRELOADED = (
     "conveyor.runtime.actor.worker",
-    "conveyor.codec.fullpickle",
+    "conveyor.codec.pickling.full_pickler",
     "conveyor.plan.place",
     "conveyor.dag.context",
 )

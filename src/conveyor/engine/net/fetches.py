@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from conveyor.codec import Reader
 from conveyor.engine.net.flights import NOBODY_WAITS, Flight, Waiter, failure
 from conveyor.engine.net.source import Source
-from conveyor.runtime.actor.far_memory import Come, GiveUp, ToHost, Want
+from conveyor.runtime.actor.requests.far_memory import Come, GiveUp, ToHost, Want
 from conveyor.runtime.far_memory import Brought, Room, RoomAt, Wanted
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.refs.connection import Connection

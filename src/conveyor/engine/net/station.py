@@ -1,7 +1,8 @@
 """What a host needs of a session that its driver is not on: a board, a pump, and what introduces processes.
 
-It does what the driver orders (:mod:`conveyor.runtime.driver.far_orders`), one order after the other. It
-starts no process: it makes what one is to be given, and watches whether it lives. It knows nothing of values.
+It does what the driver orders (:mod:`conveyor.runtime.driver.hosts.far_orders`), one order after the other.
+It starts no process: it makes what one is to be given, and watches whether it lives. It knows nothing
+of values.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
 from conveyor.runtime.calls.link_segment import Refusal
-from conveyor.runtime.driver.deaths import DeathWatches
-from conveyor.runtime.driver.far_orders import (
+from conveyor.runtime.driver.hosts.far_orders import (
     Adopt,
     Answer,
     BreakGroup,
@@ -28,6 +28,7 @@ from conveyor.runtime.driver.far_orders import (
     Cut,
     FarOrder,
     Forget,
+    GiveUp,
     Hand,
     Locate,
     MarkClosed,
@@ -36,9 +37,10 @@ from conveyor.runtime.driver.far_orders import (
     Spread,
     Stand,
 )
-from conveyor.runtime.driver.hosts import Page as LastPage
-from conveyor.runtime.driver.table import BOARD_SLOTS
-from conveyor.runtime.graph.afar import Look, LookAtAll, Lookout, Seen
+from conveyor.runtime.driver.hosts.protocol import Page as LastPage
+from conveyor.runtime.driver.processes.deaths import DeathWatches
+from conveyor.runtime.driver.processes.table import BOARD_SLOTS
+from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.meeting import ClosedWord
 from conveyor.runtime.message import send_with_ticket
 from conveyor.runtime.process import ArenaSize, close_all
@@ -275,6 +277,9 @@ class Station:
     def _locate(self, order: Locate) -> None:
         self._told.locate(order.host, order.address)
 
+    def _give_up(self, order: GiveUp) -> None:
+        self.pump.give_up(order.host, "the driver has lost it")
+
     def _spread(self, order: Spread) -> None:
         segment = self._segments[order.number] = order.blueprint.make()
         if not order.joined:
@@ -358,6 +363,7 @@ class Station:
         Bury: _bury,
         Reach: _reach,
         Locate: _locate,
+        GiveUp: _give_up,
         Spread: _spread,
         BreakGroup: _break_group,
         Forget: _forget,

@@ -13,7 +13,6 @@ import os
 import queue
 import signal
 import socket
-import threading
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -30,13 +29,13 @@ from conveyor.engine.net.fetches import Fetches
 from conveyor.engine.net.handshake import (
     FOR_FETCHING,
     FOR_READING,
-    HandshakeError,
     Identity,
     dial_host,
     hand_over,
 )
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.memories import Memories
+from conveyor.engine.net.redials import Redials
 from conveyor.engine.net.station import Station, Told
 from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
@@ -45,10 +44,10 @@ from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.engine.ray.visitors import Visitors
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime import status, threads
-from conveyor.runtime.driver.far_orders import FarOrder
-from conveyor.runtime.driver.hosts import Page
-from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
+from conveyor.runtime import status
+from conveyor.runtime.driver.hosts.far_orders import FarOrder
+from conveyor.runtime.driver.hosts.protocol import Page
+from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen
 from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.process import ArenaSize
@@ -116,10 +115,9 @@ class Agent:
         self._tls: Tls | None = None
         self._news: queue.SimpleQueue[News | Sent | Unclaimed | None] = queue.SimpleQueue()
         self._events = EventLoop()
-        #: Of hosts that are connected to from here, and of all that are known.
-        self._addresses: dict[int, tuple[str, int]] = {}
+        #: Of all hosts that are known.
         self._places: dict[int, tuple[str, int]] = {}
-        self._lost: dict[int, threading.Event] = {}
+        self._redials = Redials(partial(self._dial, patience=terms.window))
         arena = replace(terms.arena, cap=min(terms.arena.cap, max(memory_limit() // 2, 1 << 20)))
         told = Told(
             self._asked, self._headless, self._reach, self._locate, self._line, self._memory
@@ -350,24 +348,14 @@ class Agent:
         self._places[host] = address
 
     def _reach(self, host: int, address: tuple[str, int]) -> None:
-        self._places[host] = self._addresses[host] = address
-        self._lost.setdefault(host, threading.Event())
+        self._places[host] = address
+        self._redials.prepare(host)
         self._dial(host, _PATIENCE)
 
     def _dial(self, host: int, patience: float) -> None:
-        address, token = self._addresses[host], self._terms.token
+        address, token = self._places[host], self._terms.token
         sock = dial_host(host, address, token, self._identity, patience, self._tls)
         hand_over(sock, self._station.pump, host)
-
-    def _redial(self, host: int) -> None:
-        """Until there is a connection again, or the host is lost."""
-        lost = self._lost[host]
-        while not lost.is_set():
-            try:
-                self._dial(host, self._terms.window)
-                return
-            except (OSError, HandshakeError):
-                lost.wait(_PAUSE)
 
     def _on_notice(self) -> None:
         for kind, host, reason in self._station.pump.events():
@@ -376,10 +364,10 @@ class Agent:
             self._news.put(Unclaimed(header, (slot, incarnation)))
 
     def _heed(self, kind: int, host: int, reason: str) -> None:
-        if kind == _core.HOST_DISCONNECTED and host in self._addresses:
-            threads.start(self._redial, "redial", host)
+        if kind == _core.HOST_DISCONNECTED:
+            self._redials.broken(host)
         elif kind == _core.HOST_LOST:
-            self._lost.setdefault(host, threading.Event()).set()
+            self._redials.lost(host)
             self._fetches.lose(host)
             if host == _DRIVER:
                 self._end()

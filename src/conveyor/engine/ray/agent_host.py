@@ -15,8 +15,8 @@ from conveyor.engine.net.depot import Depot, Supply
 from conveyor.engine.ray.agent import Ready
 from conveyor.engine.ray.greeting import Told
 from conveyor.exceptions import ConveyorError, RuntimeStateError
-from conveyor.runtime.driver.far_orders import FarOrder
-from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
+from conveyor.runtime.driver.hosts.far_orders import FarOrder
+from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.status import Page
@@ -27,7 +27,7 @@ _MOST_LOOKS = 4
 
 
 class AgentHost:
-    """One node, by its agent. See :class:`conveyor.runtime.driver.far_host.FarHost`."""
+    """One node, by its agent. See :class:`conveyor.runtime.driver.hosts.far_host.FarHost`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class AgentHost:
         self._unawaited(self.send(order))
 
     def carry(self, sock: socket.socket) -> int:
-        """See :class:`conveyor.runtime.driver.far_host.FarHost`, also for what follows."""
+        """See :class:`conveyor.runtime.driver.hosts.far_host.FarHost`, also for what follows."""
         number = next(self._lines)
         self.carrier.open(number, sock)
         return number

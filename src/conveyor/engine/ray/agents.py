@@ -37,8 +37,8 @@ from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.greeting import Elsewhere
 from conveyor.engine.ray.news import News, Sent, Unclaimed
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime.driver.far_host import Home
-from conveyor.runtime.graph.afar import PATIENCE, STACKS, LookAtAll
+from conveyor.runtime.driver.hosts.far_host import Home
+from conveyor.runtime.graph.telemetry.afar import PATIENCE, STACKS, LookAtAll
 from conveyor.runtime.status import Page
 
 _log = logging.getLogger("conveyor")
@@ -289,6 +289,18 @@ class Agents:
     def lose(self, host: AgentHost, why: str) -> None:
         """Take it for lost. On any thread."""
         self._events.call(partial(self._lose, host, why))
+
+    def part(self, host: AgentHost, number: int, why: str) -> None:
+        """``host`` has lost the one of that number, and cannot be in a graph with it: one of the two goes.
+        That is the one that the driver's host has no connection to either, else the later one."""
+        other = self.by_number(number)
+        if other is None or other.lost:
+            return
+        assert self._pump is not None
+        mute = [one for one in (host, other) if not self._pump.connected(one.number)]
+        goes = mute[0] if len(mute) == 1 else max(host, other, key=lambda one: one.number)
+        stays = host if goes is other else other
+        self.lose(goes, f"it has no connection to node {stays.name}: {why}")
 
     def by_number(self, number: int) -> AgentHost | None:
         """The one with that number, while there is one."""

@@ -32,7 +32,7 @@ from conveyor.engine.ray.turns import Turn
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import context, threads
 from conveyor.runtime.actor import forked
-from conveyor.runtime.actor.instance import Instance
+from conveyor.runtime.actor.calls.instance import Instance
 from conveyor.runtime.actor.leaving import end_waits, everybody_is_gone, leave
 from conveyor.runtime.actor.orders import Hello
 from conveyor.runtime.actor.worker import Worker

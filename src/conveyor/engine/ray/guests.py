@@ -21,8 +21,8 @@ from conveyor.engine.ray.starts import ENDED
 from conveyor.engine.ray.visitors import Visitors
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime.driver.far_host import Home
-from conveyor.runtime.driver.hosts import Settle, Spawned
+from conveyor.runtime.driver.hosts.far_host import Home
+from conveyor.runtime.driver.hosts.protocol import Settle, Spawned
 from conveyor.runtime.protocol import Attached, ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 

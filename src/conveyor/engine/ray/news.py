@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from conveyor.codec import Reader
 from conveyor.engine.net.carrier import Parcel
-from conveyor.runtime.driver.hosts import Page
+from conveyor.runtime.driver.hosts.protocol import Page
 
 
 class Arrived(Struct, frozen=True):

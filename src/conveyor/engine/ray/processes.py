@@ -18,7 +18,7 @@ from conveyor.engine.headless import SETTLED, goes_on
 from conveyor.engine.ray.courier import Courier
 from conveyor.engine.ray.ends import exit_status, status_once_reaped
 from conveyor.runtime import threads
-from conveyor.runtime.driver.hosts import UNKNOWN_END
+from conveyor.runtime.driver.hosts.protocol import UNKNOWN_END
 from conveyor.runtime.process import close_all
 
 #: Seconds that Ray's word about how a process has ended may take.

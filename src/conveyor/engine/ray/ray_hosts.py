@@ -28,8 +28,8 @@ from conveyor.engine.ray.starts import ENDED, Starts
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.driver.far_host import Home
-from conveyor.runtime.driver.hosts import Settle, Spawned
+from conveyor.runtime.driver.hosts.far_host import Home
+from conveyor.runtime.driver.hosts.protocol import Settle, Spawned
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -313,12 +313,7 @@ class RayHosts:
         if isinstance(news, Asked):
             self._home.heard(*news.process, news.data)
         elif isinstance(news, LostHost):
-            # One of the two has lost the other, and cannot be in a graph with it: the later one goes.
-            other = self._agents.by_number(news.number)
-            later = host if other is None or other.number < host.number else other
-            if other is not None and not other.lost:
-                why = f"it has no connection to node {other.name}: {news.reason}"
-                self._agents.lose(later, why)
+            self._agents.part(host, news.number, news.reason)
         elif isinstance(news, Arrived):
             self._come_abroad(host, news)
         else:

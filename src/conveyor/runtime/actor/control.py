@@ -6,17 +6,27 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from conveyor import _core
-from conveyor.codec import encode_error
+from conveyor.codec import Reader, encode_error
 from conveyor.exceptions import GraphTornDownError
-from conveyor.runtime.actor.calls import Calls
+from conveyor.runtime.actor.calls.calls import Calls
+from conveyor.runtime.actor.calls.mailbox import Mailbox
+from conveyor.runtime.actor.graphs.program import Part, make_part
 from conveyor.runtime.actor.ground import Ground
-from conveyor.runtime.actor.mailbox import Mailbox
-from conveyor.runtime.actor.orders import Accept, End, HangUp, Load, NewPeers, Order, Stop, Unload
-from conveyor.runtime.actor.program import Part, make_part
+from conveyor.runtime.actor.orders import (
+    Accept,
+    End,
+    HangUp,
+    Load,
+    NewPeers,
+    Order,
+    Settle,
+    Stop,
+    Unload,
+)
 from conveyor.runtime.actor.unwanted import until
 from conveyor.runtime.calls.try_each import try_each
 from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
@@ -25,7 +35,7 @@ from conveyor.runtime.waiting.works import steps_of
 from conveyor.system_limits import explained
 
 if TYPE_CHECKING:
-    from conveyor.runtime.graph.layout import Assignment
+    from conveyor.runtime.graph.edges.layout import Assignment
 
 
 #: How often it is tried to read an order that there is no memory for, and the seconds in between.
@@ -43,12 +53,13 @@ class Control:
         arena: _core.ArenaView,
         sock: socket.socket,
         refuse: Callable[[int, Exception], object],
+        settle: Callable[[int, Sequence[Reader]], object],
         stop: Callable[[], object],
         end: Callable[[], object],
     ) -> None:
         """``arena``: the driver's. ``refuse(tag, error)`` tells the driver that the caller which came with
-        order ``tag`` could not be accepted. ``stop()`` and ``end()`` have the actor end, see :class:`Stop`
-        and :class:`End`."""
+        order ``tag`` could not be accepted. ``settle(question, writers)``: see :class:`Settle`. ``stop()``
+        and ``end()`` have the actor end, see :class:`Stop` and :class:`End`."""
         hello = ground.hello
         self._ground = ground
         self._calls = calls
@@ -56,6 +67,7 @@ class Control:
         self._name = hello.name
         self._socket = sock
         self._refuse = refuse
+        self._settle = settle
         self._stop = stop
         self._end = end
         driver = hello.driver_slot, self._process.board.incarnation(hello.driver_slot)
@@ -212,6 +224,7 @@ class Control:
                 self._ground.coroutines.disown(steps_of(graph))
             del self._ground.handlers[part.program.bit]
             part.close()
+            self._process.sources.look()
             self._process.arena.give_back_soon()
 
     def _accept(self, order: Accept, _tag: int) -> None:
@@ -233,6 +246,7 @@ class Control:
         Unload: _unload,
         Accept: _accept,
         HangUp: _hang_up,
+        Settle: lambda self, order, _tag: self._settle(order.question, order.writers),
         Stop: lambda self, _order, _tag: self._stop(),
         End: lambda self, _order, _tag: self._end(),
     }

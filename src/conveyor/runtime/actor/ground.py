@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from conveyor.runtime.actor.instance import Instance
+from conveyor.runtime.actor.calls.instance import Instance
 from conveyor.runtime.actor.orders import Hello
 from conveyor.runtime.process import Process
 
 if TYPE_CHECKING:
-    from conveyor.runtime.actor.coroutines import Coroutines
+    from conveyor.runtime.actor.calls.coroutines import Coroutines
 
 
 class Ground:

@@ -10,7 +10,8 @@ from conveyor.runtime.message import Message
 from conveyor.runtime.process import ArenaSize
 
 if TYPE_CHECKING:
-    from conveyor.runtime.graph.layout import Assignment
+    from conveyor.codec import Reader
+    from conveyor.runtime.graph.edges.layout import Assignment
 
 
 class Hello(Struct, frozen=True):
@@ -74,6 +75,14 @@ class HangUp(Order, frozen=True):
     """A caller, whose calls ring ``bit``, is gone."""
 
     bit: int
+
+
+class Settle(Order, frozen=True):
+    """Say question ``question`` to be answered, at the rendezvous of pickled refs, once nothing is left here
+    of what these processes have sent, which are dead: nothing more of theirs comes."""
+
+    question: int
+    writers: tuple[Reader, ...]
 
 
 class Stop(Order, frozen=True):

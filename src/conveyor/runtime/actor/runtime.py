@@ -21,12 +21,12 @@ from conveyor.exceptions import (
 )
 from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
-from conveyor.runtime.actor.collectives import ActorCollectives
-from conveyor.runtime.actor.far_memory import FarMemoryClient
-from conveyor.runtime.actor.introductions import ActorIntroductions
-from conveyor.runtime.actor.peer_member import PeerMember
-from conveyor.runtime.actor.request_client import RequestClient
-from conveyor.runtime.actor.requests import (
+from conveyor.runtime.actor.graphs.peer_member import PeerMember
+from conveyor.runtime.actor.requests.client import RequestClient
+from conveyor.runtime.actor.requests.collectives import ActorCollectives
+from conveyor.runtime.actor.requests.far_memory import FarMemoryClient
+from conveyor.runtime.actor.requests.introductions import ActorIntroductions
+from conveyor.runtime.actor.requests.messages import (
     AddTransport,
     ComesBack,
     Connect,
@@ -53,13 +53,13 @@ from conveyor.runtime.calls.constructor import Kept, keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.graph.account import ProcessAccount
-from conveyor.runtime.graph.afar import PATIENCE, Afar, Question
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
+from conveyor.runtime.graph.edges.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.executor import Laid, LaidChannels, Member, refuse_own
-from conveyor.runtime.graph.handle import graph_handle
-from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
-from conveyor.runtime.graph.unsendable import blame_tasks
+from conveyor.runtime.graph.handles.handle import graph_handle
+from conveyor.runtime.graph.submission.unsendable import blame_tasks
+from conveyor.runtime.graph.telemetry.afar import PATIENCE, Afar, Question
 from conveyor.runtime.process import Place, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.actor_exports import ActorExports
@@ -104,6 +104,7 @@ class ActorRuntime(CallingRuntime):
             lambda: self.watcher,
             lambda: self._open(OpenRefs()),
             lambda: process.board.elsewhere(hello.driver_slot),
+            process.sources,
         )
         process.far_memory = (
             FarMemoryClient(self._requests.ask, process.slot) if hello.places else None

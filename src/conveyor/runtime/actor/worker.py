@@ -14,10 +14,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core, system_limits
-from conveyor.codec import byvalue, faults
+from conveyor.codec import faults
+from conveyor.codec.pickling import byvalue
 from conveyor.runtime import context
 from conveyor.runtime.actor import grace
-from conveyor.runtime.actor.calls import Calls
+from conveyor.runtime.actor.calls.calls import Calls
 from conveyor.runtime.actor.control import Control
 from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.actor.ground import Ground
@@ -32,7 +33,7 @@ from conveyor.runtime.waiting.works import LOOP, ONE, STARTING, THREADS
 if TYPE_CHECKING:
     import asyncio
 
-    from conveyor.runtime.actor.instance import Instance
+    from conveyor.runtime.actor.calls.instance import Instance
 
 
 class Worker:
@@ -85,6 +86,7 @@ class Worker:
             arena_of_driver,
             orders,
             self.runtime.refuse,
+            self.runtime.exports.settle,
             self.stop,
             self.end,
         )
@@ -243,7 +245,7 @@ class Worker:
     async def _serve_on_loop(self) -> None:
         import asyncio
 
-        from conveyor.runtime.actor.coroutines import Coroutines
+        from conveyor.runtime.actor.calls.coroutines import Coroutines
         from conveyor.runtime.waiting.aio import wait_until
 
         inbox, handlers = self.process.inbox, self.handlers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +76,7 @@ class Link:
         #: Guards the calls that wait here, and their order. Reentrant: a finalizer may drop the last handle,
         #: and so call, in the middle of a call.
         self.lock = threading.RLock()
-        self._pending: Waiting = deque()
+        self._pending = Waiting()
         self._then: Callable[[], object] | None = None
         carries = f"arguments of calls of {actor_name}"
         self._writer = process.writer(segment, 0, [mailbox], carries)
@@ -95,8 +94,9 @@ class Link:
         # This process, as the actor knows it.
         self._caller = process.identity
 
-    def call(self, call: Call) -> Any:
-        """Start a call; one ref, or a list of them if it has several results."""
+    def call(self, call: Call, again: bool = False) -> Any:
+        """Start a call; one ref, or a list of them if it has several results. ``again``: it was made before,
+        and has failed, and overtakes what waits here."""
         method, args, kwargs, returns, what, _ = call
         has_refs = refs_among(args, kwargs or _NO_NAMES)
         with self.lock:
@@ -127,7 +127,7 @@ class Link:
                 sent.method = method
                 ref = sent
             elif not gone:
-                ref = self._submit_later(call, has_refs)
+                ref = self._submit_later(call, has_refs, again)
         if gone:  # without the lock: the thread that is told how it has ended may need that
             raise self._why_gone()
         if returns == 1:
@@ -174,10 +174,10 @@ class Link:
         except SerializationError as error:  # the ring is broken: nothing is to be had of it
             logger.warning("%s: %s", self.actor_name, str(error))
 
-    def _submit_later(self, call: Call, has_refs: bool) -> CallRef:
+    def _submit_later(self, call: Call, has_refs: bool, again: bool = False) -> CallRef:
         ref = CallRef(self, -1, call[0])
         with self.lock:
-            self._pending.append((ref, call, users_site() if has_refs else None))
+            self._pending.put((ref, call, users_site() if has_refs else None), again)
             self.flush()
             waiting = bool(self._pending)
         if waiting:
@@ -193,7 +193,7 @@ class Link:
 
     def _replace(self, place: int, instead: Call | None) -> None:
         if instead is None:
-            del self._pending[place]
+            self._pending.take_out(place)
         else:
             self._pending[place] = (CallRef(self, -1, instead[0]), instead, None)
 
@@ -251,7 +251,7 @@ class Link:
                     continue
                 if number < 0:
                     return False
-                self._pending.popleft()
+                self._pending.take_out(0)
                 ref._number = number
             then, self._then = self._then, None
         self._pump.sent(self)

@@ -6,7 +6,7 @@ A rank that would have come to a collective operation in that call comes to the 
 from __future__ import annotations
 
 from conveyor import _core
-from conveyor.codec.failed_calls import tells_of
+from conveyor.codec.errors.failed_calls import tells_of
 from conveyor.runtime.calls.call import Call, missed
 
 

@@ -8,12 +8,35 @@ from typing import TypeAlias
 
 from conveyor.callers import Site
 from conveyor.runtime.calls.arguments import lacked
-from conveyor.runtime.calls.call import Call
+from conveyor.runtime.calls.call import START, Call
 from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.refs.ref import Ref
 
-#: Each with the line that has made it, as long as refs among its arguments stand for their values.
-Waiting: TypeAlias = "deque[tuple[CallRef, Call, Site | None]]"
+#: One call, with the line that has made it, as long as refs among its arguments stand for their values.
+Entry: TypeAlias = "tuple[CallRef, Call, Site | None]"
+
+
+class Waiting(deque[Entry]):
+    """The calls of one link, in the order in which they are to be sent."""
+
+    #: So many at the front come before all that are called from now on.
+    _first = 0
+
+    def put(self, entry: Entry, again: bool) -> None:
+        """``again``: it is made again, and comes before all that wait, but for others of its kind and the
+        actor's constructor. Some of what waits may lack just that call's result."""
+        if not again:
+            self.append(entry)
+            return
+        if not self._first and self and self[0][1][4] == START:
+            self._first = 1
+        self.insert(self._first, entry)
+        self._first += 1
+
+    def take_out(self, place: int) -> None:
+        """The call in that place waits no more."""
+        del self[place]
+        self._first -= place < self._first
 
 
 def place_of(waiting: Waiting, ref: Ref) -> int | None:
@@ -42,5 +65,5 @@ def withdraw(waiting: Waiting, ref: Ref) -> bool:
     """Whether the call of ``ref`` was waiting, and does no longer."""
     place = place_of(waiting, ref)
     if place is not None:
-        del waiting[place]
+        waiting.take_out(place)
     return place is not None

@@ -11,17 +11,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from conveyor.exceptions import ActorRestartedError, TaskError
-from conveyor.runtime import context, ending
+from conveyor.codec.errors.encoding import has_begun
+from conveyor.exceptions import ActorRestartedError, TaskError, WaitTimeoutError
+from conveyor.runtime import ending
+from conveyor.runtime.calls.held_up import Queue
 from conveyor.runtime.protocol import Retries, Runtime
 from conveyor.runtime.refs.outcome import Failure, failure_of
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error
+from conveyor.runtime.refs.together import look_at_company
 from conveyor.runtime.waiting.completions import Completions
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
 
-#: Makes one try with these arguments, by position and by name.
-Make: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Ref]
+#: Makes one try with these arguments, by position and by name, and whether it is not the first.
+Make: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], bool], Ref]
+
+#: Seconds that a call is waited for as any other one, before its wait is prepared to be described, and to be
+#: ended by others that are got with it.
+_FIRST_LOOK = 0.005
 
 
 class RetriedRef(Ref):
@@ -71,7 +78,7 @@ class Tries:
         self._make: Make | None = make
         # Before the call: it may change its own arguments.
         self._given: Given | None = Given(runtime, args, kwargs)
-        self.last = make(args, kwargs)
+        self.last = make(args, kwargs, False)
         self.gate = self.last._gate
 
     def ref(self) -> RetriedRef:
@@ -110,9 +117,9 @@ class Tries:
                 self._end(outcome)
                 return False
             last.learn()
-            made = make(*given.get())
+            made = make(*given.get(), True)
         except BaseException as instead:
-            self._end(Failure(instead))
+            self._end(Failure(ending.error() if self._runtime.ending else instead))
             if not isinstance(instead, Exception):
                 raise
             return False
@@ -126,9 +133,8 @@ class Tries:
         return True
 
     def _again(self, error: BaseException, given: Given) -> bool:
-        wanted = self._retries.exceptions
         if isinstance(error, TaskError):
-            again = wanted if isinstance(wanted, bool) else isinstance(error, wanted)
+            again = has_begun(error) and self._names(error)
         else:
             again = isinstance(error, ActorRestartedError)
         if not again or given.failed():
@@ -138,6 +144,14 @@ class Tries:
                 return False
             self._left -= self._left > 0  # without a limit it is negative
             return True
+
+    def _names(self, error: TaskError) -> bool:
+        """Whether a call that has raised it is to be made again."""
+        wanted = self._retries.exceptions
+        if isinstance(wanted, bool):
+            return wanted
+        # What would steer the caller's program, `KeyboardInterrupt` say, is of its class only there.
+        return isinstance(error, wanted) or isinstance(error.cause, wanted)
 
     def _end(self, outcome: Any) -> None:
         with self._lock:
@@ -152,25 +166,40 @@ class Tries:
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         patience = Patience(timeout)
-        while self._outcome is EMPTY and ref._outcome is EMPTY:
-            last = self.last
-            last._settled(patience.left())
-            if failure_of(last._outcome) is None:
-                self._end(last._outcome)
-            else:
-                self._wait_for_next(last, ref, patience)
+        if not self._is_over(ref):
+            left = patience.left()
+            # As for any call first: that costs the least, and most calls need no other try.
+            with suppress(WaitTimeoutError):
+                self.last._settled(_FIRST_LOOK if left is None else min(left, _FIRST_LOOK))
+            if not self._is_over(ref):
+                self._wait(ref, patience)
         if ref._outcome is EMPTY:
             ref._outcome = self._outcome
         return EMPTY
 
-    def _wait_for_next(self, last: Ref, ref: Ref, patience: Patience) -> None:
-        def decided() -> bool:
-            return self.last is not last or self._outcome is not EMPTY or ref._outcome is not EMPTY
+    def _wait(self, ref: Ref, patience: Patience) -> None:
+        def over() -> bool:
+            if self._is_over(ref):
+                return True
+            look_at_company(ref)
+            return False
 
-        lanes = context.current().lanes
+        # Those of the call's session, which may have ended meanwhile: there may be another one by now.
+        inbox, lanes = self._runtime.inbox, self._runtime.lanes
         with lanes.waiting(lambda n: self.blockers(ref, n), True) as wait:
-            inbox = self._runtime.inbox
-            wait_patiently(inbox, decided, patience, lambda: self.describe(ref), self.doing, wait)
+            wait_patiently(inbox, over, patience, lambda: self.describe(ref), self.doing, wait)
+
+    def _is_over(self, ref: Ref) -> bool:
+        """Whether the outcome is here. Who waits for it need not wait for the thread that makes the tries:
+        nor can he, once the session ends."""
+        last = self.last
+        if self._outcome is EMPTY and last.done() and not last.has_failed():
+            outcome = last._settled(None)
+            if failure_of(outcome) is None:
+                self._end(outcome)
+        if self._outcome is EMPTY and self._runtime.ending:
+            self._end(Failure(ending.error()))
+        return self._outcome is not EMPTY or ref._outcome is not EMPTY
 
     def is_ready(self, ref: Ref) -> bool:
         if self._outcome is not EMPTY:
@@ -209,10 +238,12 @@ class Tries:
         return what if self._number == 1 else f"{what}, try {self._number}"
 
     def doing(self) -> str:
-        if self.last.done():
-            return "it has failed, and is being made again"
-        source: Source = self.last._source
-        return source.doing()
+        last = self.last
+        source: Source = last._source
+        if not last.done():
+            return source.doing()
+        does = source.does() if isinstance(source, Queue) else source.doing()
+        return f"{does}; it has failed, and is being made again"
 
 
 class Given:

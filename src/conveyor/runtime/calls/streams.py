@@ -31,8 +31,9 @@ class Incarnation(Protocol):
     def gone(self) -> bool:
         """Whether every call raises why."""
 
-    def call(self, call: Call) -> Any:
-        """Start a call; one ref, or a list of them if it has several results."""
+    def call(self, call: Call, again: bool = False) -> Any:
+        """Start a call; one ref, or a list of them if it has several results. ``again``: ahead of those that
+        have not been sent."""
 
 
 class Caller(Protocol):

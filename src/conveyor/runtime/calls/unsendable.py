@@ -22,7 +22,7 @@ from conveyor.runtime.calls.call import (
 )
 
 if TYPE_CHECKING:
-    from conveyor.codec.blame import Given
+    from conveyor.codec.pickling.blame import Given
 
 
 #: Calls whose first argument is a generator's key, which is none of the user's.
@@ -49,14 +49,14 @@ def blame_result(
 
 
 def _of_constructor(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Given]:
-    from conveyor.codec.blame import Given  # needed for nothing but the error
+    from conveyor.codec.pickling.blame import Given  # needed for nothing but the error
 
     yield Given.definition("actor class", cls)
     yield from arguments(cls.__name__, args, kwargs)
 
 
 def _of_call(actor: str, call: Call) -> Iterator[Given]:
-    from conveyor.codec.blame import Given
+    from conveyor.codec.pickling.blame import Given
 
     name, args, kwargs, _, what, _ = call
     if what == START:
@@ -73,7 +73,7 @@ def _of_call(actor: str, call: Call) -> Iterator[Given]:
 
 def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Given]:
     """The arguments of ``label``."""
-    from conveyor.codec.blame import Given
+    from conveyor.codec.pickling.blame import Given
 
     for i, value in enumerate(args):
         yield Given.argument(i, label, value)
@@ -82,7 +82,7 @@ def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
 
 
 def _of_result(actor: str, call: Call, result: Any) -> Iterator[Given]:
-    from conveyor.codec.blame import Given
+    from conveyor.codec.pickling.blame import Given
 
     name, _, _, returns, what, _ = call
     label = f"{actor}.{name}"

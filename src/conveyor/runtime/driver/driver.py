@@ -25,29 +25,30 @@ from conveyor.runtime.calls.call import start
 from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.driver.attachments import Attachments
-from conveyor.runtime.driver.birth import Household
-from conveyor.runtime.driver.burial import Burial, Step
-from conveyor.runtime.driver.collectives import DriverCollectives
-from conveyor.runtime.driver.connections import Connections
-from conveyor.runtime.driver.far_host import Home
-from conveyor.runtime.driver.far_hosts import FarHosts
-from conveyor.runtime.driver.hosts import Hosts
-from conveyor.runtime.driver.introductions import DriverIntroductions
+from conveyor.runtime.driver.graphs.layer import Layer
+from conveyor.runtime.driver.graphs.laying import Laying
+from conveyor.runtime.driver.hosts.far_host import Home
+from conveyor.runtime.driver.hosts.protocol import Hosts
 from conveyor.runtime.driver.last_steps import LastSteps
-from conveyor.runtime.driver.layer import Layer
-from conveyor.runtime.driver.laying import Laying
-from conveyor.runtime.driver.network import Network
-from conveyor.runtime.driver.record import Actor, ActorRecord
-from conveyor.runtime.driver.supervisor import Supervisor
-from conveyor.runtime.driver.switchboard import Switchboard
-from conveyor.runtime.driver.table import BOARD_SLOTS, DRIVER_SLOT, Table
+from conveyor.runtime.driver.network.collectives import DriverCollectives
+from conveyor.runtime.driver.network.introductions import DriverIntroductions
+from conveyor.runtime.driver.network.network import Network
+from conveyor.runtime.driver.processes.attachments import Attachments
+from conveyor.runtime.driver.processes.birth import Household
+from conveyor.runtime.driver.processes.burial import Burial, Step
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.processes.record import Actor, ActorRecord
+from conveyor.runtime.driver.processes.supervisor import Supervisor
+from conveyor.runtime.driver.processes.table import BOARD_SLOTS, DRIVER_SLOT, Table
+from conveyor.runtime.driver.requests.connections import Connections
+from conveyor.runtime.driver.requests.orphans import ask_readers
+from conveyor.runtime.driver.requests.switchboard import Switchboard
 from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
+from conveyor.runtime.graph.edges.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.executor import Laid, Member
-from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
-from conveyor.runtime.graph.sharing import SharedGraphs
+from conveyor.runtime.graph.handles.sharing import SharedGraphs
 from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo
 from conveyor.runtime.refs.exports import Exports
@@ -126,6 +127,7 @@ class Driver(CallingRuntime):
         self.supervisor = Supervisor(
             self.table, household, hosts, self.chores, grace, self._life_event, self.abroad
         )
+        ask_readers(self.exports.orphans, self.table, self.abroad, process, self.chores)
         self._attachments = Attachments(self.table, self.supervisor)
         self.network = Network(self.table, self.chores, self.abroad)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
@@ -153,7 +155,24 @@ class Driver(CallingRuntime):
         self.supervisor.on_start = self._note_link
         self.supervisor.end_waits = self.collectives.end_waits
         self.supervisor.burial = self._burial()
-        self._last_steps = LastSteps(
+        self._last_steps = self._shutdown_steps(hosts)
+        self.at_shutdown: Callable[[], None] = lambda: None
+        home = Home(
+            self.abroad.open,
+            self.switchboard.heard,
+            self.abroad.gone,
+            self.abroad.host_of,
+            self.abroad.looks.kept_afar,
+            process,
+        )
+        hosts.start(self.supervisor.on_exit, home)
+        hosts.watch(self._garbage_event, self._on_garbage)
+        hosts.watch(self._life_event, self._on_life_words)
+        context.install(self)  # so that whoever is interrupted before he has it finds it
+
+    def _shutdown_steps(self, hosts: Hosts) -> LastSteps:
+        """What happens when the session ends, in this order."""
+        return LastSteps(
             self._begin_end,
             self.collectives.begin_end,
             # What they ask the driver for meanwhile is answered.
@@ -174,19 +193,6 @@ class Driver(CallingRuntime):
             self.process.close,
             hurry=self.supervisor.hurry,
         )
-        self.at_shutdown: Callable[[], None] = lambda: None
-        home = Home(
-            self.abroad.open,
-            self.switchboard.heard,
-            self.abroad.gone,
-            self.abroad.host_of,
-            self.abroad.looks.kept_afar,
-            process,
-        )
-        hosts.start(self.supervisor.on_exit, home)
-        hosts.watch(self._garbage_event, self._on_garbage)
-        hosts.watch(self._life_event, self._on_life_words)
-        context.install(self)  # so that whoever is interrupted before he has it finds it
 
     def _burial(self) -> Burial:
         """What happens when a process has ended, in this order."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from conveyor.plan.model import EXECUTOR
-from conveyor.runtime.graph.afar import PATIENCE, STACKS, Afar, Question
-from conveyor.runtime.graph.recording import Progress, Recording, Track, result_edges
 from conveyor.runtime.graph.status import NOTHING_AFAR, GraphState, GraphStatus, graph_status
 from conveyor.runtime.graph.supervision import Supervision
+from conveyor.runtime.graph.telemetry.afar import PATIENCE, STACKS, Afar, Question
+from conveyor.runtime.graph.telemetry.recording import Progress, Recording, Track, result_edges
 
 
 class ProcessAccount:

@@ -10,16 +10,16 @@ from typing import Any, TypeAlias
 from conveyor.config import Config
 from conveyor.plan.model import Plan
 from conveyor.runtime.graph.account import ProcessAccount
-from conveyor.runtime.graph.arguments import Options, reserved_inputs
 from conveyor.runtime.graph.compiled import CompiledGraph, GraphParts
-from conveyor.runtime.graph.entry import MOVED_REFS, GateEntry
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Executor
+from conveyor.runtime.graph.handles.sharing import reducer_of
 from conveyor.runtime.graph.parts import Upkeep
 from conveyor.runtime.graph.results import GraphRef, Results
-from conveyor.runtime.graph.sharing import reducer_of
-from conveyor.runtime.graph.source import GraphSource
-from conveyor.runtime.graph.submitter import BellWays, Entry, ShortWay, Submitter, Ways
+from conveyor.runtime.graph.submission.arguments import Options, reserved_inputs
+from conveyor.runtime.graph.submission.entry import MOVED_REFS, GateEntry
+from conveyor.runtime.graph.submission.source import GraphSource
+from conveyor.runtime.graph.submission.submitter import BellWays, Entry, ShortWay, Submitter, Ways
 from conveyor.runtime.graph.supervision import Supervision
 from conveyor.runtime.graph.views import GraphView
 

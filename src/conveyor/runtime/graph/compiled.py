@@ -14,7 +14,7 @@ from conveyor.config import Config
 from conveyor.plan.model import Plan
 from conveyor.runtime.graph.parts import Upkeep, graph_id
 from conveyor.runtime.graph.status import GraphStatus
-from conveyor.runtime.graph.submitter import Submitter
+from conveyor.runtime.graph.submission.submitter import Submitter
 from conveyor.runtime.graph.views import View
 from conveyor.typevars import ResultT
 

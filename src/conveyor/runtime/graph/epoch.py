@@ -14,9 +14,9 @@ from conveyor.config import Config
 from conveyor.exceptions import ConveyorError, SerializationError
 from conveyor.plan.model import Plan
 from conveyor.plan.reading import Outline
+from conveyor.runtime.graph.edges.layout import make_budget
 from conveyor.runtime.graph.executor import Laid
-from conveyor.runtime.graph.layout import make_budget
-from conveyor.runtime.graph.recording import Recording, result_edges
+from conveyor.runtime.graph.telemetry.recording import Recording, result_edges
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import GraphStream, Items, StreamRef
@@ -111,6 +111,7 @@ class Epoch:
         self.gate.set_limits(self.limits)
         self.gate.set_failures(failures, config.fail_fast)
         self.recording.watch(self.gate)
+        self._process = process
         process.sweeper.start()
         process.reads(self)
 
@@ -135,3 +136,4 @@ class Epoch:
         except SerializationError as error:
             # Of a broken ring there is nothing to be had. The others have been emptied, and all are closed.
             logger.warning("%s: %s", self._name, str(error))
+        self._process.sources.look()

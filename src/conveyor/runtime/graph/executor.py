@@ -10,11 +10,11 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, GraphError
 from conveyor.plan.model import EXECUTOR
-from conveyor.runtime.graph.afar import Afar, Question
-from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
-from conveyor.runtime.graph.failures import FailureRings
-from conveyor.runtime.graph.layout import Layout, LimitsPlace
-from conveyor.runtime.graph.recording import RecorderPlace
+from conveyor.runtime.graph.edges.ends import ReadEnd, WriteEnd
+from conveyor.runtime.graph.edges.failures import FailureRings
+from conveyor.runtime.graph.edges.layout import Layout, LimitsPlace
+from conveyor.runtime.graph.telemetry.afar import Afar, Question
+from conveyor.runtime.graph.telemetry.recording import RecorderPlace
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from time import monotonic
 
 from conveyor.plan.model import EXECUTOR
-from conveyor.runtime.graph.afar import Afar
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Executor
 from conveyor.runtime.graph.status import RingProgress, replace_rings
+from conveyor.runtime.graph.telemetry.afar import Afar
 from conveyor.runtime.waiting.reports import OLD
 from conveyor.runtime.waiting.works import Again
 

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from conveyor.config import Config
 from conveyor.plan.model import Plan
-from conveyor.runtime.graph.afar import PATIENCE, Afar, Question
-from conveyor.runtime.graph.recording import Progress, Recording, Track
 from conveyor.runtime.graph.status import GraphState, GraphStatus
+from conveyor.runtime.graph.telemetry.afar import PATIENCE, Afar, Question
+from conveyor.runtime.graph.telemetry.recording import Progress, Recording, Track
 
 
 def graph_id(number: int) -> str:

@@ -14,7 +14,7 @@ from conveyor.dag.parts import given
 from conveyor.exceptions import ArgumentsError
 from conveyor.plan import fill
 from conveyor.plan.model import Passed, Plan
-from conveyor.runtime.graph.recording import result_edges
+from conveyor.runtime.graph.telemetry.recording import result_edges
 from conveyor.runtime.refs.ref import Ref, Source
 from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.refs.together import get_together

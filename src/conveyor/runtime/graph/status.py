@@ -15,8 +15,8 @@ from conveyor import _core
 from conveyor.codec import summarize_error
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Outline
-from conveyor.runtime.graph.afar import Afar, Rings
-from conveyor.runtime.graph.stacks import stack_of
+from conveyor.runtime.graph.telemetry.afar import Afar, Rings
+from conveyor.runtime.graph.telemetry.stacks import stack_of
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import PID_MASK
 from conveyor.runtime.status import ActorStatus, EdgeWait, Label, actor_status, status_of, with_node

@@ -20,10 +20,10 @@ from conveyor.exceptions import (
 )
 from conveyor.plan.model import Plan
 from conveyor.runtime import ending
-from conveyor.runtime.graph.afar import Afar, Question
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Executor, Member, first_death
 from conveyor.runtime.graph.status import GraphState
+from conveyor.runtime.graph.telemetry.afar import Afar, Question
 from conveyor.runtime.refs.ref import Ref
 
 #: How many restarts' reasons are kept for refs of executions before them.

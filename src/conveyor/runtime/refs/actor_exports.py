@@ -21,6 +21,7 @@ from conveyor.runtime.refs.exchange import (
     Arrived,
     Ask,
     Drop,
+    Dry,
     Export,
     ExportId,
     Forget,
@@ -35,6 +36,7 @@ from conveyor.runtime.refs.exchange import (
 )
 from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome
 from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.sources import Sources
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.watcher import Watcher
 
@@ -51,14 +53,16 @@ class ActorExports(Imports):
         watcher: Callable[[], Watcher],
         connect: Callable[[], Any],
         is_far: Callable[[], bool],
+        sources: Sources,
     ) -> None:
         """``connect()`` gives the socket of a new connection to the driver; ``is_far()``: whether that is on
-        another host."""
+        another host. ``sources``: of this process."""
         super().__init__(session, inbox, ring)
         self._process = number
         self._watcher = watcher
         self._connect = connect
         self._is_far = is_far
+        self._sources = sources
         self._connection: Connection | None = None
         # Reentrant: a signal handler may pickle a ref while its thread waits for the connection.
         self._connecting = threading.RLock()
@@ -183,9 +187,18 @@ class ActorExports(Imports):
         if number not in self._answers:
             raise RuntimeStateError(f"a ref cannot be pickled: {_gone(connection)}")
         answer = self._answers.pop(number)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        try:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        finally:
+            del answer  # what is raised refers to this frame
+
+    def settle(self, question: int, writers: Sequence[Reader]) -> None:
+        """Have the driver told when nothing is left here of what these dead processes have sent. What was
+        loaded of it goes ahead of that."""
+        connection = self._open()
+        self._sources.when_dry(writers, lambda: connection.send(Dry(question)))
 
     def ask(self, export: ExportId, question: int) -> None:
         self._send(Ask(export, question))

@@ -35,6 +35,9 @@ _Item: TypeAlias = "tuple[Any, WithFile | None] | Callable[[], object] | None"
 class Node(Protocol):
     """Another host, to which processes are connected: files that go with messages come there once."""
 
+    #: In the session.
+    number: int
+
     def hold(self, fd: int) -> None:
         """Processes there are sent messages with that file, maybe more than one."""
         ...

@@ -75,6 +75,13 @@ class Made(ToRendezvous, frozen=True):
     parts: Parts
 
 
+class Dry(ToRendezvous, frozen=True):
+    """The answer to question ``question`` (see :class:`conveyor.runtime.actor.orders.Settle`): what has come
+    from these processes was loaded or given up, and nothing more of theirs comes."""
+
+    question: int
+
+
 class FromRendezvous(Message, frozen=True):
     """From the driver to an actor."""
 

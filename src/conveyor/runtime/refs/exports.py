@@ -17,35 +17,20 @@ actor held.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import TypeAlias
 
 from conveyor import _core
 from conveyor.codec import Reader
-from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
+from conveyor.exceptions import ConveyorError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.refs.asked import tell_of
-from conveyor.runtime.refs.connection import Connection, Node
-from conveyor.runtime.refs.exchange import (
-    Answer,
-    Arrived,
-    Ask,
-    Drop,
-    Export,
-    ExportId,
-    Forget,
-    GiveUp,
-    Load,
-    Made,
-    Tell,
-    Ticket,
-    ToRendezvous,
-    Whom,
-)
-from conveyor.runtime.refs.exported import Exported
+from conveyor.runtime.refs.exchange import ExportId, Forget, Whom
+from conveyor.runtime.refs.exported import Exported, Holder
 from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome, gone
+from conveyor.runtime.refs.orphans import Orphans
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.tickets import Tickets
 from conveyor.runtime.waiting.watcher import Watcher
@@ -77,6 +62,8 @@ class Exports(Imports):
         self._given_up: deque[tuple[int, Sequence[Reader]]] = deque()
         self._entries: dict[ExportId, Exported] = {}
         self._tickets = Tickets(gone, self._used)
+        #: Tickets of pickles that may never have come to their readers.
+        self.orphans = Orphans(self._tickets, self.lock, gone)
         # Who is told of the answers to questions, by the number of whoever has asked.
         self._askers: dict[int, _Tell] = {}
         self._closed = False
@@ -136,13 +123,17 @@ class Exports(Imports):
 
     # Tickets
 
-    def _new_ticket(self, export: ExportId, readers: Sequence[Reader]) -> int:
-        return self._tickets.add(export, readers, self._entries[export].tickets)
+    def _new_ticket(
+        self, export: ExportId, readers: Sequence[Reader], maker: Holder | None = None
+    ) -> int:
+        return self._tickets.add(export, readers, self._entries[export].tickets, maker)
 
     def actor_ended(self, reader: Reader) -> None:
         """A process of an actor is dead, for everybody: ``gone`` says so already."""
         with self.lock:
             self._tickets.reader_ended(reader)
+            self.orphans.reader_ended(reader)
+        self.orphans.look()
 
     def _used(self, export: ExportId, ticket: int) -> None:
         entry = self._entries.get(export)
@@ -152,7 +143,7 @@ class Exports(Imports):
 
     # Keeping
 
-    def _let_go(self, export: ExportId, holder: Peer | None) -> None:
+    def _let_go(self, export: ExportId, holder: Holder | None) -> None:
         entry = self._entries.get(export)
         if entry is not None:
             entry.holders.discard(holder)
@@ -161,7 +152,7 @@ class Exports(Imports):
                 entry.subscribers.remove(holder)
             self._release(export, entry)
 
-    def _look_at_node(self, entry: Exported, left: Peer | None) -> None:
+    def _look_at_node(self, entry: Exported, left: Holder | None) -> None:
         """``left`` has nothing of it any more: has anybody else there?"""
         if left is None or left.node is None or entry.outcome is None:
             return
@@ -216,7 +207,7 @@ class Exports(Imports):
 
     # Actors
 
-    def peer_exports(self, peer: Peer, export: ExportId, readers: Sequence[Reader]) -> int:
+    def peer_exports(self, peer: Holder, export: ExportId, readers: Sequence[Reader]) -> int:
         """An actor pickles a ref: one of its own, or a copy that it holds."""
         with self.lock:
             if export not in self._entries:
@@ -226,13 +217,13 @@ class Exports(Imports):
                 self._entries[export] = Exported(None if original is not None else peer, original)
             if export[0] == peer.number:
                 self._entries[export].holders.add(peer)
-            return self._new_ticket(export, readers)
+            return self._new_ticket(export, readers, peer)
 
-    def peer_gives_up(self, peer: Peer, ticket: int, readers: Sequence[Reader] | None) -> None:
+    def peer_gives_up(self, peer: Holder, ticket: int, readers: Sequence[Reader] | None) -> None:
         with self.lock:
             self._tickets.use(ticket, (peer.reader,) if readers is None else readers)
 
-    def peer_loads(self, peer: Peer, export: ExportId, ticket: int, original: bool) -> None:
+    def peer_loads(self, peer: Holder, export: ExportId, ticket: int, original: bool) -> None:
         with self.lock:
             entry = self._entries.get(export)
             if entry is None:
@@ -255,11 +246,11 @@ class Exports(Imports):
                             subscriber.push(export, Outcome.failed(error))
             self._tickets.use(ticket, (peer.reader,))
 
-    def peer_drops(self, peer: Peer, export: ExportId) -> None:
+    def peer_drops(self, peer: Holder, export: ExportId) -> None:
         with self.lock:
             self._let_go(export, peer)
 
-    def peer_asks(self, peer: Peer, export: ExportId, question: int) -> None:
+    def peer_asks(self, peer: Holder, export: ExportId, question: int) -> None:
         """Who has to do something before a ref is done that an actor waits for?"""
         self._pass_on(export, question, peer.number, peer.answer)
 
@@ -282,7 +273,7 @@ class Exports(Imports):
         if tell is not None:
             tell(export, question, said)
 
-    def peer_ended(self, peer: Peer, death: Callable[[], ConveyorError]) -> None:
+    def peer_ended(self, peer: Holder, death: Callable[[], ConveyorError]) -> None:
         with self.lock:
             if self._askers.get(peer.number) == peer.answer:
                 del self._askers[peer.number]
@@ -295,6 +286,7 @@ class Exports(Imports):
                 failed = failed or Outcome.failed(death())
                 self.settled(export, failed)
             self.peer_drops(peer, export)
+        self.orphans.look()
 
     def close(self, error: BaseException) -> None:
         """The session is over, with ``error`` for who still waits."""
@@ -306,90 +298,3 @@ class Exports(Imports):
     def kept(self) -> int:
         """Entries that there are."""
         return len(self._entries)
-
-
-class Peer:
-    """The driver's end of one actor's connection."""
-
-    def __init__(
-        self,
-        exports: Exports,
-        number: int,
-        reader: Reader,
-        sock: Any,
-        death: Callable[[str], ConveyorError],
-        node: Node | None = None,
-    ) -> None:
-        """``number``: the actor's; ``reader``: its process that has connected. ``death(why)``: what has
-        become of the actor; ``why`` says it if the connection has broken here. ``node``: its host, where
-        that is another one."""
-        self.number = number
-        self.reader = reader
-        self._exports = exports
-        self._death = death
-        self.node = node
-        self.connection = Connection(sock, "refs", self._on_message, self._on_end)
-
-    def push(self, export: ExportId, outcome: Outcome) -> None:
-        if self.node is None:
-            outcome.send(self.connection, Arrived, export)
-        elif not outcome.stays_afar:  # it is fetched, which may take long
-            try:
-                threads.start(self._push_whole, "export", export, outcome)
-            except SystemLimitError:
-                # The lock is held here, which everybody needs: what goes to this actor waits for it instead.
-                self.connection.soon(lambda: self._push_whole(export, outcome))
-        else:
-            if outcome.snapshot.fd >= 0:
-                self.node.hold(outcome.snapshot.fd)
-            outcome.send(self.connection, Arrived, export)
-
-    def _push_whole(self, export: ExportId, outcome: Outcome) -> None:
-        outcome.whole((self.reader,)).send(self.connection, Arrived, export)
-
-    def answer(self, export: ExportId, question: int, said: Blockers) -> None:
-        self.connection.send(Answer(export, question, said))
-
-    def _on_message(self, message: ToRendezvous, fds: list[int]) -> None:
-        self.handlers[type(message)](self, message, fds)
-
-    def _export(self, message: Export, _fds: list[int]) -> None:
-        ticket: int | RuntimeStateError
-        try:
-            ticket = self._exports.peer_exports(self, message.export, message.readers)
-        except RuntimeStateError as error:
-            ticket = error
-        self.connection.send(Ticket(message.number, ticket))
-
-    def _load(self, message: Load, _fds: list[int]) -> None:
-        self._exports.peer_loads(self, message.export, message.ticket, message.original)
-
-    def _drop(self, message: Drop, _fds: list[int]) -> None:
-        self._exports.peer_drops(self, message.export)
-
-    def _give_up(self, message: GiveUp, _fds: list[int]) -> None:
-        self._exports.peer_gives_up(self, message.ticket, message.readers)
-
-    def _ask(self, message: Ask, _fds: list[int]) -> None:
-        self._exports.peer_asks(self, message.export, message.question)
-
-    def _tell(self, message: Tell, _fds: list[int]) -> None:
-        asked = message.export, message.question, message.asker
-        self._exports.peer_answers(*asked, message.blockers)
-
-    def _made(self, message: Made, fds: list[int]) -> None:
-        self._exports.settled(message.export, Outcome.received(message, fds))
-
-    def _on_end(self) -> None:
-        self._exports.peer_ended(self, lambda: self._death(self.connection.broken))
-
-    #: What is done for each kind of message.
-    handlers: ClassVar[Mapping[type[ToRendezvous], Callable[[Peer, Any, list[int]], None]]] = {
-        Export: _export,
-        Load: _load,
-        Drop: _drop,
-        GiveUp: _give_up,
-        Ask: _ask,
-        Tell: _tell,
-        Made: _made,
-    }

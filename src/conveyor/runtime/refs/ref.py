@@ -13,7 +13,7 @@ from conveyor.checks import check_timeout
 from conveyor.codec import Reader, claims, decode_error, drop_picklers
 from conveyor.exceptions import SerializationError
 from conveyor.later import import_later
-from conveyor.runtime import context
+from conveyor.runtime import context, ending
 from conveyor.runtime.refs.holding import Holding, same
 from conveyor.runtime.refs.outcome import Failure
 from conveyor.runtime.refs.placed import Placed, may_have_stayed
@@ -254,7 +254,9 @@ class Ref(_RefCore[ValueT], Placed):
     def _wait_for_others(self, by: object, timeout: float | None) -> float | None:
         """Wait until the outcome or the claim is here. Returns what is left of the timeout."""
         end = None if timeout is None else time.monotonic() + timeout
-        runtime = context.current()
+        runtime = context.running()
+        if runtime is None:  # the session has ended, and none begins because of its refs
+            raise ending.ended()
         with runtime.lanes.waiting(lambda n: blockers_of(self, n), True) as wait:
             wait_until(
                 runtime.inbox,

@@ -5,9 +5,23 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from conveyor.codec import Reader
+from conveyor.runtime.refs.connection import Node
 from conveyor.runtime.refs.exchange import ExportId
+
+
+class Maker(Protocol):
+    """An actor's process that has made pickles."""
+
+    #: As others know it.
+    reader: Reader
+    #: Its host, where that is not the driver's.
+    node: Node | None
+    #: All that it has said was heard.
+    ended: bool
+
 
 #: Pickles of refs that nobody has loaded yet and whose results are kept.
 MAX_TICKETS = 10_000
@@ -26,6 +40,8 @@ class Tickets:
         self._exports: OrderedDict[int, ExportId] = OrderedDict()
         # Of tickets whose readers are known: those that may still come with it.
         self._readers: dict[int, set[Reader]] = {}
+        # Of those whose pickle an actor has made: which one.
+        self._makers: dict[int, Maker] = {}
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
@@ -34,18 +50,32 @@ class Tickets:
     def __iter__(self) -> Iterator[int]:
         return iter(self._exports)
 
-    def add(self, export: ExportId, readers: Sequence[Reader], noted: set[int]) -> int:
-        """A new one, for these; none: for one that is not known. It is one of ``noted`` first."""
+    def add(
+        self,
+        export: ExportId,
+        readers: Sequence[Reader],
+        noted: set[int],
+        maker: Maker | None = None,
+    ) -> int:
+        """A new one, for these; none: for one that is not known. It is one of ``noted`` first. ``maker``: the
+        actor that makes the pickle."""
         ticket = next(self._numbers)
         self._exports[ticket] = export
         noted.add(ticket)
         if readers:
             self._readers[ticket] = set(readers)
+            if maker is not None:
+                self._makers[ticket] = maker
             # Of a death before this, ``reader_ended`` was told too early; a later one waits for the lock.
             self.use(ticket, [reader for reader in readers if self._gone(*reader)])
         while len(self._exports) > MAX_TICKETS:
             self._end(next(iter(self._exports)))
         return ticket
+
+    def made_by_actors(self) -> Iterator[tuple[int, Maker, set[Reader]]]:
+        """Those with known readers, of actors: with who may still come."""
+        for ticket, maker in self._makers.items():
+            yield ticket, maker, self._readers[ticket]
 
     def reader_ended(self, reader: Reader) -> None:
         """It is dead, for everybody."""
@@ -65,6 +95,7 @@ class Tickets:
 
     def _end(self, ticket: int) -> None:
         self._readers.pop(ticket, None)
+        self._makers.pop(ticket, None)
         export = self._exports.pop(ticket, None)
         if export is not None:
             self._on_used(export, ticket)

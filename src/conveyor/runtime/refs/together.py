@@ -106,10 +106,11 @@ def get_or_wait(
 
 def look_at_company(ref: Ref) -> None:
     """End the wait for ``ref``, which is not done, if another that is got with it has failed."""
-    if all(ref is not other for other in _company.refs):
+    parts = _parts()
+    if id(ref) not in parts and all(ref is not other for other in _company.refs):
         return  # it is got by code that runs while one of them is decoded
-    for part in _parts().values():
-        if part.has_failed():
+    for part in parts.values():
+        if part is not ref and part.has_failed():
             raise CompanionFailed(part)
 
 

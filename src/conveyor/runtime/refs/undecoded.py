@@ -16,13 +16,7 @@ class Undecoded:
 
     def __init__(self, snapshot: _core.Snapshot) -> None:
         self._snapshot = snapshot
-        self._refs: object = None
-        if snapshot.has_refs:
-            try:
-                self._refs = claims.take(snapshot.meta)
-            except BaseException:
-                claims.give_up(snapshot.meta)
-                raise
+        self._refs = claims.take(snapshot.meta) if snapshot.has_refs else ()
 
     def decode(self, fetches: bool = True) -> Any:
         """The value. Not ``fetches``: with what stands for a value (``Unfetched``) where one has stayed."""

@@ -1,0 +1,1 @@
+"""Exceptions as values, and the errors that values and the native core lead to."""

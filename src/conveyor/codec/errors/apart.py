@@ -1,0 +1,191 @@
+"""Exceptions taken apart (class, arguments, state) and put together without their constructors."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import copyreg
+import types
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from conveyor.codec.names import shown
+from conveyor.codec.pickling.definitions import KnownDefinitions
+from conveyor.codec.pickling.pickler import dumps_by_value
+from conveyor.codec.pickling.unpickler import loads
+from conveyor.exceptions import TaskError
+
+
+def forms_of(error: BaseException, lost: list[str]) -> tuple[bytes, ...]:
+    forms: list[bytes] = []
+    if _has_own_reduction(type(error)):
+        with contextlib.suppress(Exception):
+            forms.append(dumps_by_value(error))
+    try:
+        forms.append(dumps_by_value(_Apart(error)))
+    except Exception:
+        if not forms:
+            try:
+                forms.append(dumps_by_value(_Apart(error, lost)))
+            except Exception:  # the class itself
+                lost.clear()
+    return tuple(forms)
+
+
+def _has_own_reduction(kind: type[BaseException]) -> bool:
+    """Whether somebody wrote down how to pickle it; the built-in ways call the constructor."""
+    if kind in copyreg.dispatch_table:
+        return True
+    for name in ("__reduce_ex__", "__reduce__", "__getstate__"):
+        for owner in kind.__mro__:
+            if name in owner.__dict__:
+                if _is_heap_type(owner):
+                    return True
+                break
+    return False
+
+
+class _Apart:
+    """Pickles as the parts of an exception, and loads as that exception.
+
+    With ``lost``: parts that cannot be pickled are left out, and named there.
+    """
+
+    def __init__(self, error: BaseException, lost: list[str] | None = None) -> None:
+        self.error = error
+        self.lost = lost
+
+    def __reduce__(self) -> Any:
+        error = self.error
+        args = tuple(
+            self.carry(f"args[{i}]", arg, partial(shown, longest=1000))
+            for i, arg in enumerate(args_of(error))
+        )
+        state = {
+            name: self.carry(f".{name}", value) for name, value in attributes_of(error).items()
+        }
+        return put_together, (type(error), args, _without_missing(state))
+
+    def carry(self, name: str, value: Any, instead: Callable[[Any], Any] | None = None) -> Any:
+        if isinstance(value, TaskError):
+            return value  # knows how to travel
+        if isinstance(value, BaseException):
+            return _Apart(value, self.lost)
+        if isinstance(value, list) and any(isinstance(v, BaseException) for v in value):
+            return [self.carry(f"{name}[{i}]", v) for i, v in enumerate(value)]
+        if self.lost is not None:
+            try:
+                dumps_by_value(value)
+            except Exception:
+                self.lost.append(name)
+                return instead(value) if instead else _Missing
+        return value
+
+
+class _Missing:
+    pass
+
+
+def _without_missing(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if value is not _Missing}
+
+
+_Group: Any = getattr(builtins, "BaseExceptionGroup", None)  # since Python 3.11
+
+
+def args_of(error: BaseException) -> tuple[Any, ...]:
+    """What an exception of the same class and kind is made with."""
+    if _Group is not None and isinstance(error, _Group):
+        return error.message, list(error.exceptions)
+    return tuple(error.args)
+
+
+#: Attributes that do not describe the exception.
+_NOT_STATE = frozenset(
+    {
+        "__cause__",
+        "__class__",
+        "__context__",
+        "__dict__",
+        "__suppress_context__",
+        "__traceback__",
+        "__weakref__",
+        "_frame",
+        "_origin",
+        "args",
+    }
+)
+#: Fields of built-in exceptions that come with the arguments, or are not the exception's own:
+#: what an attribute was looked up on is often the actor itself.
+_LEFT_OUT = {(AttributeError, "obj"), (_Group, "message"), (_Group, "exceptions")}
+
+_Field = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def attributes_of(error: BaseException) -> dict[str, Any]:
+    """What an exception has beside ``args``: fields of its C struct, slots, and ``__dict__``."""
+    found: dict[str, Any] = {}
+    for owner in type(error).__mro__:
+        for name, descriptor in vars(owner).items():
+            if (
+                isinstance(descriptor, _Field)
+                and name not in _NOT_STATE
+                and (owner, name) not in _LEFT_OUT
+            ):
+                try:
+                    value = descriptor.__get__(error)
+                except Exception:  # not set
+                    continue
+                if value is not None:
+                    found[name] = value
+    found.update((k, v) for k, v in error.__dict__.items() if k not in _NOT_STATE)
+    return found
+
+
+def load_first(forms: tuple[bytes, ...]) -> BaseException | None:
+    for form in forms:
+        try:
+            # The definitions live as long as the exception does; nobody else counts on them.
+            loaded = loads(form, KnownDefinitions())
+        except Exception:
+            continue
+        if isinstance(loaded, BaseException):
+            return loaded
+    return None
+
+
+def put_together(
+    kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
+    made = _new(kind, args)
+    _set_args(made, args)
+    for name, value in state.items():
+        for owner in kind.__mro__:
+            field = vars(owner).get(name)
+            if isinstance(field, _Field):
+                with contextlib.suppress(Exception):  # read-only: it came with the arguments
+                    field.__set__(made, value)
+                break
+        else:
+            made.__dict__[name] = value
+    return made
+
+
+# Not by assignment: a frozen dataclass, say, has a __setattr__ that refuses.
+_set_args = BaseException.__dict__["args"].__set__
+
+
+def _new(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An instance of ``kind`` for which none of the user's code has run."""
+    # Not the first built-in class of the MRO: the one whose layout instances have.
+    base: Any = kind
+    while _is_heap_type(base):
+        base = base.__base__
+    made = base.__new__(kind, *args)
+    assert isinstance(made, BaseException)
+    return made
+
+
+def _is_heap_type(kind: type) -> bool:
+    return bool(kind.__flags__ & 1 << 9)

@@ -1,0 +1,1 @@
+"""Any value as a pickle, and classes and functions by value."""

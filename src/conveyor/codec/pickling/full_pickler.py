@@ -1,0 +1,301 @@
+"""The full pickler: cloudpickle, with definitions by value once for each channel.
+
+Imported at the first value that the fast pickler cannot do, because cloudpickle takes a while.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pickle
+import sys
+import types
+import typing
+import warnings
+import weakref
+from typing import Any
+
+import cloudpickle
+
+from conveyor.codec.encoded import Pieces, ReducerFactory
+from conveyor.codec.pickling import byvalue
+from conveyor.codec.pickling.byvalue import Entry, Group
+
+_LARGE_DEFINITION = 16 << 20
+
+_make_skeleton_class = cloudpickle.cloudpickle._make_skeleton_class
+_lookup = cloudpickle.cloudpickle._lookup_module_and_qualname
+
+
+class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Pickles what has no importable name. ``pieces`` are the bytes, ``groups`` what they refer to.
+
+    Can be used again after ``reset``.
+    """
+
+    def __init__(self, make_reducers: ReducerFactory, out_of_band: bool) -> None:
+        self.pieces = Pieces()
+        self.buffers: list[pickle.PickleBuffer] = []
+        self.notes: dict[Any, Any] = {}
+        self.groups: dict[bytes, Group] = {}
+        # Whether anything was found here that the fast pickler cannot do.
+        self.by_value = False
+        # A plain dict: cloudpickle's ChainMap costs a microsecond for each object. Before the base's
+        # __init__, which takes it over; later it would be hidden by the base's attribute.
+        self.dispatch_table = {
+            **cloudpickle.CloudPickler.dispatch_table,
+            types.CodeType: _reduce_code,
+            typing.NewType: _reduce_new_type,
+            _Cached: _reduce_cached,
+            functools.cached_property: _reduce_cached_property,
+            **make_reducers(self.notes),
+        }
+        self.make_reducers = make_reducers
+        self.out_of_band = out_of_band
+        super().__init__(
+            self.pieces,
+            protocol=5,
+            buffer_callback=self.buffers.append if out_of_band else None,
+        )
+
+    def reset(self) -> None:
+        self.pieces.clear()
+        if self.buffers:
+            self.buffers.clear()
+            self.notes.clear()
+        self.groups.clear()
+        self.by_value = False
+        self.globals_ref.clear()
+        self.clear_memo()
+
+    def payload(self) -> bytes:
+        pieces = self.pieces
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is not types.FunctionType and not issubclass(kind, type):
+            return NotImplemented
+        entry = byvalue.entry_of(obj)
+        if entry is not None:
+            return self.refer(entry)
+        if _is_named(obj):
+            return NotImplemented
+        reduction = super().reducer_override(obj)
+        if reduction is NotImplemented:
+            _named[id(obj)] = _weakly(obj)
+            return NotImplemented
+        if len(reduction) != 6:  # NoneType and its like
+            return reduction
+        if reduction[0] is _make_skeleton_class and "__slots__" in obj.__dict__:
+            reduction = _with_slots(obj, reduction)
+        self.by_value = True
+        place = _wrapped_at(obj)
+        if place is not None:
+            return _unwrap, place
+        if _has_identity(obj):
+            return self.define(obj, reduction)
+        return reduction
+
+    def refer(self, entry: Entry) -> Any:
+        self.by_value = True
+        self.groups[entry.group.key] = entry.group
+        return byvalue.resolve, (entry.token,)
+
+    def define(self, obj: Any, reduction: Any) -> Any:
+        """``obj`` is met for the first time in this process."""
+        while True:
+            _define(obj, self.make_reducers)
+            entry = byvalue.entry_of(obj)
+            if entry is not None:
+                return self.refer(entry)
+
+
+class _GroupPickler(FullPickler):
+    """Pickles a group: ``define`` makes members, instead of groups of their own."""
+
+    def __init__(self, make_reducers: ReducerFactory) -> None:
+        super().__init__(make_reducers, out_of_band=False)
+        self.members: dict[bytes, Any] = {}
+
+    def define(self, obj: Any, reduction: Any) -> Any:
+        make, args, state, _, _, set_state = reduction
+        token = byvalue.new_token()
+        self.members[token] = obj
+        return (
+            byvalue.construct,
+            (token, make, args),
+            (set_state, state),
+            None,
+            None,
+            byvalue.fill,
+        )
+
+
+def _define(obj: Any, make_reducers: ReducerFactory) -> None:
+    pickler = _GroupPickler(make_reducers)
+    pickler.dump(obj)
+    payload = pickler.payload()
+    if len(payload) > _LARGE_DEFINITION:
+        warnings.warn(
+            f"{obj.__qualname__} is sent by value with {len(payload) >> 20} MiB of data that it "
+            "refers to through globals or closures; pass large data as arguments instead",
+            stacklevel=2,
+        )
+    group = Group(tuple(pickler.members), payload, tuple(pickler.groups.values()))
+    byvalue.register(group, pickler.members)
+
+
+def _with_slots(cls: type, reduction: Any) -> Any:
+    """The reduction of a class that has ``__slots__``.
+
+    cloudpickle sets them once the reader's class is there, which is too late: its instances would
+    have a ``__dict__``, and their state would not fit the sender's class when they come back.
+    """
+    make, (kind, name, bases, namespace, *rest), (contents, more), *others = reduction
+    if typing.NamedTuple in bases:
+        return reduction  # it makes its own, and takes none
+    slots = cls.__dict__["__slots__"]
+    if not isinstance(slots, (str, dict)):
+        slots = tuple(slots)
+    # What the slots make of themselves, private ones under other names than those in `__slots__`.
+    made = {key for key, value in cls.__dict__.items() if type(value) is types.MemberDescriptorType}
+    contents = {k: v for k, v in contents.items() if k not in made and k != "__slots__"}
+    namespace = {**namespace, "__slots__": slots}
+    return (make, (kind, name, bases, namespace, *rest), (contents, more), *others)
+
+
+def _has_identity(obj: Any) -> bool:
+    """Whether a reader may ask if two of these are the same.
+
+    Classes are compared (``isinstance``); functions hardly ever. So only a function that its module
+    knows by name gets a token: a lambda is made anew for every message, and would add up.
+    """
+    if type(obj) is not types.FunctionType:
+        return True
+    name = obj.__qualname__
+    module = sys.modules.get(obj.__module__ or "")
+    return module is not None and module.__dict__.get(name) is obj
+
+
+# Objects that have been found importable by name. A wrong answer is loud, since the pickler looks
+# the name up itself; only an object of a module that is by value by now would slip through.
+_named: dict[int, Any] = {}
+
+
+def _weakly(obj: Any) -> Any:
+    key = id(obj)
+
+    def forget(ref: Any) -> None:
+        if _named.get(key) is ref:
+            del _named[key]
+
+    return weakref.ref(obj, forget)
+
+
+def _is_named(obj: Any) -> bool:
+    ref = _named.get(id(obj))
+    return ref is not None and ref() is obj
+
+
+def forget_names() -> None:
+    """Look all names up again: a module was reloaded, or is by value from now on."""
+    _named.clear()
+
+
+def _wrapped_at(obj: Any) -> tuple[str, str] | None:
+    """Where an importable module keeps a wrapper of ``obj``, such as the result of ``remote``.
+
+    Sending the place keeps the reader's class that of its own module, with that module's globals.
+    """
+    module: str | None = getattr(obj, "__module__", None)
+    if module not in sys.modules or module in by_value_modules():
+        return None
+    found: Any = sys.modules[module]
+    try:
+        for name in obj.__qualname__.split("."):
+            found = getattr(found, name)
+        wrapped = found.__wrapped__
+    except Exception:
+        return None
+    return (module, obj.__qualname__) if wrapped is obj else None
+
+
+def _unwrap(module: str, qualname: str) -> Any:
+    found: Any = importlib.import_module(module)
+    for name in qualname.split("."):
+        found = getattr(found, name)
+    return found.__wrapped__
+
+
+_Cached = type(functools.lru_cache(len))
+
+
+def _reduce_cached(function: Any) -> Any:
+    """Of ``functools.lru_cache``, which pickles by its name wherever it is: with an empty cache."""
+    if function.__module__ not in by_value_modules() and _lookup(function) is not None:
+        return function.__reduce__()
+    return _make_cached, (function.__wrapped__, function.cache_parameters())
+
+
+def _make_cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _reduce_cached_property(obj: functools.cached_property[Any]) -> Any:
+    """Before Python 3.12 it has a lock."""
+    return _make_cached_property, (obj.func, obj.attrname)
+
+
+def _make_cached_property(function: Any, name: str | None) -> functools.cached_property[Any]:
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
+
+
+_reduce_code_of_any_file = cloudpickle.CloudPickler.dispatch_table[types.CodeType]
+#: Where ``CodeType`` takes the file's name, in all of its versions from Python 3.10 on.
+_FILE_ARGUMENT = 10
+
+
+def _reduce_code(code: types.CodeType) -> Any:
+    """With the name of its file, which cloudpickle leaves out from 3.1.3 on: a traceback of the reader's
+    shows the lines of a file that it can read, and names the file to a debugger."""
+    make, args = _reduce_code_of_any_file(code)
+    # A string of its own, as cloudpickle makes of each: how pickles refer to shared ones would vary.
+    file = "".join(code.co_filename)
+    return make, (*args[:_FILE_ARGUMENT], file, *args[_FILE_ARGUMENT + 1 :])
+
+
+def _reduce_new_type(obj: Any) -> Any:
+    if obj.__module__ in by_value_modules():
+        return _make_new_type, (obj.__name__, obj.__supertype__, obj.__module__)
+    return obj.__reduce__()
+
+
+def _make_new_type(name: str, supertype: Any, module: str) -> Any:
+    made = typing.NewType(name, supertype)  # type: ignore[misc]
+    made.__module__ = module
+    return made
+
+
+def registered_modules() -> set[str]:
+    """cloudpickle's modules by value: the live set, so that its length can be watched."""
+    live = getattr(cloudpickle.cloudpickle, "_PICKLE_BY_VALUE_MODULES", None)
+    return live if isinstance(live, set) else cloudpickle.list_registry_pickle_by_value()
+
+
+def register_modules_in_memory() -> None:
+    """cloudpickle goes by ``sys.modules`` alone, and would name what these hold."""
+    for name in byvalue.modules_in_memory():
+        module = sys.modules.get(name)
+        if module is not None and module.__name__ == name:
+            cloudpickle.register_pickle_by_value(module)
+
+
+def by_value_modules() -> set[str]:
+    return {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+
+
+# For the value that had this module imported; later ones find them registered.
+register_modules_in_memory()

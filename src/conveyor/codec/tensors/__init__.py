@@ -1,0 +1,1 @@
+"""Torch tensors: in frames, and beside them."""

@@ -1,0 +1,1 @@
+"""A Plan and a timeline are drawn, as text and as pictures."""

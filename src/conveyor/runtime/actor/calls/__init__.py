@@ -1,0 +1,1 @@
+"""Calls of an actor's methods, and its instance, which they are calls of."""

@@ -1,0 +1,398 @@
+"""Ordinary calls of the actor's methods: taken from its mailboxes, run, answered."""
+
+from __future__ import annotations
+
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from conveyor import _core
+from conveyor.codec import encode_error
+from conveyor.exceptions import ActorStartError, SerializationError
+from conveyor.runtime.actor import forked
+from conveyor.runtime.actor.calls.failure import UNREAD, CallFailure
+from conveyor.runtime.actor.calls.mailbox import Mailbox
+from conveyor.runtime.actor.unwanted import until
+from conveyor.runtime.calls.call import MISSED, START, Call
+from conveyor.runtime.calls.returns import returned
+from conveyor.runtime.calls.unsendable import blame_result
+from conveyor.runtime.waiting.works import call_of
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from concurrent.futures import ThreadPoolExecutor
+
+    from conveyor.codec.errors.failed_calls import FailedCall
+    from conveyor.runtime.actor.calls.coroutines import Coroutines
+    from conveyor.runtime.actor.calls.instance import Instance
+    from conveyor.runtime.process import Process
+    from conveyor.runtime.waiting.activities import Activity
+
+EMPTY = _core.EMPTY
+
+#: What a call is called whose arguments, and so its method's name, could not be read.
+_UNREAD = "arguments"
+
+#: Where calls run side by side, what the clock of sights said when the one was made that runs.
+_made: ContextVar[int] = ContextVar("conveyor_made", default=0)
+
+#: Calls served from one mailbox before others have a turn.
+_TURN = 16
+
+
+class Calls:
+    """All mailboxes of the actor."""
+
+    def __init__(
+        self,
+        process: Process,
+        instance: Instance,
+        started: Callable[[], object],
+        leave: Callable[[SystemExit, str, int], object],
+    ) -> None:
+        """``started`` is called when the constructor has run, before any call. ``leave`` is called on the
+        thread of a method that leaves by ``sys.exit``, with its name and its call."""
+        self._process = process
+        self._inbox = process.inbox
+        self._instance = instance
+        #: Does what the driver has ordered, which comes before what is queued: it may be the end.
+        self.serve_orders: Callable[[], object] = lambda: None
+        self._started = started
+        self._leave = leave
+        self._ending = self._stopping = False
+        self._mailboxes: list[Mailbox] = []
+        # Calls that have overtaken the constructor's, which came another way.
+        self._early: list[tuple[Mailbox, int, Call]] = []
+        #: Hears of each call that has failed, before its caller does.
+        self.on_failure: Callable[[CallFailure], tuple[FailedCall, ...]] = lambda _: ()
+        # Where calls run one by one, the last one that has begun: from where it has come, its number, and
+        # when it was made.
+        self._begun: tuple[Mailbox, int, int] | None = None
+        self._running = 0  # in threads and coroutines
+        self._running_lock = threading.Lock()
+        #: Where calls run, if not one by one in the main thread.
+        self.coroutines: Coroutines | None = None
+        self.pool: ThreadPoolExecutor | None = None
+        self._has_threads = False
+
+    def open(
+        self, segment: _core.Segment, caller: tuple[int, int], arena: _core.ArenaView, bit: int
+    ) -> Callable[[], None]:
+        """Take calls from here too; what is to be called when the bit is rung."""
+        mailbox = Mailbox(self._process, segment, caller, arena, bit)
+        self._mailboxes.append(mailbox)
+        # Frames may have come before the handler was there.
+        self._process.board.ring(self._process.slot, bit)
+        return lambda: self._serve(mailbox)
+
+    def hang_up(self, bit: int) -> None:
+        """A caller is dead. What it has asked for is done; then its mailbox is let go of."""
+        mailbox = next(m for m in self._mailboxes if m.bit == bit and not m.hung_up)
+        mailbox.hung_up = True
+        self._serve_last(mailbox)
+
+    def _serve_last(self, mailbox: Mailbox) -> None:
+        """Do what a caller has asked for that is dead; in so far as not all of it is here, later."""
+        while not (self._ending or mailbox.reader.empty) and mailbox.arriving is None:
+            self._serve(mailbox)
+        if mailbox.arriving is not None:
+            return
+        self._mailboxes.remove(mailbox)
+        self._process.sources.look()  # the call that was begun last has the mailbox still
+        if not self._instance.started:
+            # Most likely it was the one that should have sent the constructor's call.
+            name = self._instance.name
+            gone = ActorStartError(f"{name} has not been started, and a caller has died")
+            for waiting, tag, call in self._early:
+                self._reply_error(waiting, tag, gone, call[0])
+            self._early.clear()
+
+    def end(self) -> None:
+        """Begin nothing more."""
+        self._ending = True
+
+    def close(self) -> None:
+        """The actor ends: what calls still wait for is not needed."""
+        for mailbox in self._mailboxes:
+            mailbox.drop_arriving()
+
+    def look_again(self) -> None:
+        """Something has happened: it may be that arguments have come which calls wait for."""
+        for mailbox in [one for one in self._mailboxes if one.arriving is not None]:
+            self._serve(mailbox)
+            # An order that was served meanwhile may have let go of it.
+            if mailbox.hung_up and mailbox in self._mailboxes:
+                self._serve_last(mailbox)
+
+    def takes(self, bit: int) -> bool:
+        """Whether calls come with that bit."""
+        return any(mailbox.bit == bit for mailbox in self._mailboxes)
+
+    def quiet(self) -> bool:
+        """Nothing is queued and nothing runs: an orderly stop may end the process. If not, the bell rings
+        when that may have changed."""
+        self._stopping = True
+        if any(m.arriving is None and not m.reader.empty for m in self._mailboxes):
+            self._process.ring()
+            return False
+        return not self._running and all(m.arriving is None for m in self._mailboxes)
+
+    def _count(self, change: int) -> None:
+        with self._running_lock:
+            self._running += change
+
+    def _serve(self, mailbox: Mailbox) -> None:
+        reader, limits = mailbox.reader, mailbox.limits
+        if mailbox.running and limits.cancellations != mailbox.cancellations:
+            self._cancel_running(mailbox)
+        for i in range(_TURN):
+            if i:
+                self.serve_orders()
+            if self._ending:
+                return
+            try:
+                # Who waits on the event loop's thread has all its coroutines wait.
+                call = mailbox.receive(self._instance, waits=self.coroutines is None)
+            except SystemExit:  # it ends the actor, as that of a method does
+                first = reader.tag == 0 and not self._instance.started
+                self._inbox.running_call("__init__" if first else _UNREAD, reader.tag)
+                raise
+            except Exception as error:  # the call is out of the ring: this is its answer
+                if reader.tag == 0 and not self._instance.started:
+                    # It was the constructor's, which is the first that its sender sends: whoever waits
+                    # for the actor to be started would wait for ever.
+                    self._instance.fail(error)
+                    self._answer_start(mailbox, 0)
+                else:
+                    self._reply_error(mailbox, reader.tag, error, UNREAD, ran=False)
+                continue
+            if call is EMPTY:
+                return
+            tag = reader.tag
+            if limits.cancelled(tag):
+                sights = self._process.board.sights_of(
+                    mailbox.caller[0]
+                )  # as its caller has seen it
+                failure = CallFailure(call[0], mailbox.caller, "was cancelled", False, 0, sights)
+                self.on_failure(failure)
+                mailbox.reply_error(tag, _core.CANCELLED)
+            elif self._instance.started:
+                self._call(mailbox, tag, call)
+            elif call[4] == START:
+                self._start(mailbox, tag, *call[1], **(call[2] or {}))
+            else:
+                self._early.append((mailbox, tag, call))
+        self._process.board.ring(self._process.slot, mailbox.bit)
+
+    def _start(self, mailbox: Mailbox, tag: int, cls: Any, /, *args: Any, **kwargs: Any) -> None:
+        self._process.inbox.running_call("__init__", tag)
+        self._instance.start(cls, args, kwargs)
+        self._came_back("__init__")
+        self._answer_start(mailbox, tag)
+
+    def _answer_start(self, mailbox: Mailbox, tag: int) -> None:
+        instance = self._instance
+        if instance.error is not None:
+            mailbox.reply_error(tag, instance.error)
+        else:
+            mailbox.replies.send(None, tag)
+        self._started()
+        early, self._early = self._early, []
+        for waiting, number, call in early:
+            self._call(waiting, number, call)
+
+    def _call(self, mailbox: Mailbox, tag: int, call: Call) -> None:
+        if self._instance.error is not None:
+            mailbox.reply_error(tag, self._instance.error)
+            return
+        name, _, _, _, what, made = call
+        if what == MISSED:
+            number, seen_at, words = call[1]
+            self.on_failure(CallFailure(name, mailbox.caller, words, False, number, seen_at))
+            mailbox.reply_error(tag, _core.CANCELLED)
+            return
+        try:
+            function, is_async = self._instance.find(name, what)
+        except Exception as error:
+            self._reply_error(mailbox, tag, error, name, ran=False)
+            return
+        if self.coroutines is not None and is_async:
+            coroutines = self.coroutines
+            self._count(1)
+            does = coroutines.new_call(mailbox.caller, tag, self._instance.name, name)
+            mailbox.running[tag] = coroutines.start_call(
+                self._call_async(coroutines, does, mailbox, tag, call, function),
+                lambda task: self._ended(mailbox, tag, task),
+                does,
+            )
+        elif self.pool is not None:
+            self._submit(mailbox, tag, call, function)
+        else:
+            if self.coroutines is not None:
+                _made.set(made)
+            self._begun = mailbox, tag, made
+            self._process.inbox.running_call(name, tag)
+            self._call_now(mailbox, tag, call, function)
+
+    def until(self) -> int:
+        """When the call that runs is over at the latest; see ``unwanted.until``."""
+        if self._begun is None:
+            return 0
+        mailbox, tag, _ = self._begun
+        return until(mailbox.limits, tag)
+
+    def made(self) -> int:
+        """What the clock of sights said when the call was made that runs."""
+        if self.coroutines is not None or self.pool is not None or self._begun is None:
+            return _made.get()
+        return self._begun[2]
+
+    def _call_now(
+        self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]
+    ) -> None:
+        name, args, kwargs, _, _, _ = call
+        try:
+            results = [function(*args, **kwargs) if kwargs else function(*args)]
+        except SystemExit:
+            raise
+        except BaseException as error:
+            self._reply_error(mailbox, tag, error, name)
+        else:
+            self._reply(mailbox, tag, call, results)
+
+    def _submit(self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]) -> None:
+        assert self.pool is not None
+        self._count(1)
+        # Where no thread can be started the call has been queued all the same: for those that there are,
+        # or else, answered by then, for the first.
+        unanswered = [tag]
+        try:
+            self.pool.submit(self._call_pooled, unanswered, mailbox, tag, call, function)
+        except RuntimeError as error:
+            if not self._has_threads and _taken(unanswered):
+                self._count(-1)
+                self._reply_error(mailbox, tag, error, call[0])
+
+    def _call_pooled(
+        self,
+        unanswered: list[int],
+        mailbox: Mailbox,
+        tag: int,
+        call: Call,
+        function: Callable[..., Any],
+    ) -> None:
+        self._has_threads = True
+        if not _taken(unanswered):
+            return
+        try:
+            if self._ending:
+                return
+            if mailbox.limits.cancelled(tag):
+                mailbox.reply_error(tag, _core.CANCELLED)
+                return
+            self._process.inbox.running_call(call[0], tag)
+            _made.set(call[5])
+            work = call_of(*mailbox.caller, tag)
+            with self._process.lanes.running(f"{self._instance.name}.{call[0]}", work):
+                self._call_now(mailbox, tag, call, function)
+        except SystemExit as error:  # it would end nothing but this thread
+            if self._inbox.inherited:
+                forked.leave(error)
+            self._leave(error, call[0], tag)
+        finally:
+            self._count(-1)
+            self._process.ring()
+
+    async def _call_async(
+        self,
+        coroutines: Coroutines,
+        does: Activity,
+        mailbox: Mailbox,
+        tag: int,
+        call: Call,
+        function: Callable[..., Any],
+    ) -> None:
+        name, args, kwargs, _, _, made = call
+        _made.set(made)
+        try:
+            async with coroutines.slots:
+                coroutines.begin_call(does)
+                self._process.inbox.running_call(name, tag)
+                results = [await function(*args, **(kwargs or {}))]
+        except SystemExit:
+            coroutines.leave(lambda: self._process.inbox.running_call(name, tag))
+            raise
+        except BaseException as error:
+            if coroutines.leaving:
+                raise
+            self._reply_error(mailbox, tag, error, name)
+        else:
+            try:
+                self._reply(mailbox, tag, call, results)
+            except SystemExit:
+                coroutines.leave(lambda: self._process.inbox.running_call(name, tag))
+                raise
+        finally:
+            self._count(-1)
+
+    def _ended(self, mailbox: Mailbox, tag: int, task: asyncio.Task[Any]) -> None:
+        mailbox.running.pop(tag, None)
+        assert self.coroutines is not None
+        # Before its first step, or it would have answered itself; or because the actor ends.
+        if task.cancelled() and not self.coroutines.leaving:
+            self._count(-1)
+            mailbox.reply_error(tag, _core.CANCELLED)
+        if self._stopping:
+            self._process.ring()
+
+    def _cancel_running(self, mailbox: Mailbox) -> None:
+        # Before the look: a cancellation that comes meanwhile is looked for next time.
+        mailbox.cancellations = mailbox.limits.cancellations
+        for tag in [tag for tag in mailbox.running if mailbox.limits.cancelled(tag)]:
+            mailbox.running.pop(tag).cancel()
+
+    def _came_back(self, name: str) -> None:
+        """User code has returned, or raised. A child that it has forked ends here: the answer is its
+        parent's."""
+        if self._inbox.inherited:
+            _core.end_forked_child(f"{self._instance.name}.{name}")
+
+    def _reply(self, mailbox: Mailbox, tag: int, call: Call, results: list[Any]) -> None:
+        result = results.pop()  # nobody else of us has it: what was made in place moves
+        name, _, _, returns, what, _ = call
+        self._came_back(name)
+        try:
+            if returns != 1:
+                result = returned(result, returns, what, f"{self._instance.name}.{name}")
+            with mailbox.reply_lock:
+                mailbox.replies.send(result, tag)
+        except SerializationError as error:
+            told = blame_result(error, self._instance.name, call, result)
+            self._reply_error(mailbox, tag, told, name)
+        except SystemExit:
+            raise
+        except BaseException as error:  # of iterating over several results
+            self._reply_error(mailbox, tag, error, name)
+
+    def _reply_error(
+        self, mailbox: Mailbox, tag: int, error: BaseException, name: str, ran: bool = True
+    ) -> None:
+        self._came_back(name)
+        failure = CallFailure(name, mailbox.caller, error, ran)
+        if mailbox.limits.cancelled(tag):  # nobody will get this
+            failure = failure._replace(
+                number=0, seen_at=self._process.board.sights_of(mailbox.caller[0])
+            )
+        calls = self.on_failure(failure)
+        own = self._instance.name
+        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}", calls=calls, begun=ran))
+
+
+def _taken(unanswered: list[int]) -> bool:
+    """Whether it is the caller who answers: the first to ask."""
+    try:
+        unanswered.pop()
+    except IndexError:
+        return False
+    return True

@@ -1,0 +1,86 @@
+"""The actor's object: the instance of the user's class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from conveyor import _core
+from conveyor.codec import decode_error, encode_error
+from conveyor.codec.direct import receiving
+from conveyor.runtime.calls.call import METHOD
+from conveyor.runtime.calls.constructor import Constructor
+from conveyor.runtime.calls.exit_hook import call_exit_hook
+from conveyor.runtime.calls.generators import OpenGenerators
+from conveyor.runtime.calls.methods import find, find_method
+
+
+class Instance:
+    """There from the constructor's call on; ``error`` is how that has failed, encoded."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.started = False
+        self.error: bytes | None = None
+        self._object: Any = None
+        self._generators = OpenGenerators()
+
+    def start(self, cls: type | Constructor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the constructor."""
+        self.started = True
+        try:
+            if isinstance(cls, Constructor):
+                cls, args, kwargs = cls.call(args)
+            self._object = cls(*args, **kwargs)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """The constructor has failed, or its call could not be read: every later call, and every step
+        of a graph, answers with ``error``."""
+        self.started = True
+        label = f"{self.name}.__init__"
+        self.error = encode_error(error, self.name, label, constructor=True, begun=False)
+
+    def end(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
+        """Close what is open, call the hook for the end, and let go of the object. ``run`` runs what
+        the hook returns, if that is a coroutine. What any of it raises is printed."""
+        self._generators.close_all()
+        call_exit_hook(self._object, self.name, run)
+        self._object = None
+
+    def receive(self, read: Callable[[], Any]) -> Any:
+        """The next call, as ``read`` gives it. What it has of values that are kept here, the method keeps."""
+        receiving.on = True
+        if receiving.taken:  # by one that was cancelled, say, before it ran
+            receiving.taken = []
+        try:
+            call = read()
+        finally:
+            receiving.on = False
+        if type(call) is _core.ErrorFrame:  # it comes from another host, and could not
+            raise decode_error(call.meta)
+        return call
+
+    def find(self, name: str, what: int) -> tuple[Callable[..., Any], bool]:
+        """What such a call calls with its arguments, and whether it is a coroutine function. Raises
+        ``GraphError`` if there is none."""
+        if what == METHOD:
+            function, is_async = find_method(self._object, name)
+        else:
+            function, is_async = find(self._object, self._generators, name, what)
+        return (receiving.held_by(function) if receiving.taken else function), is_async
+
+    def method(self, name: str) -> tuple[Callable[..., Any], bool]:
+        """The method ``name`` likewise; of an actor whose constructor has failed, a function that raises
+        that."""
+        meta = self.error
+        if meta is None:
+            return find_method(self._object, name)
+
+        def failed(*_args: Any, **_kwargs: Any) -> Any:
+            raise decode_error(meta)
+
+        return failed, False

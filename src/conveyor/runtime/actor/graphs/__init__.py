@@ -1,0 +1,1 @@
+"""An actor's part of each graph."""

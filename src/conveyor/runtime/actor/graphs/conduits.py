@@ -1,0 +1,378 @@
+"""An actor's ends of what goes beside the frames of a graph: tensors, by the transports of their edges.
+
+A transport is not ours: whatever its methods raise or return is an error of one transfer, or of the edge, and
+never ends the actor or leaves a reader without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from conveyor import _core
+from conveyor.codec import afresh, decode_error, encode_error
+from conveyor.codec.parcels import Head, Parcel
+from conveyor.codec.promises import Keeper, Promised
+from conveyor.exceptions import GraphTornDownError, TransportError
+from conveyor.runtime.actor.graphs.wire import EdgeWire
+from conveyor.runtime.actor.unwanted import Unwanted
+from conveyor.runtime.calls.try_each import try_each
+from conveyor.runtime.graph.edges.beside import ConduitEnd
+from conveyor.runtime.graph.edges.layout import Assignment
+from conveyor.runtime.process import Process
+from conveyor.runtime.waiting.alarm import Alarm
+from conveyor.transport.base import Conduit, Enqueued, Sending
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+
+class Conduits:
+    """All of one actor's part of a graph. Used on the thread that runs its program.
+
+    outbound, inbound: by the number of the edge, where this actor writes and where it reads.
+    alarm: has the program look again when a deadline passes.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        segment: _core.Segment,
+        assignment: Assignment,
+        program: _core.Program,
+        limits: _core.Limits,
+        recorder: _core.Recorder,
+        budget: _core.MemoryBudget | None,
+        keepers: Mapping[int, Keeper],
+    ) -> None:
+        """``keepers``: of the edges about which something was promised."""
+        self.outbound: dict[int, Outbound] = {}
+        self.inbound: dict[int, Inbound] = {}
+        self._name = assignment.name
+
+        def ring() -> None:
+            process.board.ring(process.slot, assignment.bit)
+
+        self.alarm = Alarm(ring)
+        try:
+            for end in assignment.conduits:
+                wire = EdgeWire(process, segment, assignment, end, budget, ring)
+                if end.rank == 0:
+                    label = assignment.sources[end.edge]
+                    sender = assignment.actor_name, label
+                    place = assignment.recorder.sends.index(end.edge)
+                    sent = functools.partial(recorder.count_beside, place)
+                    keeper = keepers.get(end.edge)
+                    outbound = Outbound(wire, end, ring, program, sender, sent, keeper)
+                    self.outbound[end.edge] = outbound
+                else:
+                    inbound = Inbound(wire, end, ring, limits, self.alarm)
+                    self.inbound[end.edge] = inbound
+        except BaseException:
+            self.close()
+            raise
+
+    def progress(self) -> None:
+        """Do what can be done without waiting. It raises no error: what fails is a transfer's."""
+        for link in (*self.outbound.values(), *self.inbound.values()):
+            link.progress()
+
+    def close(self) -> None:
+        """Have all that is under way end, and let go of it. It does nothing the second time."""
+        self.alarm.close()
+        reason = GraphTornDownError(f"{self._name} has been torn down")
+        while self.outbound or self.inbound:
+            _, link = (self.outbound or self.inbound).popitem()
+            link.close(reason)
+
+
+class _Link:
+    """What both ends of a conduit have."""
+
+    def __init__(self, wire: EdgeWire, end: ConduitEnd, ring: Callable[[], None]) -> None:
+        """``ring`` has the program look again, from any thread."""
+        self.wire = wire
+        self.transport = end.transport
+        self.name = str(end.transport.name)
+        self._ring = ring
+        #: Why nothing can be moved any more.
+        self._broken: BaseException | None = None
+        try:
+            self.conduit: Conduit = end.transport.open(wire)
+            if not isinstance(self.conduit, Conduit):
+                raise TypeError(f"open() has returned a {type(self.conduit).__name__}, no Conduit")
+        except Exception as error:
+            self.wire.close()
+            who = wire.members[wire.rank]
+            raise self.error(f"{who}'s end could not be opened", error) from error
+
+    def progress(self) -> None:
+        """Take and do what can be done without waiting. It raises no error."""
+        if self._broken is not None:
+            return
+        try:
+            self.wire.pump()
+            self.conduit.progress()
+        except Exception as error:
+            self.breaks(error)
+
+    def breaks(self, error: BaseException) -> None:
+        """Nothing can be moved any more."""
+        self._broken = error
+        try_each(lambda: self.conduit.abort(error), name=f"abort() of the transport {self.name!r}")
+
+    def close(self, reason: BaseException) -> None:
+        """The graph is taken down."""
+        name = f"the transport {self.name!r}"
+        if self._broken is None:
+            self._broken = reason
+            try_each(lambda: self.conduit.abort(reason), name=name)
+        try_each(self.conduit.close, self.wire.close, name=name)
+
+    def error(self, what: str, cause: BaseException) -> TransportError:
+        """Say what has failed, and on which edge."""
+        told = TransportError(
+            f"{self.wire.edge}: {what} by the transport {self.name!r}: {in_words(cause)}"
+        )
+        told.__cause__ = cause
+        return told
+
+
+class Outbound(_Link):
+    """The writer's end."""
+
+    def __init__(
+        self,
+        wire: EdgeWire,
+        end: ConduitEnd,
+        ring: Callable[[], None],
+        program: _core.Program,
+        sender: tuple[str, str],
+        sent: Callable[[int], None],
+        keeper: Keeper | None,
+    ) -> None:
+        """``sender`` is who sends, for errors: the actor, and what the edge carries. ``sent(bytes)``
+        counts. ``keeper`` keeps to what was promised."""
+        super().__init__(wire, end, ring)
+        self._program = program
+        self._sender = sender
+        self._sent = sent
+        self._keeper = keeper
+        able = end.transport.capabilities
+        self._kinds = able.devices if able.others_in_frame else None
+        #: What was not published yet, with its transfer and its size in bytes.
+        self._offered: tuple[Sending, int, int] | None = None
+        #: Transfers that have failed since their frames were published, put here by any thread.
+        self._failed: deque[tuple[int, BaseException]] = deque()
+
+    def pack(self, value: Any) -> Parcel:
+        """Make what is sent in place of ``value``."""
+        self._withdraw()  # the last one could not be published
+        if self._keeper is not None:
+            packed = self._keeper.pack(value)
+            if type(packed) is Promised:
+                return Parcel(value, self._accepts, self._offer, self._keeper, self._kinds)
+        return Parcel(value, self._accepts, self._offer, None, self._kinds)
+
+    def posted(self) -> None:
+        """The frame is published: its tensors may go. It raises no error."""
+        if self._offered is None:
+            return
+        sending, transfer, size = self._offered
+        self._offered = None
+        self._sent(size)
+        self.wire.transfer = transfer
+
+        def ended(future: Future[None]) -> None:
+            error = _failure_of(future)
+            if error is not None:
+                self._failed.append((transfer, error))
+                self._ring()
+
+        try:
+            sending.begin().add_done_callback(ended)
+        except BaseException as error:
+            self._failed.append((transfer, error))
+            self.progress()
+            if not isinstance(error, Exception):
+                raise
+
+    def progress(self) -> None:
+        """Go on, and tell the readers of what has failed."""
+        super().progress()
+        while self._failed:
+            transfer, cause = self._failed.popleft()
+            self._tell(functools.partial(self.wire.tell_failure, transfer), cause)
+
+    def breaks(self, error: BaseException) -> None:
+        """As for all ends, and the readers are told."""
+        super().breaks(error)
+        self._tell(self.wire.tell_broken, error)
+
+    def close(self, reason: BaseException) -> None:
+        """As for all ends."""
+        self._withdraw()
+        super().close(reason)
+
+    def _tell(self, tell: Callable[[bytes], None], cause: BaseException) -> None:
+        try:
+            error = self.error("tensors could not be sent", cause)
+            tell(encode_error(error, *self._sender))
+        except Exception:  # no memory for the words
+            tell(_core.UNSAID)
+
+    def _withdraw(self) -> None:
+        if self._offered is not None:
+            sending, *_ = self._offered
+            self._offered = None
+            try_each(sending.withdraw, name=f"withdraw() of the transport {self.name!r}")
+
+    def _accepts(self, tensor: Any) -> str | None:
+        try:
+            why_not: Any = self.transport.accepts(tensor)
+        except Exception as error:
+            return f"cannot go by {self.name!r}: accepts() has raised {in_words(error)}"
+        if why_not is None:
+            return None
+        if not isinstance(why_not, str):
+            return f"cannot go by {self.name!r}: accepts() has returned {why_not!r}, no text"
+        return f"cannot go by {self.name!r}: it {why_not}"
+
+    def _offer(self, tensors: list[Any]) -> bytes:
+        if not tensors:
+            return b""
+        transfer = self._program.execution
+        try:
+            if self._broken is not None:
+                raise afresh(self._broken)
+            sending: Any = self.conduit.send(tensors, transfer)
+            if not isinstance(sending, Sending):
+                raise TypeError(f"send() has returned a {type(sending).__name__}, no Sending")
+            note: Any = sending.note
+            if not isinstance(note, bytes):
+                raise TypeError(f"the note is a {type(note).__name__}, not bytes")
+        except Exception as error:
+            raise self.error("tensors could not be sent", error) from error
+        size = sum([tensor.numel() * tensor.element_size() for tensor in tensors])
+        self._offered = sending, transfer, size
+        return note
+
+
+# The alarm holds it by itself, and weakly.
+class Coming(Struct, frozen=True, eq=False, weakref=True):
+    """A value whose tensors are on their way.
+
+    head: what its frame held.
+    transfer: the number of the transfer.
+    tensors: what the transport will give; ``None``: there are none.
+    deadline: of the execution, on the monotonic clock in nanoseconds; 0: none.
+    """
+
+    head: Head
+    transfer: int
+    tensors: Future[Any] | None
+    deadline: int
+
+    def is_late(self) -> bool:
+        """Whether the deadline has passed."""
+        return 0 < self.deadline <= _core.monotonic_ns()
+
+
+class Inbound(_Link):
+    """A reader's end."""
+
+    def __init__(
+        self,
+        wire: EdgeWire,
+        end: ConduitEnd,
+        ring: Callable[[], None],
+        limits: _core.Limits,
+        alarm: Alarm,
+    ) -> None:
+        super().__init__(wire, end, ring)
+        self._limits = limits
+        self._alarm = alarm
+
+    def arrived(self, head: Head, execution: int) -> Coming:
+        """A frame has come: its tensors are asked for."""
+        deadline = self._limits.deadline(execution)
+        if not head.tensors:
+            return Coming(head, execution, None, deadline)
+        try:
+            if self._broken is not None:
+                raise afresh(self._broken)
+            tensors: Any = self.conduit.receive(head.tensors, head.note, execution)
+            notify = getattr(tensors, "add_done_callback", None)
+            if notify is None:
+                raise TypeError(f"receive() has returned a {type(tensors).__name__}, no Future")
+            notify(lambda _: self._ring())
+        except Exception as error:
+            head.give_up()
+            raise self.error("tensors could not be received", error) from error
+        coming = Coming(head, execution, tensors, deadline)
+        if deadline:
+            self._alarm.add(coming)
+        return coming
+
+    def take(self, coming: Coming) -> Any:
+        """Give the value, or ``NotImplemented`` while its tensors are on their way. Raises ``Unwanted``
+        where nobody waits for them any more."""
+        head, transfer, tensors = coming.head, coming.transfer, coming.tensors
+        if tensors is None:
+            return head.open(())
+        if tensors.done():
+            error = _failure_of(tensors)
+            if error is None:
+                came = tensors.result()
+                try:
+                    if isinstance(came, Enqueued):
+                        came.join()
+                        came = came.tensors
+                    mismatch = head.mismatch(came)
+                except Exception as failed:
+                    error = failed
+                else:
+                    if mismatch is None:
+                        return head.open(came)
+                    error = TypeError(mismatch)
+            head.give_up()
+            raise self.error("tensors could not be received", error) from error
+        meta = self.wire.failures.get(transfer) or self.wire.broken
+        if meta is not None:
+            # Nobody asks for older ones.
+            self.wire.failures = {t: m for t, m in self.wire.failures.items() if t > transfer}
+            self._give_up(coming)
+            raise decode_error(meta)
+        if self._broken is not None:
+            self._give_up(coming)
+            raise self.error("tensors could not be received", self._broken) from self._broken
+        if self._limits.cancelled(transfer) or coming.is_late():
+            self._give_up(coming)
+            raise Unwanted(f"{self.wire.edge}: nobody waits for execution {transfer} any more")
+        return NotImplemented
+
+    def _give_up(self, coming: Coming) -> None:
+        """The transfer is not waited for to its end."""
+        coming.head.give_up()
+        if self._broken is None:
+            name = f"drop() of the transport {self.name!r}"
+            try_each(lambda: self.conduit.drop(coming.transfer), name=name)
+
+
+def _failure_of(future: Future[Any]) -> BaseException | None:
+    """What a future that is done has come to, if it is no result."""
+    if future.cancelled():
+        return RuntimeError("its future was cancelled")
+    return future.exception()
+
+
+def in_words(error: BaseException) -> str:
+    """An error's class and message, of which not even its class has to be good."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (whose message cannot be made)"

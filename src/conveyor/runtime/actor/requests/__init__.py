@@ -1,0 +1,1 @@
+"""What an actor's process asks the driver for."""

@@ -1,0 +1,312 @@
+"""Asking the driver, from an actor's process."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import select
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from conveyor.exceptions import (
+    ActorDiedError,
+    ConveyorError,
+    RuntimeStateError,
+    SystemLimitError,
+)
+from conveyor.runtime import threads
+from conveyor.runtime.actor.requests.messages import (
+    Done,
+    Failed,
+    LookForCycle,
+    Notice,
+    Numbered,
+    Reply,
+    Request,
+    WhyDead,
+    WhyRefused,
+)
+from conveyor.runtime.message import Message
+from conveyor.runtime.process import close_all
+from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.refs.messages import PIECE, receive_message, send_pickled
+from conveyor.runtime.uninterrupted import uninterrupted
+from conveyor.runtime.waiting.inquiry import Waiting
+from conveyor.runtime.waiting.reports import Found
+
+#: Milliseconds for which replies are read on when none is awaited any more: another one may be soon.
+_LINGER_MS = 1000
+#: Seconds between two looks whether anybody reads.
+_LOOK = 0.05
+
+
+class RequestClient:
+    """Requests are numbered, and several may be under way: of several threads, or of one thread whose signal
+    handler, or whose finalizer, asks for something while the thread itself waits.
+
+    A thread of the library's own reads the replies while any are awaited, since no handler runs there: what
+    a handler raises takes no reply from the socket, and nobody gets a reply that is another's. A reply that
+    nobody waits for any more is disposed of, with its descriptors.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._numbers = itertools.count(1)
+        # Each dictionary operation is one step, so that neither finalizers nor handlers find a lock taken.
+        self._awaited: dict[int, _Awaited] = {}
+        #: Held by whoever reads.
+        self._reading = threading.Lock()
+        # To be taken last. A handler may find it taken by its own thread, between two messages.
+        self._sending = threading.RLock()
+        #: Why no reply comes any more.
+        self._broken = ""
+
+    def ask(
+        self, request: Request, unwanted: Callable[[Any], Message] | None = None
+    ) -> tuple[Any, list[int]]:
+        """The answer, and the descriptors that came with it. Raises what the driver answers with if that is
+        an error.
+
+        Should a signal handler raise meanwhile, then the request has been sent, or has not. The message
+        ``unwanted(answer)``, if that is given, tells the driver to take back what it has done by then.
+        """
+        awaited = _Awaited(unwanted)
+        try:
+            self._request(request, awaited)
+            self._wait(awaited)
+        except BaseException:
+            self._give_up(awaited)
+            raise
+        try:
+            reply = awaited.reply
+            if isinstance(reply, Failed):
+                raise reply.error
+            if reply is None:
+                raise self._no_answer()
+            assert isinstance(reply, Done)
+            return reply.value, awaited.fds
+        finally:
+            del awaited, reply  # what is raised refers to this frame
+
+    def ask_later(self, request: Request, then: Callable[[Any], object]) -> None:
+        """Have ``then`` called with the answer, or with an error, on the thread that reads the replies.
+        Raises if nothing can be asked."""
+        awaited = _Later(then)
+        self._request(request, awaited)
+        if not self._reading.locked():
+            try:
+                threads.start(self._read, "answers")
+            except BaseException:
+                awaited.settle()
+                raise
+
+    def look_for_cycle(
+        self, waits: Sequence[Waiting], then: Callable[[Found | Exception | None], object]
+    ) -> None:
+        """Have ``then`` called with the cycle of which one of these waits is a part, if there is any."""
+        self.ask_later(LookForCycle(tuple(waits)), then)
+
+    def refusal(self, actor: ActorId, number: int) -> ConveyorError:
+        """Why ``actor`` does not take the calls that come over link ``number``."""
+        error, _ = self.ask(WhyRefused(number))
+        if isinstance(error, ConveyorError):
+            return error
+        return RuntimeStateError(f"{actor.name} does not take calls from here")
+
+    def tell(self, notice: Notice) -> None:
+        """Say something that has no answer. It waits for no request that is under way: the driver may
+        need this before it can answer that one."""
+        with suppress(ConnectionError):  # the driver is gone, and with it who should know
+            self._send(notice)
+
+    def death(
+        self,
+        actor: ActorId,
+        slot: int,
+        incarnation: int,
+        labels: Mapping[tuple[int, int], str] | None = None,
+    ) -> ActorDiedError:
+        """Of the actor's process that had this slot as its ``incarnation``-th. ``labels`` are names for
+        what it may have run, by (graph, node)."""
+        try:
+            error, _ = self.ask(WhyDead(actor, slot, incarnation, labels or {}))
+        except ConveyorError:
+            return ActorDiedError(f"actor {actor.name} died", actor.name)
+        assert isinstance(error, ActorDiedError)
+        return error
+
+    def close(self) -> None:
+        """The process leaves its session: nothing is asked any more, and no reply comes."""
+        self._break(ConnectionError("this process has left the session"))
+        with self._reading:  # whoever reads finds that out, and is gone then
+            self._socket.close()
+
+    # Sending
+
+    def _request(self, request: Request, awaited: _Awaited) -> None:
+        number = next(self._numbers)
+        content = pickle.dumps(request)
+        self._awaited[number] = awaited
+        # Noted first: whoever finds the connection broken looks at what is noted afterwards.
+        if self._broken:
+            raise self._no_answer()
+        try:
+            self._send(Numbered(number, content))
+        except OSError as error:
+            if error.errno is None:  # a signal handler's, a TimeoutError say: it may have been sent
+                raise
+            self._awaited.pop(number, None)
+            raise RuntimeStateError(f"the driver does not answer: {error}") from error
+
+    def _send(self, message: Message) -> None:
+        data = pickle.dumps(message)
+        if len(data) > PIECE:
+            uninterrupted(lambda: self._send_pieces(data))
+            return
+        with self._sending:
+            send_pickled(self._socket, data)
+
+    def _send_pieces(self, data: bytes) -> None:
+        with self._sending:
+            try:
+                send_pickled(self._socket, data)
+            except BaseException as error:
+                self._break(error)  # what comes next would be taken for the rest of it
+                raise
+
+    def _no_answer(self) -> RuntimeStateError:
+        return RuntimeStateError(f"the driver does not answer: {self._broken}")
+
+    # Replies
+
+    def _wait(self, awaited: _Awaited) -> None:
+        while True:
+            if not self._reading.locked():
+                try:
+                    threads.start(self._read, "answers")
+                except SystemLimitError:  # no thread is to be had
+                    self._read_until(awaited)
+            if awaited.bell.acquire(timeout=_LOOK):
+                return
+
+    def _read(self) -> None:
+        # Of several threads that were started at the same time one reads. Whoever asks notes that first and
+        # looks for a reader then; a reader that goes looks at the notes last.
+        while self._reading.acquire(blocking=False):
+            try:
+                readable = select.poll()
+                readable.register(self._socket, select.POLLIN)
+                while not self._broken and (readable.poll(_LINGER_MS) or self._awaited):
+                    self._receive()
+            finally:
+                self._reading.release()
+            if self._broken or not self._awaited:
+                return
+
+    def _read_until(self, awaited: _Awaited) -> None:
+        if self._reading.acquire(blocking=False):
+            try:
+                while not self._broken and not awaited.over:
+                    self._receive()
+            finally:
+                self._reading.release()
+
+    def _receive(self) -> None:
+        try:
+            message, fds = receive_message(self._socket)
+        except BaseException as error:
+            self._break(error)
+            if not isinstance(error, OSError):
+                raise
+            return
+        assert isinstance(message, Numbered)
+        try:
+            reply: Reply = pickle.loads(message.content)
+        except Exception as error:
+            reply = Failed(error.with_traceback(None))  # its frames refer to this one
+        self._arrived(self._awaited.pop(message.number), reply, fds)
+
+    def _arrived(self, awaited: _Awaited, reply: Reply | None, fds: list[int]) -> None:
+        awaited.reply, awaited.fds = reply, fds
+        if not awaited.settle():
+            self._dispose(awaited)
+        elif isinstance(awaited, _Later):
+            close_all(fds)
+            awaited.then(self._no_answer() if reply is None else _outcome(reply))
+        else:
+            awaited.bell.release()
+
+    def _give_up(self, awaited: _Awaited) -> None:
+        """Whoever has asked does not wait any more."""
+        if not awaited.settle():
+            self._dispose(awaited)
+        elif not self._reading.locked() and self._awaited:
+            with suppress(SystemLimitError):  # then whoever asks next reads this reply, too
+                threads.start(self._read, "answers")
+
+    def _dispose(self, awaited: _Awaited) -> None:
+        """The reply has come, and nobody takes it."""
+        close_all(awaited.fds)
+        if awaited.unwanted is None or not isinstance(awaited.reply, Done):
+            return
+        message = awaited.unwanted(awaited.reply.value)
+        with suppress(OSError, RuntimeStateError):  # the driver is gone
+            if isinstance(message, Request):
+                nobody = _Awaited(None)
+                nobody.settle()
+                self._request(message, nobody)
+            else:
+                self._send(message)
+
+    def _break(self, error: BaseException) -> None:
+        """No reply can be told from another one any more."""
+        self._broken = self._broken or str(error) or type(error).__name__
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        while self._awaited:
+            try:
+                _, awaited = self._awaited.popitem()
+            except KeyError:  # another thread was faster
+                return
+            self._arrived(awaited, None, [])
+
+
+class _Awaited:
+    """A request that is under way, and its reply once that is here."""
+
+    def __init__(self, unwanted: Callable[[Any], Message] | None) -> None:
+        self.unwanted = unwanted
+        #: ``None`` when it is over: no reply will come.
+        self.reply: Reply | None = None
+        self.fds: list[int] = []
+        # Not an event, in which an interrupt may leave a lock locked.
+        self.bell = threading.Lock()
+        self.bell.acquire()
+        self._settled = threading.Lock()
+
+    def settle(self) -> bool:
+        """True for the first one: the reply, which has been noted before, or who gives up waiting for it."""
+        return self._settled.acquire(blocking=False)
+
+    @property
+    def over(self) -> bool:
+        return self._settled.locked()
+
+
+class _Later(_Awaited):
+    """One for which nobody waits meanwhile."""
+
+    def __init__(self, then: Callable[[Any], object]) -> None:
+        super().__init__(None)
+        self.then = then
+
+
+def _outcome(reply: Reply) -> Any:
+    """What the driver has answered, or the error that it has."""
+    if isinstance(reply, Failed):
+        return reply.error
+    assert isinstance(reply, Done)
+    return reply.value

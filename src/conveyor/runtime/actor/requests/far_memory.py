@@ -1,0 +1,134 @@
+"""How an actor has its host fetch memory of other hosts' processes; see ``runtime.far_memory``."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from conveyor.codec import Reader
+from conveyor.runtime.actor.requests.messages import Introduce, KeptAfar, OpenFarMemory, Request
+from conveyor.runtime.far_memory import Brought, Room, Wanted
+from conveyor.runtime.kept import KeptAt
+from conveyor.runtime.message import Message
+from conveyor.runtime.refs.connection import Connection
+from conveyor.runtime.refs.messages import all_of
+from conveyor.system_limits import explained
+
+
+class ToHost(Message, frozen=True):
+    """From a process to its host."""
+
+
+class Want(ToHost, frozen=True):
+    """Answered by :class:`Come` ``number``. slot: of the process that waits. at: where it is to be put in the
+    file that comes with this; ``None``: it is told with the answer."""
+
+    number: int
+    slot: int
+    wanted: Wanted
+    at: int | None
+
+
+class GiveUp(ToHost, frozen=True):
+    """:class:`Want` ``number`` is wanted no more. It is answered all the same."""
+
+    number: int
+
+
+class FromHost(Message, frozen=True):
+    """From a host to a process of its own."""
+
+
+class Come(FromHost, frozen=True):
+    """What has come of :class:`Want` ``number``. Nothing is written to its room any more."""
+
+    number: int
+    brought: Brought
+
+
+class FarMemoryClient:
+    """An actor's: it asks its host."""
+
+    def __init__(self, ask: Callable[[Request], tuple[Any, list[int]]], slot: int) -> None:
+        """``ask(request)``: the driver's answer, and the descriptors that come with it. ``slot``: the
+        actor's."""
+        self._ask, self._slot = ask, slot
+        # Reentrant: a signal handler may fetch something while its thread waits for the connection.
+        self._lock = threading.RLock()
+        self._connection: Connection | None = None
+        self._numbers = itertools.count(1)
+        #: Who is to be told, the room that is written to until then, and who says when that is.
+        self._waiting: dict[int, tuple[Callable[[Brought], object], Room | None, Connection]] = {}
+        #: Rooms of which the host has not said that it writes there no more.
+        self._lost: list[Room] = []
+
+    def fetch(
+        self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
+    ) -> Callable[[], object]:
+        """See :class:`FarMemory`."""
+        connection = self._open()
+        number = next(self._numbers)
+        self._waiting[number] = tell, room, connection
+        connection.send(Want(number, self._slot, wanted, None if room is None else room.at), room)
+        if connection.ended:  # maybe before that was noted
+            self._fail(number)
+        return lambda: connection.send(GiveUp(number))
+
+    def introduce(self, process: Reader) -> bool:
+        """See :class:`FarMemory`."""
+        lives, _ = self._ask(Introduce(*process))
+        return bool(lives)
+
+    def kept(self) -> list[KeptAt]:
+        """See :class:`FarMemory`."""
+        found: list[KeptAt]
+        found, _ = self._ask(KeptAfar())
+        return found
+
+    def close(self) -> None:
+        """The process leaves its session."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _open(self) -> Connection:
+        with self._lock:
+            connection = self._connection
+            if connection is None or connection.ended:
+                with explained("open a connection to this process's host"):
+                    _, fds = self._ask(OpenFarMemory())
+                    (fd,) = all_of(fds, 1)
+                    sock = socket.socket(fileno=fd)
+                self._connection = connection = Connection(
+                    sock, "memory", self._on_message, self._on_end
+                )
+            return connection
+
+    def _on_message(self, message: FromHost, fds: list[int]) -> None:
+        self.handlers[type(message)](self, message, fds)
+
+    def _come(self, message: Come, _fds: list[int]) -> None:
+        tell, _, _ = self._waiting.pop(message.number, (None, None, None))
+        if tell is not None:
+            tell(message.brought)
+
+    def _on_end(self) -> None:
+        # Of those alone that were asked for over it: there may be another connection by now.
+        for number, (_, _, connection) in list(self._waiting.items()):
+            if connection.ended:
+                self._fail(number)
+
+    def _fail(self, number: int) -> None:
+        tell, room, _ = self._waiting.pop(number, (None, None, None))
+        if room is not None:
+            self._lost.append(room)
+        if tell is not None:
+            tell(Brought(None, errno.ECONNRESET, "the connection to this process's host has ended"))
+
+    #: What is done for each kind of message.
+    handlers: ClassVar[
+        Mapping[type[FromHost], Callable[[FarMemoryClient, Any, list[int]], None]]
+    ] = {Come: _come}

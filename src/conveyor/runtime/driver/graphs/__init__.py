@@ -1,0 +1,1 @@
+"""The graphs of a session, as the driver lays and serves them."""

@@ -1,0 +1,1 @@
+"""Who hosts the processes of actors: this machine's, and others."""

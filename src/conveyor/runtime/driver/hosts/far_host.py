@@ -1,0 +1,112 @@
+"""Another host, as the driver has it: where processes share no memory with the driver's own.
+
+Such a host has a board and a pump of its own, and somebody who does there what the driver does here: see
+:mod:`conveyor.engine.net.station`. What it is to do is an order:
+:mod:`conveyor.runtime.driver.hosts.far_orders`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from conveyor import _core
+from conveyor.codec import Reader
+from conveyor.runtime.driver.hosts.far_orders import FarOrder
+from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen
+from conveyor.runtime.kept import KeptAt
+from conveyor.runtime.process import ArenaSize, Process
+from conveyor.runtime.status import Page
+from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
+
+
+class Handed(Struct, frozen=True):
+    """What a process of another host is given instead of descriptors: see
+    :class:`conveyor.runtime.driver.hosts.far_orders.Answer`."""
+
+    segment: int = 0
+    processes: tuple[Reader, ...] = ()
+    line: int = 0
+    memory: bool = False
+
+
+class Home(Struct, frozen=True):
+    """What hosts that have others beside the driver's need of the driver.
+
+    pump: gives that of its host, which is made for so many seconds without a connection, and for other hosts
+    to come to that IP address. heard: takes what a process of another host asks, by slot and incarnation.
+    gone: is told of a host that is no more, by its number. host_of: the number of the host of the process
+    that has a slot. kept_afar: what processes of other hosts keep. process: the driver's own, which is given
+    what fetches memory of other hosts as soon as there are any.
+    """
+
+    pump: Callable[[float, str], _core.HostPump]
+    heard: Callable[[int, int, bytes], None]
+    gone: Callable[[int], None]
+    host_of: Callable[[int], int]
+    kept_afar: Callable[[], list[KeptAt]]
+    process: Process
+
+    @property
+    def arena(self) -> ArenaSize:
+        """Of each process here."""
+        return self.process.arena_size
+
+    @property
+    def driver(self) -> Reader:
+        """The driver's process."""
+        return self.process.identity
+
+
+class FarHost(Protocol):
+    """Another host."""
+
+    #: Its number in the session; the driver's is 0.
+    number: int
+    #: What users call it.
+    name: str
+    #: Of each process there.
+    arena: ArenaSize
+    #: Where it lets other hosts in.
+    address: tuple[str, int]
+
+    def send(self, order: FarOrder) -> Future[Any]:
+        """Have it do something; what comes of it. Its loss is an error."""
+        ...
+
+    def look(self, look: Look) -> Future[Seen]:
+        """Have it look at actors of a graph that are there. No order has to wait for that."""
+        ...
+
+    def look_at_all(self, look: LookAtAll) -> Future[list[Page]]:
+        """Have it look at all processes that are there."""
+        ...
+
+    def look_at_waits(self, look: LookAtWaits) -> Future[WaitsThere]:
+        """Have it say what the processes there wait for."""
+        ...
+
+    def kept(self) -> Future[list[KeptAt]]:
+        """What the processes there keep for others."""
+        ...
+
+    def tell(self, order: FarOrder) -> None:
+        """The same where nobody waits for it: a host that cannot do it is given up."""
+        ...
+
+    def carry(self, sock: socket.socket) -> int:
+        """Have what comes over ``sock``, which is the host's from now on, carried to a process there, and
+        back. The number under which that process is given its end."""
+        ...
+
+    def hold(self, fd: int) -> None:
+        """Processes there are sent messages with that file: it has to come there once."""
+        ...
+
+    def let_go(self, fd: int) -> None:
+        """None of them has anything of it any more."""
+        ...

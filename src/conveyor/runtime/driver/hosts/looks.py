@@ -1,0 +1,93 @@
+"""What the driver asks other hosts of the processes that are there. It changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
+
+from conveyor import _core
+from conveyor.runtime.driver.hosts.far_host import FarHost
+from conveyor.runtime.graph.telemetry.afar import HASTE, PATIENCE, Look, LookAtAll, Lookout, Seen
+from conveyor.runtime.kept import KeptAt, kept_on
+from conveyor.runtime.process import Process
+from conveyor.runtime.status import Page
+from conveyor.runtime.waiting.inquiry import NOBODY, LookAtWaits, WaitsThere
+from conveyor.runtime.waiting.lookout import look_at_waits
+
+#: The driver's own host.
+HERE = 0
+
+
+class Looks:
+    """The driver's, at all hosts."""
+
+    def __init__(
+        self,
+        process: Process,
+        hosts: Mapping[int, FarHost],
+        lost: Collection[int],
+        host_of: Callable[[int], int],
+        pump: Callable[[], _core.HostPump | None],
+    ) -> None:
+        """``hosts``, ``lost``: those that there are, and those that there were, now and later. ``host_of``:
+        the number of that of the process with a slot. ``pump``: this host's."""
+        self._process = process
+        self._hosts, self._lost = hosts, lost
+        self._host_of, self._pump = host_of, pump
+        self._lookout = Lookout(process.board)
+
+    def look(self, host: int, look: Look, segment: _core.Segment) -> Future[Seen]:
+        """Have a host look at actors of a graph that are there. ``segment``: the graph's, as it is here."""
+        if host != HERE:
+            return self._hosts[host].look(look)
+        here: Future[Seen] = Future()
+        here.set_result(self._lookout.look(look, segment))
+        return here
+
+    def look_at(self, slots: Sequence[int], hears: bool) -> list[Page | str]:
+        """What the processes of other hosts in these slots are doing, as far as their hosts say so at once;
+        else why that is not known. ``hears``: the caller is who hears their answers."""
+        if hears:
+            return ["its host was not asked"] * len(slots)
+        hosts = {number: self._hosts.get(number) for number in map(self._host_of, slots)}
+        answers = {n: host.look_at_all(LookAtAll(False)) for n, host in hosts.items() if host}
+        wait(answers.values(), HASTE)
+        return [self._seen(slot, answers.get(self._host_of(slot))) for slot in slots]
+
+    def _seen(self, slot: int, answer: Future[list[Page]] | None) -> Page | str:
+        if answer is None:
+            return "it has ended"
+        if not answer.done():
+            return f"its host has not answered for {HASTE:g} s"
+        error = answer.exception()
+        if error is not None:
+            return str(error) or type(error).__name__
+        name = self._process.board.name(slot)
+        found = (page for page in answer.result() if page.name == name)
+        return next(found, "its host does not know it")
+
+    def look_at_waits(self, host: int, look: LookAtWaits) -> Future[WaitsThere]:
+        """Have a host say what its processes wait for. One that is lost has none."""
+        lost = host in self._lost
+        if host != HERE and not lost:
+            return self._hosts[host].look_at_waits(look)
+        here: Future[WaitsThere] = Future()
+        try:
+            there = NOBODY if lost else look_at_waits(self._process.board, self._pump(), look)
+        except OSError as error:  # the session ends
+            here.set_exception(error)
+        else:
+            here.set_result(there)
+        return here
+
+    def kept_afar(self, own: int = HERE) -> list[KeptAt]:
+        """What processes of other hosts than that one keep for others, as far as these answer in time."""
+        asked = [host.kept() for number, host in list(self._hosts.items()) if number != own]
+        found = [] if own == HERE else kept_on(self._process.board, self._process.slot)
+        for answer in wait(asked, PATIENCE).done:
+            found += answer.result() if answer.exception() is None else []
+        return found
+
+    def forget(self, number: int) -> None:
+        """Nobody uses the segment of that number any more."""
+        self._lookout.forget(number)

@@ -1,0 +1,245 @@
+"""Making processes known to each other: whoever is to write to another needs its arena and its bell."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from conveyor import _core
+from conveyor.codec import Reader
+from conveyor.exceptions import ActorDiedError, ConveyorError
+from conveyor.runtime.actor.orders import Accept, HangUp, Load
+from conveyor.runtime.blueprint import Blueprint
+from conveyor.runtime.calls.link_segment import Refusal, link_blueprint, link_depth
+from conveyor.runtime.chores import Chores
+from conveyor.runtime.driver.hosts.far_host import Handed
+from conveyor.runtime.driver.network.graph_looks import look_afar
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.processes.record import ActorRecord, Introduced
+from conveyor.runtime.driver.processes.table import Table
+from conveyor.runtime.graph.edges.beside import Whereabouts
+from conveyor.runtime.graph.edges.layout import Assignment, Layout
+from conveyor.runtime.graph.telemetry.afar import Afar, Question
+from conveyor.runtime.kept import KeptAt
+from conveyor.runtime.meeting import Side
+from conveyor.runtime.process import RESULT_BIT, Place, close_all
+
+if TYPE_CHECKING:
+    from conveyor.runtime.refs.ref import Ref
+
+
+class Network:
+    """Who has met whom, and by which link. The driver has the descriptors of all actors' processes."""
+
+    def __init__(self, table: Table, chores: Chores, abroad: FarHosts) -> None:
+        self._table = table
+        self._abroad = abroad
+        self._board = table.board
+        self._chores = chores
+        self._numbers = itertools.count(1)
+
+    def spread(self, blueprint: Blueprint, segment: _core.Segment | None) -> int:
+        """Have all hosts of a segment's members make it; its number among those, 0 if all are here."""
+        return self._abroad.spread(blueprint, segment)
+
+    def host_name(self, slot: int) -> str:
+        """What the host of that process is called."""
+        return self._abroad.host_name(slot)
+
+    def whereabouts(self, places: Iterable[Place]) -> Whereabouts:
+        """Where these processes are, as what goes beside the edges of a graph has to know."""
+        return self._abroad.whereabouts([place.slot for place in places])
+
+    def look_afar(
+        self,
+        question: Question,
+        patience: float,
+        number: int,
+        layout: Layout,
+        records: Sequence[ActorRecord],
+        executor: Place,
+    ) -> Afar:
+        """What other hosts than the executor's say of their actors of a graph: see ``looking.look_afar``."""
+        return look_afar(self._abroad, question, patience, number, layout, records, executor.slot)
+
+    def introduce(self, record: ActorRecord, process: Reader) -> bool:
+        """Whether that process lives on another host than ``record``'s, which knows it from now on then."""
+        return not self._board.gone(*process) and self._abroad.introduce(record, process)
+
+    def kept_afar(self, record: ActorRecord) -> list[KeptAt]:
+        """What processes of other hosts than ``record``'s keep for others."""
+        return self._abroad.looks.kept_afar(self._abroad.host_of(record.slot))
+
+    def forget(self, number: int) -> None:
+        """Nobody uses that segment any more."""
+        self._abroad.forget(number)
+
+    def forget_soon(self, number: int) -> None:
+        """The same, where no lock can be taken."""
+        self._chores.soon(lambda: self._abroad.forget(number))
+
+    def mark_closed_soon(self, party: ActorRecord, number: int, side: Side) -> None:
+        """Have ``party`` find the other end of the channel of that segment closed. Takes no lock."""
+        self._chores.soon(lambda: self._abroad.mark_closed(party, number, side))
+
+    def load(
+        self, record: ActorRecord, assignment: Assignment, segment_fd: int, number: int
+    ) -> Ref:
+        """Give an actor its part of a graph, whose segment has that number on other hosts; the ref of its
+        acknowledgement."""
+        with record.control_lock:
+            new, fds = self._new_peers(record, assignment.peers)
+            try:
+                if record.host is not None:
+                    ticket = self._abroad.hand(record, number, new.items())
+                else:
+                    ticket = record.send_fds([segment_fd, *fds.numbers()])
+                purpose = f"its part of {assignment.name}, which is being compiled"
+                order = Load(assignment, tuple(new.items()), ticket)
+                ack = record.order(order, purpose=purpose)
+            finally:
+                fds.close()
+            record.known_peers.update(new)
+            return ack
+
+    def link(self, caller: ActorRecord, callee: ActorRecord) -> tuple[int, int, list[int] | Handed]:
+        """Lay a link between two actors: its number, the mailbox bit, and the descriptors for the caller
+        (segment, and the callee's arena and eventfd), which are whoever calls this to close.
+
+        It does not wait for the callee, which may be in a method for long: one that cannot accept the
+        caller says so (:meth:`refuse`)."""
+        callee.check_alive()
+        with callee.control_lock:
+            # All that may fail comes before the callee is told. Neither is noted as a peer of the other:
+            # a graph's assignment may overtake the answer, and the callee accepts the caller when it can.
+            own = self._of(callee)
+            fds: list[int] = []
+            bit, shared = callee.bits.take(), 0
+            try:
+                blueprint = link_blueprint(
+                    Place(*caller.reader, RESULT_BIT),
+                    Place(*callee.reader, bit),
+                    link_depth(callee.actor.max_concurrency),
+                )
+                segment = blueprint.make()
+                own.insert(0, os.dup(segment.fd))
+                fds = self._of(caller)
+                shared = self._abroad.spread(blueprint, segment)
+                if callee.host is not None:
+                    ticket = self._abroad.hand(callee, shared, [caller.reader])
+                else:
+                    ticket = callee.send_fds([segment.fd, *fds])
+                ack = callee.order(Accept(caller.slot, caller.incarnation, bit, ticket))
+            except BaseException:
+                callee.bits.give_back(bit)
+                close_all(own)
+                self._abroad.forget(shared)
+                raise
+            finally:
+                close_all(fds)
+            laid = Introduced(next(self._numbers), caller, callee, bit, segment, ack, shared)
+            # Those that have been accepted need not be kept.
+            callee.introduced = [i for i in callee.introduced if not _accepted(i.ack)]
+            callee.introduced.append(laid)
+        caller.mailboxes[laid.number] = callee, bit, shared
+        callee.callers[laid.number] = caller
+        for record in (caller, callee):
+            if record.exited.is_set():  # meanwhile
+                self.ended(record)
+        segment.close_fd()
+        if caller.host is not None:
+            close_all(own)
+            return laid.number, bit, Handed(shared, (callee.reader,))
+        return laid.number, bit, own
+
+    def refuse(self, callee: ActorRecord, tag: int, error: ConveyorError) -> None:
+        """``callee`` could not take note of the caller that it was told of with ``tag``: that is the
+        outcome of the calls that come over this link. The next call has another one laid."""
+        if callee.control_link is not None:
+            callee.control_link.flush()  # then whoever has just sent it has noted its tag
+        with callee.control_lock:
+            laid = next((i for i in callee.introduced if i.ack._number == tag), None)
+            if (
+                laid is None
+            ):  # something else was sent with that tag, and whoever did waits for the answer
+                return
+            callee.introduced.remove(laid)
+        if laid.caller.mailboxes.pop(laid.number, None) is None:
+            return  # the caller is dead, or has let go of it
+        callee.callers.pop(laid.number, None)
+        callee.bits.give_back(laid.bit)
+        laid.caller.refusals[laid.number] = error
+        if laid.caller.host is not None:
+            self._abroad.mark_refused(laid.caller, laid.shared)
+        else:
+            Refusal(laid.segment).mark()
+            self._board.ring(laid.caller.slot, _core.ATTENTION_BIT)
+        self._abroad.forget(laid.shared)
+
+    def ended(self, record: ActorRecord) -> None:
+        """A process is dead: nothing is kept for links to it, nor by whom it has called for those from it."""
+        for number, caller in list(record.callers.items()):
+            record.callers.pop(number, None)
+            _, _, shared = caller.mailboxes.pop(number, (None, 0, 0))
+            self._abroad.forget(shared)
+        for number in list(record.mailboxes):
+            self.hang_up(record, number)
+
+    def hang_up(self, caller: ActorRecord, number: int) -> None:
+        """A caller is dead, or could not open its end of link ``number``: whom it has called need not
+        keep room for it."""
+        callee, bit, shared = caller.mailboxes.pop(number, (None, 0, 0))
+        if callee is not None:
+            callee.callers.pop(number, None)
+            self._hang_up(callee, bit)
+            self._abroad.forget(shared)
+
+    def _hang_up(self, callee: ActorRecord, bit: int) -> None:
+        try:
+            if callee.alive:
+                callee.order(HangUp(bit))
+                callee.bits.give_back(bit)  # what takes it next is told after this
+        except ActorDiedError:
+            pass
+        except Exception as error:  # no memory to say it with
+            self._chores.again(lambda: self._hang_up(callee, bit), error)
+
+    def _of(self, record: ActorRecord) -> list[int]:
+        """Arena and eventfd of one process; raises its death."""
+        fds = self.duplicates([record])
+        if not fds:
+            raise record.death()
+        return fds
+
+    def duplicates(self, records: Iterable[ActorRecord]) -> list[int]:
+        """Arena and eventfd of those who still have them, for the caller to close."""
+        return self._duplicates(records).taken()
+
+    def _duplicates(self, records: Iterable[ActorRecord]) -> _core.Duplicates:
+        """Duplicates, because an actor may die and its descriptors be closed before they are sent: then
+        others may have their numbers."""
+        with self._table.lock:
+            alive = [record for record in records if record.arena_fd >= 0]
+            return _core.Duplicates(
+                [fd for record in alive for fd in (record.arena_fd, record.eventfd)]
+            )
+
+    def _new_peers(
+        self, record: ActorRecord, processes: Iterable[tuple[int, int]]
+    ) -> tuple[dict[int, int], _core.Duplicates]:
+        """Those of ``processes`` which it has not been introduced to, as incarnations by slot, and duplicates
+        of the descriptors that introduce them."""
+        with self._table.lock:
+            known = {r.reader: r for r in self._table if r.arena_fd >= 0}
+            new = {
+                slot: incarnation
+                for slot, incarnation in processes
+                if (slot, incarnation) in known and record.known_peers.get(slot) != incarnation
+            }
+            return new, self._duplicates([known[process] for process in new.items()])
+
+
+def _accepted(ack: Ref) -> bool:
+    return ack.done() and not ack.has_failed()

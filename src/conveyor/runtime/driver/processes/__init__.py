@@ -1,0 +1,1 @@
+"""The processes of a session's actors, from birth to burial."""

@@ -1,0 +1,395 @@
+"""What the driver has of processes on other hosts: who is where, and which segments are where.
+
+A process of another host has the same slot on every board, and on the driver's own as everywhere else a proxy
+stands for it. So whoever reads from it or writes to it here does so as with any process. What differs is who
+makes its endpoints (its host), how descriptors come to it, and that each segment is made once on each host of
+its members.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from conveyor import _core
+from conveyor.codec import Reader
+from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.runtime.blueprint import Blueprint, hosts_among
+from conveyor.runtime.driver.hosts.far_host import FarHost, Handed
+from conveyor.runtime.driver.hosts.far_orders import (
+    Adopt,
+    Answer,
+    BreakGroup,
+    Bury,
+    Cut,
+    Forget,
+    GiveUp,
+    Hand,
+    Locate,
+    MarkClosed,
+    MarkRefused,
+    Reach,
+    Spread,
+    Stand,
+)
+from conveyor.runtime.driver.hosts.looks import HERE, Looks
+from conveyor.runtime.driver.processes.birth import Birth
+from conveyor.runtime.driver.processes.record import ActorRecord
+from conveyor.runtime.graph.edges.beside import KNOWN_DEAD_WITHIN, Whereabouts
+from conveyor.runtime.meeting import Side
+from conveyor.runtime.process import Process
+from conveyor.transport.base import Host
+
+logger = logging.getLogger("conveyor")
+
+
+class FarHosts:
+    """The driver's. Nothing of it is there before the first process of another host."""
+
+    def __init__(self, process: Process, own_view: Callable[[], _core.ArenaView]) -> None:
+        """``own_view``: of the driver's arena."""
+        self._process = process
+        self._own_view = own_view
+        #: Held while orders are given that belong together, and for what is here; never while one is
+        #: waited for.
+        self._lock = threading.RLock()
+        self._pump: _core.HostPump | None = None
+        self._window, self._address = 0.0, ""
+        self._hosts: dict[int, FarHost] = {}
+        self._lost: set[int] = set()
+        # Hosts to which nothing comes any more from a lost one: that one's number behind theirs.
+        self._given_up: set[tuple[int, int]] = set()
+        #: Told when there is another one of these, on any thread.
+        self.on_given_up: Callable[[], object] = lambda: None
+        # Of processes of other hosts: which one, by slot; their proxies' arenas; their own links' segments.
+        self._host_of: dict[int, int] = {}
+        self._arenas: dict[int, _core.Arena] = {}
+        self._links: dict[int, list[int]] = {}
+        # By host, the processes of other hosts that it has proxies of; and hosts that are connected. Whoever
+        # counts on one of these waits for what was ordered then, and one that has failed is ordered again.
+        self._known: dict[int, dict[Reader, Future[Any]]] = {}
+        self._joined: dict[tuple[int, int], Future[Any]] = {}
+        self._segments: dict[int, list[int]] = {}
+        self._numbers = itertools.count(1)
+        #: What hosts are asked, of what is there.
+        self.looks = Looks(process, self._hosts, self._lost, self.host_of, lambda: self._pump)
+
+    def open(self, window: float, address: str) -> _core.HostPump:
+        """The pump of the driver's host, from now on: a host that is so long without a connection is lost.
+        ``address``: where this one listens."""
+        with self._lock:
+            if self._pump is None:
+                self._pump = _core.HostPump(self._process.board, HERE, window)
+                self._window, self._address = window, address
+            return self._pump
+
+    @property
+    def pump(self) -> _core.HostPump:
+        """The pump of the driver's host, where there is a process on another."""
+        assert self._pump is not None
+        return self._pump
+
+    def host_of(self, slot: int) -> int:
+        """The number of the host of the process that has that slot."""
+        return self._host_of.get(slot, HERE)
+
+    def host_name(self, slot: int) -> str:
+        """What that host is called."""
+        return self.name_of(self.host_of(slot))
+
+    def name_of(self, host: int) -> str:
+        """What a host is called, by its number."""
+        known = self._hosts.get(host)
+        return "the driver's node" if known is None else known.name
+
+    def whereabouts(self, slots: Iterable[int]) -> Whereabouts:
+        """Where the processes with these slots are, as what goes beside the edges of a graph has to know."""
+        numbers = [self.host_of(slot) for slot in slots]
+        if len(set(numbers)) < 2:
+            return Whereabouts(laid=time.monotonic_ns())
+        hosts = tuple(
+            [
+                Host(number, self._address if number == HERE else self._hosts[number].address[0])
+                for number in numbers
+            ]
+        )
+        # A connection that is silent breaks within a window, and the host is lost after another one. The rest
+        # is for the news to get there.
+        known = 2 * self._window + KNOWN_DEAD_WITHIN / 2
+        return Whereabouts(hosts, max(known, KNOWN_DEAD_WITHIN), time.monotonic_ns())
+
+    # A process
+
+    def settle(self, record: ActorRecord, birth: Birth, host: FarHost) -> bytes:
+        """The process will be on ``host``: have that make its endpoints, and a proxy stand for it here. What
+        it is told at its birth."""
+        slot, incarnation = record.reader
+        size, board = self._process.arena_size, self._process.board
+        arena = _core.Arena(record.arena_fd, size.file, size.cap, board, slot, size.idle)
+        with self._lock:
+            self._hosts[host.number] = record.host = (
+                host  # first: what fails is buried as one of that host
+            )
+            self._arenas[slot], self._host_of[slot] = arena, host.number
+            self.pump.add_proxy(slot, incarnation, host.number, record.id.name, arena)
+            record.eventfd = board.eventfd(slot)
+            done = [host.send(Adopt(slot, incarnation, record.id.name))]
+            links = self._links[slot] = []
+            for blueprint, segment in birth.links:
+                links.append(self._spread(blueprint, segment, done))
+        _wait_for(done)
+        return birth.told(host.arena)
+
+    def links_of(self, record: ActorRecord) -> list[int]:
+        """The numbers of the segments of the driver's links to the process: of calls, and of orders."""
+        return self._links[record.slot]
+
+    def bury(self, record: ActorRecord) -> None:
+        """The process is dead, and its slot about to be another one's. One of the driver's own host has
+        proxies on others, too."""
+        slot, host = record.slot, record.host
+        with self._lock:
+            for other, known in self._known.items():
+                if known.pop(record.reader, None) is not None:
+                    self._hosts[other].tell(Bury(*record.reader))
+            if host is None:
+                return
+            for number in self._links.pop(slot, ()):
+                self._forget(number)
+            host.tell(Bury(*record.reader))
+            self._host_of.pop(slot, None)
+            arena = self._arenas.pop(slot, None)
+            if self._pump is not None:
+                self._pump.remove_proxy(slot)
+        if arena is not None:
+            arena.close()
+            arena.leave_slot()
+
+    def gone(self, number: int) -> None:
+        """That host is lost, or has ended, and the driver's has given it up."""
+        with self._lock:
+            self._lost.add(number)
+            self._known.pop(number, None)
+            for pair in list(self._joined):
+                if number in pair:
+                    del self._joined[pair]
+            self._given_up.add((HERE, number))
+            for other in self._hosts.keys() - self._lost:
+                done = self._hosts[other].send(GiveUp(number))
+                done.add_done_callback(partial(self._gave_up, other, number))
+        self.on_given_up()
+
+    def _gave_up(self, host: int, lost: int, done: Future[Any]) -> None:
+        if done.exception() is None:  # else it is lost itself
+            self._given_up.add((host, lost))
+            self.on_given_up()
+
+    def arrives(self, host: int, reader: Reader) -> bool:
+        """Whether what a process of ``host`` has sent that is dead may still be on its way to the host of
+        that process."""
+        own = self.host_of(reader[0])
+        return own != host and (own, host) not in self._given_up
+
+    # Segments
+
+    def spread(self, blueprint: Blueprint, segment: _core.Segment | None) -> int:
+        """Have all hosts of the members make such a segment; its number, 0 if all of them are here.
+        ``segment``: the one that is here, if some members are."""
+        if not self._host_of:
+            return 0
+        with self._lock:
+            if hosts_among(blueprint.processes, self.host_of) == [HERE]:
+                return 0
+            done: list[Future[Any]] = []
+            number = self._spread(blueprint, segment, done)
+        try:
+            _wait_for(done)
+        except BaseException:
+            self.forget(number)
+            raise
+        return number
+
+    def _spread(
+        self, blueprint: Blueprint, segment: _core.Segment | None, done: list[Future[Any]]
+    ) -> int:
+        """With the lock. What is to be waited for is added to ``done``."""
+        hosts = hosts_among(blueprint.processes, self.host_of)
+        number = next(self._numbers)
+        for lower, higher in itertools.combinations(hosts, 2):
+            self._join(lower, higher, done)
+        homes = {limits.home: self.host_of(limits.home) for limits in blueprint.limits}
+        told = self._segments[number] = []
+        try:
+            for host in hosts:
+                if host == HERE:
+                    assert segment is not None
+                    told.append(host)  # first: who is interrupted may have done it
+                    blueprint.mirror(self.pump, number, segment, self._view_of, self.host_of)
+                    continue
+                self._introduce(host, blueprint.processes, done)
+                order = Spread(number, blueprint, homes, len(hosts) > 1)
+                told.append(host)
+                done.append(self._hosts[host].send(order))
+        except BaseException:
+            self._forget(number)
+            raise
+        return number
+
+    def _join(self, lower: int, higher: int, done: list[Future[Any]]) -> None:
+        """Each host has connected to the driver's by itself."""
+        if lower == HERE:
+            return
+        joined = self._joined.get((lower, higher))
+        if joined is None or _has_failed(joined):
+            self._hosts[lower].tell(Locate(higher, self._hosts[higher].address))
+            joined = self._hosts[higher].send(Reach(lower, self._hosts[lower].address))
+            self._joined[lower, higher] = joined
+        done.append(joined)
+
+    def _introduce(self, host: int, processes: Iterable[Reader], done: list[Future[Any]]) -> None:
+        """Have ``host`` have proxies of those that are not its own. The driver's it has always had."""
+        known = self._known.setdefault(host, {})
+        for slot, incarnation in processes:
+            where = self.host_of(slot)
+            if where == host or slot == self._process.slot:
+                continue
+            stands = known.get((slot, incarnation))
+            if stands is None or _has_failed(stands):
+                order = Stand(slot, incarnation, where, self._process.board.name(slot))
+                stands = known[slot, incarnation] = self._hosts[host].send(order)
+            done.append(stands)
+
+    def introduce(self, record: ActorRecord, process: Reader) -> bool:
+        """Whether that process, which lives, is on another host than ``record``'s. If so, that host knows it
+        from now on, and can connect to its own."""
+        own, other = self.host_of(record.slot), self.host_of(process[0])
+        if own == other:
+            return False
+        if own != HERE:
+            with self._lock:
+                done: list[Future[Any]] = []
+                self._join(min(own, other), max(own, other), done)
+                self._introduce(own, (process,), done)
+            _wait_for(done)
+        return True
+
+    def _view_of(self, slot: int) -> _core.ArenaView | None:
+        if self.host_of(slot) != HERE:
+            return None
+        if slot == self._process.slot:
+            return self._own_view()
+        return self._process.arena_of(slot, self._process.board.incarnation(slot))
+
+    def break_group(self, number: int, members: tuple[Reader, ...], session: bool) -> None:
+        """Have whoever is on another host be told that nothing goes on in the collective group of that
+        segment."""
+        with self._lock:
+            for host in self._segments.get(number, ()):
+                if host != HERE:
+                    self._hosts[host].tell(BreakGroup(number, members, session))
+
+    def forget(self, number: int) -> None:
+        """Nobody uses the segment any more; 0: there is none."""
+        if number:
+            with self._lock:
+                self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self.looks.forget(number)
+        for host in self._segments.pop(number, ()):
+            if host != HERE:
+                self._hosts[host].tell(Forget(number))
+            elif self._pump is not None:
+                self._pump.unmirror(number)
+
+    # What goes to a process of another host
+
+    def hand(self, record: ActorRecord, segment: int, processes: Iterable[Reader]) -> int:
+        """Have its host give the process what it needs of a segment, and of other processes; the ticket."""
+        assert record.host is not None
+        ticket = record.next_ticket()
+        with self._lock:
+            done: list[Future[Any]] = []
+            processes = tuple(processes)
+            self._introduce(record.host.number, processes, done)
+            done.append(record.host.send(Hand(*record.reader, ticket, segment, processes)))
+        try:
+            _wait_for(done)
+        except ConveyorError:
+            record.check_alive()  # its death is why its host could not, most often
+            raise
+        return ticket
+
+    def answer(
+        self, record: ActorRecord, data: bytes, handed: Handed | None, wait: bool = True
+    ) -> None:
+        """Send the process the answer to a request. ``wait``: until its host has done so. The hosts' thread,
+        which is told when a host is lost, must not."""
+        assert record.host is not None
+        given = handed or Handed()
+        with self._lock:
+            done: list[Future[Any]] = []
+            self._introduce(record.host.number, given.processes, done)
+            order = Answer(
+                *record.reader, data, given.segment, given.processes, given.line, given.memory
+            )
+            sent = record.host.send(order)
+        if wait:
+            _wait_for([*done, sent])
+        else:
+            sent.add_done_callback(partial(self._sent, record))
+
+    def _sent(self, record: ActorRecord, sent: Future[Any]) -> None:
+        """An answer that nobody has waited for is with the process, or cannot be: it takes none, say. That is
+        no loss of its host."""
+        error = sent.exception()
+        if error is not None and record.alive:
+            logger.warning("a request of %s cannot be answered: %s", record.id.name, str(error))
+            self.cut(record)
+
+    def cut(self, record: ActorRecord) -> None:
+        """The process cannot be answered any more."""
+        if record.host is not None:
+            record.host.tell(Cut(*record.reader))
+
+    def mark_refused(self, caller: ActorRecord, segment: int) -> None:
+        """Nobody serves the link of ``caller`` that has that segment."""
+        if caller.host is not None:
+            caller.host.tell(MarkRefused(segment, caller.slot))
+
+    def mark_closed(self, party: ActorRecord, segment: int, side: Side) -> None:
+        """The end of the channel of that segment was closed that ``party`` has the other one of."""
+        if party.host is not None:
+            party.host.tell(MarkClosed(segment, side, party.slot))
+
+    def close(self) -> None:
+        """The session is over, and its processes gone."""
+        with self._lock:
+            pump, self._pump = self._pump, None
+            arenas = list(self._arenas.values())
+            self._arenas.clear()
+        if pump is not None:
+            pump.stop()
+        for arena in arenas:
+            arena.close()
+
+
+def _has_failed(one: Future[Any]) -> bool:
+    return one.done() and one.exception() is not None
+
+
+def _wait_for(done: list[Future[Any]]) -> None:
+    """Until all of it is done. Raises the first of what has gone wrong."""
+    for one in done:
+        try:
+            one.result()
+        except ConveyorError:
+            raise
+        except OSError as error:
+            raise RuntimeStateError(f"another host cannot do what it has to: {error}") from error

@@ -1,0 +1,375 @@
+"""What the driver knows of each actor and of its process, and what it says when one has died."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct, field
+
+from conveyor import _core
+from conveyor.codec import Reader
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorRestartedError,
+    ConveyorError,
+    RuntimeStateError,
+)
+from conveyor.runtime.calls.call import ORDER
+from conveyor.runtime.driver.hosts.protocol import UNKNOWN_END, Page, Spawned
+from conveyor.runtime.message import send_with_ticket
+from conveyor.runtime.process import RESULT_BIT, BellBits
+from conveyor.runtime.protocol import PID_MASK, ActorId, MethodInfo, ProcessOptions
+
+if TYPE_CHECKING:
+    from conveyor.runtime.actor.orders import Order
+    from conveyor.runtime.calls.call_ref import CallRef
+    from conveyor.runtime.calls.constructor import Kept
+    from conveyor.runtime.calls.links import Link
+    from conveyor.runtime.driver.hosts.far_host import FarHost
+    from conveyor.runtime.refs.ref import Ref
+
+Label: TypeAlias = "Callable[[int, int], str | None]"
+
+#: How long an error waits for the exit code that the fork server is about to report: usually a
+#: millisecond. On a machine that is busy it may come later, but errors are not to be late for it.
+_EXIT_CODE_WAIT = 0.05
+#: The same for what the agent of another host is about to report, which comes by way of Ray.
+_REPORT_WAIT = 0.25
+
+
+class Actor(Struct, eq=False):
+    """What stays the same of an actor, whatever process it has.
+
+    ``kept``: its constructor's call, ``None`` where that was too large to keep. ``ended``: nobody
+    wants it any more, so it is not started again. ``graphs``: numbers of those that need it.
+    ``failures``: processes in a row that died before the constructor had run.
+    """
+
+    class_name: str
+    methods: Mapping[str, MethodInfo]
+    name: str | None
+    options: ProcessOptions
+    max_concurrency: int | None
+    max_restarts: int = 0
+    kept: Kept | None = None
+    restarts: int = 0
+    failures: int = 0
+    handles: int = 0
+    graphs: set[int] = field(default_factory=set)
+    held: bool = False  # there has been a handle
+    shared: bool = False  # a handle has left this process: it is not known when the last is gone
+    stopping: bool = False
+    ended: bool = False
+
+    @property
+    def has_async(self) -> bool:
+        return any(method.is_async for method in self.methods.values())
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Its methods run one after the other."""
+        return not self.has_async and (self.max_concurrency or 1) == 1
+
+    @property
+    def restarts_left(self) -> bool:
+        return self.max_restarts < 0 or self.restarts < self.max_restarts
+
+
+class Introduced(Struct, eq=False):
+    """A link that has been laid, and that the callee may not have accepted yet."""
+
+    number: int
+    caller: ActorRecord
+    callee: ActorRecord
+    #: The bit of the callee's bell that the caller's calls ring.
+    bit: int
+    segment: _core.Segment
+    #: Of the order to accept the caller.
+    ack: Ref
+    #: The segment's number on other hosts; 0: it is on none.
+    shared: int = 0
+
+
+class Life:
+    """A process among what is waited for together: it fails by its death."""
+
+    __slots__ = ("_record",)
+
+    def __init__(self, record: ActorRecord) -> None:
+        self._record = record
+
+    def has_failed(self) -> bool:
+        """As for :class:`Companion`."""
+        return not self._record.alive
+
+    def get(self, timeout: float | None) -> None:
+        """As for :class:`Companion`."""
+        self._record.check_alive()
+
+    def parts(self) -> tuple[Life]:
+        """As for :class:`Companion`."""
+        return (self,)
+
+
+class ActorRecord:
+    """One process of an actor, from the driver's side. Lives as long as anything asks about it."""
+
+    def __init__(
+        self,
+        board: _core.Board,
+        identity: ActorId,
+        slot: int,
+        actor: Actor,
+        label: Label,
+        tells: Callable[[], bool],
+    ) -> None:
+        """``label`` names a (graph, node), as far as the driver knows it. ``tells()``: whether this is the
+        thread that is told of ends."""
+        self._board = board
+        self._label = label
+        self._tells = tells
+        self.id = identity
+        self.slot = slot
+        self.incarnation = board.incarnation(slot)
+        self.actor = actor
+        self.process: Spawned | None = None
+        self.bits = BellBits(reserved=RESULT_BIT)
+        self.killed = ""  # how, if it was the driver's doing
+        self.wanted_back = False  # although its end is orderly
+        #: From its birth on until it is buried.
+        self.arena: _core.ArenaView | None = None
+        self.arena_fd = -1
+        self.eventfd = -1
+        #: Where the process is, if not on the driver's host.
+        self.host: FarHost | None = None
+        self.control_socket: socket.socket | None = None
+        self._tickets = itertools.count(1)
+        # Descriptors and the frame that announces them go in step.
+        self.control_lock = threading.Lock()
+        self.known_peers: dict[int, int] = {}  # slot -> incarnation
+        #: Mailboxes that other actors have for this process's calls, by the number of the link: their bits,
+        #: to be given back, and the numbers of their segments on other hosts.
+        self.mailboxes: dict[int, tuple[ActorRecord, int, int]] = {}
+        #: Those who have such mailboxes for calls of this process, by the number of the link.
+        self.callers: dict[int, ActorRecord] = {}
+        #: Callers that it has been told of, and may not have accepted yet; under `control_lock`.
+        self.introduced: list[Introduced] = []
+        #: Why others could not accept this process as a caller, by the number of the link.
+        self.refusals: dict[int, ConveyorError] = {}
+        self.calls: Link | None = None
+        self.start: Ref | None = None  # of the constructor
+        self.control_link: Link | None = None
+        self.previous: ActorRecord | None = None  # the one before, for who still asks about it
+        self.exit_status: int | None = None
+        self.started = False  # until then its exit is only noted
+        self.headless = False  # the hosts have been told that its main thread is gone
+        #: From here on it can be said how it has ended: for who holds what the rest of its burial needs, too.
+        self.told = threading.Event()
+        self.exited = threading.Event()
+        # Its last status page: the slot may be another process's by the time somebody asks.
+        self._last_page: Page | None = None
+        self._left = False
+        self._death_number = 0
+        #: From `exited` on: whether the driver starts the actor again. `replaced` says that it has
+        #: done so, or has given up for the reason in `restart_error`.
+        self.restarting = False
+        self.keeps_slot = False  # for the process that replaces it
+        self.replaced = threading.Event()
+        self.restart_error = ""
+
+    @property
+    def class_name(self) -> str:
+        return self.actor.class_name
+
+    @property
+    def methods(self) -> Mapping[str, MethodInfo]:
+        return self.actor.methods
+
+    @property
+    def pid(self) -> int:
+        return 0 if self.process is None else self.process.pid
+
+    @property
+    def reader(self) -> Reader:
+        """The process as claims to refs know it."""
+        return self.slot, self.incarnation
+
+    @property
+    def alive(self) -> bool:
+        return not self._board.gone(self.slot, self.incarnation)
+
+    @property
+    def death_number(self) -> int:
+        """Which of the session's deaths it was; the lower the earlier."""
+        return self._death_number or self._board.death_number(self.slot)
+
+    def check_alive(self) -> None:
+        if not self.alive:
+            raise self.death()
+
+    def order(self, order: Order, purpose: str = "") -> Ref:
+        """Have the actor's main loop do something that is no call of the user's; the ref of its
+        acknowledgement. ``purpose``: what for, in words for who waits for it."""
+        link = self.control_link
+        if link is None:
+            raise self.death()
+        ref: CallRef = link.call((type(order).__name__.lower(), (order,), None, 1, ORDER, 0))
+        if purpose:
+            ref.method = purpose
+        return ref
+
+    def next_ticket(self) -> int:
+        """For descriptors that come to it: no other's."""
+        return next(self._tickets)
+
+    def send_fds(self, fds: list[int]) -> int:
+        """Send descriptors to the actor, and return their ticket, which the frame they belong to must
+        have. Before that frame: the actor never waits for descriptors. Those whose frame does not come
+        (it cannot be encoded, or the program is interrupted) are thrown away with the next ones."""
+        assert self.control_socket is not None
+        ticket = self.next_ticket()
+        try:
+            send_with_ticket(self.control_socket, ticket, fds)
+        except OSError as error:
+            # Its end of the socket has gone with it, most often before its death was heard of. If that was
+            # heard of, the slot may be another process's by now.
+            if isinstance(error, (BrokenPipeError, ConnectionResetError)) and self.alive:
+                self._board.announce_death(self.slot)
+                if self.process is not None:
+                    self.process.end_headless()
+            self.check_alive()
+            raise
+        return ticket
+
+    def bury(self) -> None:
+        """The process has ended, and its death is announced: keep what its slot says of it."""
+        told = None if self.process is None else self.process.last_page()
+        self._last_page, self._left = told or (
+            self._board.status(self.slot),
+            self._board.leaving(self.slot),
+        )
+        self._death_number = self._board.death_number(self.slot)
+        if self.actor.ended:
+            self.actor.kept = None  # it will not be started again
+        start, self.start = self.start, None
+        if start is not None:
+            begun = start._number >= 0 and start._gate.ready(start._number, start._reader)
+            self.actor.failures = 0 if begun else self.actor.failures + 1
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the actor is being started again."""
+        return self.restarting and not self.replaced.is_set()
+
+    def may_restart(self) -> bool:
+        """Whether the driver would start the actor again by itself if this process is dead."""
+        actor = self.actor
+        orderly = self._exit_code == 0
+        over = actor.ended or actor.stopping or (orderly and not self.wanted_back)
+        return actor.restarts_left and not over
+
+    def death(self, label: Label | None = None) -> ActorDiedError:
+        """The error for whoever needed this process. ``label`` names a (graph, node) that the driver may
+        not know."""
+        page = self._last_page or self._board.status(self.slot)
+        # Not in the thread that brings the code: there is none that it could wait for.
+        if not (page[5] and self.host is None) and not self._tells():
+            self.told.wait(_EXIT_CODE_WAIT if self.host is None else _REPORT_WAIT)
+            page = self._last_page or page
+        state, graph, node, execution, _since, number, what = page
+        doing: str | None = None
+        if state != 0:
+            doing = what
+            if graph:
+                doing = label(graph, node) if label is not None else None
+                doing = doing or self._label(graph, node) or f"node {node} of graph {graph}"
+        code: int | None = None
+        ended = self._exit_code
+        if ended is not None:
+            number = number or (-ended if ended < 0 else 0)
+            code = ended if ended >= 0 else None
+        where = (
+            "" if self.process is None or not self.process.place else f" on {self.process.place}"
+        )
+        message = (
+            f"actor {self.id.name} (pid {self.pid & PID_MASK}{where}) {self._how(number, code)}"
+        )
+        if doing is not None:
+            where = f"execution {execution}" if graph else f"call {execution}"
+            message += f" while running {doing} ({where})"
+        if number == signal.SIGKILL and not self.killed and not self._went_on:
+            message += self._who_killed()
+        again = self.restarting if self.told.is_set() else self.may_restart()
+        if self.restart_error:
+            again = False
+            message += f"; it could not be started again: {self.restart_error}"
+        elif again:
+            message += "; it is being started again, and then the same can be tried again"
+        tail = "" if self.process is None or self.killed else self.process.stderr_tail()
+        if tail:
+            message += f"\nthe last lines of its stderr:\n{tail}"
+        kind = ActorRestartedError if again else ActorDiedError
+        return kind(message, self.id.name, doing, code, number or None)
+
+    def silence(self, why: str) -> ConveyorError:
+        """The error for whoever waits for what the process should have sent over a connection that has ended:
+        here, if ``why`` says so, or there, which is most often the process's death."""
+        if self.alive and not why:
+            self.told.wait(_EXIT_CODE_WAIT)
+        if not self.alive:
+            return self.death()
+        why = why or "it could not use it any more"
+        return RuntimeStateError(f"the connection to actor {self.id.name} has broken: {why}")
+
+    def _how(self, number: int, code: int | None) -> str:
+        if self.killed:
+            return self.killed
+        if self._went_on:
+            return "ended its main thread but not its process, as os.exec* does, and was killed for that"
+        if number:
+            return f"died of signal {number} ({_signal_name(number)})"
+        if code is not None:
+            # Not every end with a code is user code's orderly one: os._exit is none.
+            if self._left:
+                return f"left by sys.exit: it exited with code {code}"
+            return f"exited with code {code}"
+        lost = "" if self.process is None else self.process.lost()
+        if lost:
+            return f"was lost with its node: {lost}"
+        if self.exit_status == UNKNOWN_END:
+            return "died, and how cannot be known: its process was started by somebody else than this program"
+        return "died (its exit code is not known yet)"
+
+    @property
+    def _exit_code(self) -> int | None:
+        """As far as it is known: a signal's number is negative."""
+        if self.exit_status is None or self.exit_status == UNKNOWN_END:
+            return None
+        return os.waitstatus_to_exitcode(self.exit_status)
+
+    @property
+    def _went_on(self) -> bool:
+        return self.process is not None and self.told.is_set() and self.process.went_on()
+
+    def _who_killed(self) -> str:
+        found = None
+        if self.process is not None and self.told.is_set():
+            found = self.process.out_of_memory()
+        if found is None:
+            return "; SIGKILL is also what the kernel's out-of-memory killer sends: it may be that"
+        if found:
+            return ": it was killed by the kernel's out-of-memory killer"
+        return ": somebody else killed it; the kernel's out-of-memory killer has not been at work"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

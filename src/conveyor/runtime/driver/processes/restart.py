@@ -1,0 +1,158 @@
+"""Starting dead actors again: by themselves (``max_restarts``), or because a graph is restarted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from conveyor.exceptions import ActorDiedError
+from conveyor.runtime import threads
+from conveyor.runtime.protocol import PID_MASK
+from conveyor.runtime.waiting.patience import Patience
+
+if TYPE_CHECKING:
+    from conveyor.runtime.driver.processes.record import ActorRecord
+    from conveyor.runtime.driver.processes.table import Table
+    from conveyor.runtime.protocol import ActorId
+
+#: Seconds before an actor is started again whose constructor has killed the process: doubled with
+#: each time in a row, up to the second number.
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
+
+
+class Restarts:
+    """The supervisor's: each restart runs on a thread of its own, since it waits for the fork server."""
+
+    def __init__(self, table: Table, start: Callable[[ActorRecord], object]) -> None:
+        """``start(record)`` starts a process that replaces the dead ``record``."""
+        self._table = table
+        self._start = start
+        #: Reentrant: a signal handler may end the session in the middle of a restart.
+        self.lock = threading.RLock()
+        self._threads: set[threading.Thread] = set()
+        self._closed = threading.Event()
+
+    def decide(self, record: ActorRecord) -> None:
+        """Whether ``record``, whose process has ended, is started again. Before ``exited`` is set."""
+        with self.lock:
+            if not self._closed.is_set() and record.may_restart():
+                record.restarting = True
+                record.actor.restarts += 1
+
+    def begin(self, record: ActorRecord) -> None:
+        """Start it again, as ``decide`` or ``revive`` has settled."""
+        try:
+            with self.lock:  # which it needs to leave the set again
+                self._threads.add(threads.start(self._run, "restart", record))
+        except Exception as error:  # no thread was left
+            self._conclude(record, error)
+
+    def revive(self, actor: ActorId) -> ActorRecord:
+        """The actor's living process; a dead actor is started again, whatever its ``max_restarts``.
+
+        Raises ``ActorDiedError`` if that is not possible, or if that one has died as well.
+        """
+        tried = False
+        while True:
+            record = self.current(actor)
+            if record.alive:
+                return record
+            _wait_for_end(record)
+            if tried:
+                raise record.death()
+            with self.lock:
+                if self._table.record(actor) is not record or record.under_way:
+                    continue  # somebody else was faster
+                self._check_possible(record)
+                self._table.reserve(record)
+                record.replaced.clear()
+                record.restart_error = ""
+                record.restarting = True
+            tried = True
+            self.begin(record)
+
+    def current(self, actor: ActorId) -> ActorRecord:
+        """The process that the actor has now; waits for the end of a restart that is under way."""
+        while True:
+            record = self._table.record(actor)
+            # In this order: a restart that was decided on just now may have been the last one.
+            coming = record.exited.is_set() or record.may_restart() or record.restarting
+            if record.alive or not coming:
+                return record
+            _wait_for_end(record)
+            if record.restarting:
+                doing = "another process is being started for it"
+                _wait(record.replaced, f"the restart of {actor.name}", doing)
+            if self._table.record(actor) is record:
+                return record
+
+    def close(self) -> None:
+        """No more restarts; those under way fail. :meth:`join` waits until they have."""
+        with self.lock:
+            self._closed.set()
+
+    def join(self) -> None:
+        while True:
+            with self.lock:
+                thread = next(iter(self._threads), None)
+            if thread is None:
+                return
+            thread.join()
+
+    def _check_possible(self, record: ActorRecord) -> None:
+        actor = record.actor
+        why = ""
+        if self._closed.is_set():
+            why = "the session has been shut down"
+        elif actor.ended:
+            why = "conveyor.kill() has ended it for good"
+        elif actor.stopping:
+            why = "its last handle is gone"
+        elif actor.kept is None:
+            why = (
+                "the arguments of its constructor were too large to be kept; start it with "
+                "max_restarts, so that they are"
+            )
+        if why:
+            error = record.death()
+            raise ActorDiedError(
+                f"{error}\nit cannot be started again: {why}",
+                error.actor,
+                error.node,
+                error.exit_code,
+                error.signal,
+            )
+
+    def _run(self, record: ActorRecord) -> None:
+        failures = record.actor.failures
+        failure: Exception | None = None
+        try:
+            if failures:
+                self._closed.wait(min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY))
+            self._start(record)
+        except Exception as error:
+            failure = error
+        finally:
+            self._conclude(record, failure)
+            with self.lock:
+                self._threads.discard(threading.current_thread())
+
+    def _conclude(self, record: ActorRecord, error: Exception | None = None) -> None:
+        """It is over, for the better or for the worse: ``error`` is told to everybody who needs the actor."""
+        if error is not None:
+            record.restart_error = str(error)
+        self._table.give_up(record)
+        record.replaced.set()
+
+
+def _wait_for_end(record: ActorRecord) -> None:
+    pid = record.pid & PID_MASK
+    doing = f"the end of its process (pid {pid}) is not reported yet"
+    _wait(record.exited, f"the end of {record.id.name}", doing)
+
+
+def _wait(event: threading.Event, what: str, doing: str) -> None:
+    patience = Patience(None)
+    while not event.wait(patience.step()):
+        patience.check(lambda: what, lambda: doing)

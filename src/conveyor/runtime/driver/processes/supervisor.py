@@ -1,0 +1,333 @@
+"""The processes of a session's actors: started, looked after, ended."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from conveyor.codec import Reader
+from conveyor.exceptions import ActorDiedError
+from conveyor.runtime import threads
+from conveyor.runtime.actor.orders import Stop
+from conveyor.runtime.calls.links import Link
+from conveyor.runtime.chores import Chores
+from conveyor.runtime.driver.hosts.far_host import FarHost
+from conveyor.runtime.driver.hosts.protocol import Hosts
+from conveyor.runtime.driver.processes.birth import Birth, Household
+from conveyor.runtime.driver.processes.burial import Burial
+from conveyor.runtime.driver.processes.deaths import DeathWatches
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.processes.goodbye import Goodbye
+from conveyor.runtime.driver.processes.record import Actor, ActorRecord
+from conveyor.runtime.driver.processes.restart import Restarts
+from conveyor.runtime.driver.processes.table import Table
+from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.uninterrupted import uninterrupted
+from conveyor.system_limits import explained
+
+_KILLED = "was killed by conveyor.kill()"
+_ENDED = "was ended by conveyor.kill(graceful=True)"
+
+
+class Supervisor:
+    """Starts processes, starts them again, and buries them."""
+
+    def __init__(
+        self,
+        table: Table,
+        household: Household,
+        hosts: Hosts,
+        chores: Chores,
+        grace: float,
+        fired: int,
+        abroad: FarHosts,
+    ) -> None:
+        """``fired``: an eventfd that is written to when an actor's life word has fired; who watches it
+        calls :meth:`on_life_words`."""
+        self._table = table
+        self._household = household
+        self._hosts = hosts
+        self._chores = chores
+        self._abroad = abroad
+        self._board = table.board
+        self._watches = DeathWatches(self._board, fired)
+        self._restarts = Restarts(table, lambda record: self.start(record.actor, replaces=record))
+        self._goodbye = Goodbye(household.process, grace, self._end_at_once, table.label)
+        #: Is given the driver's end of the socket on which a new process will ask for things.
+        self.on_request_socket: Callable[[ActorRecord, socket.socket], object] = _close_it
+        #: Is told that a process will be on another host, whose requests come by way of that.
+        self.on_settled: Callable[[ActorRecord], object] = lambda record: None
+        #: Is told of each process that has been started, under the table's lock.
+        self.on_start: Callable[[ActorRecord], object] = lambda record: None
+        #: Is called when half of the actors' time at the session's end is over.
+        self.end_waits: Callable[[], object] = lambda: None
+        #: What is done for each process that has ended; whoever knows the supervisor adds to it.
+        self.burial = Burial()
+
+    # Starting
+
+    def start(
+        self,
+        actor: Actor,
+        construct: Callable[[Link], Ref] | None = None,
+        replaces: ActorRecord | None = None,
+    ) -> ActorRecord:
+        """Start an actor's process and lay the driver's links to it. ``construct`` sends the
+        constructor's call; without it another actor does. ``replaces``: the actor's process that is
+        dead."""
+        self._table.check_open()
+        self._chores.do()
+        if replaces is not None:
+            assert actor.kept is not None
+            construct = actor.kept.start
+        # Noted by who makes them, for whoever is interrupted before he has them.
+        entered: list[ActorRecord] = []
+        try:
+            uninterrupted(lambda: entered.append(self._table.enter(actor, replaces)))
+            (record,) = entered
+            with explained(f"start actor {record.id.name}"):
+                self._start_process(record, construct)
+        except BaseException:
+            for failed in entered:
+                uninterrupted(partial(self._undo, failed, replaces))
+            raise
+        with self._table.lock:
+            self._table.install(record)
+            self.on_start(record)
+            if actor.ended:  # while it was started
+                record.killed = _KILLED
+                self._hosts.kill(record.pid)
+            record.started = True
+            early = record.exit_status
+        if early is not None:
+            self.on_exit(record.pid, early)
+        return record
+
+    def _start_process(self, record: ActorRecord, construct: Callable[[Link], Ref] | None) -> None:
+        birth = Birth(self._household, record, self._goodbye.grace, self.on_request_socket)
+        try:
+            uninterrupted(birth.lay)
+            uninterrupted(partial(self._watches.add, record.slot))
+            if construct is not None:
+                assert record.calls is not None
+                # Before anybody else can call it, and before there is a process: what cannot be
+                # sent has started nothing. Here, because it runs code of the user's.
+                record.start = construct(record.calls)
+            record.process = self._hosts.spawn(
+                record.id.name,
+                birth.told(),
+                birth.passed(),
+                record.actor.options,
+                partial(self._table.spawned, record),
+                partial(self._settle, record, birth),
+            )
+        finally:
+            uninterrupted(birth.close)
+
+    def _settle(
+        self, record: ActorRecord, birth: Birth, host: FarHost
+    ) -> tuple[Reader, bytes, list[int]]:
+        told = self._abroad.settle(record, birth, host)
+        self.on_settled(record)
+        return record.reader, told, self._abroad.links_of(record)
+
+    def _undo(self, record: ActorRecord, replaces: ActorRecord | None) -> None:
+        """The start of this process has failed, or was interrupted."""
+        with self._table.lock:
+            for pid, known in self._table.pids():
+                if known is record:
+                    self._table.forget_pid(pid)  # its end is nobody's concern
+                    self._hosts.kill(pid)
+        self.burial.of(record, unborn=True)
+        if replaces is None:
+            self._table.forget_start(record)
+
+    @property
+    def locks(self) -> tuple[Any, ...]:
+        """Those that its threads need for the end of a process."""
+        return self._table.lock, self._restarts.lock
+
+    # Which process an actor has
+
+    def current(self, actor: ActorId) -> ActorRecord:
+        """The process that the actor has now; waits while the actor is being started again."""
+        return self._restarts.current(actor)
+
+    def hosts_of(self, actors: Sequence[ActorId]) -> tuple[int, ...]:
+        """The numbers of the hosts on which the actors' processes are."""
+        return tuple([self._abroad.host_of(self.current(actor).slot) for actor in actors])
+
+    def revive(self, actor: ActorId) -> ActorRecord:
+        """The actor's living process; a dead actor is started again. ``ActorDiedError`` if that is
+        not possible."""
+        return self._restarts.revive(actor)
+
+    def link(self, actor: ActorId) -> Link:
+        """The driver's link to the process that the actor has now."""
+        record = self.current(actor)
+        while True:
+            link = record.calls
+            if link is not None and record.alive:
+                return link
+            # It may have died just now, and be on its way back.
+            dead, record = record, self.current(actor)
+            if record is dead:
+                raise record.death()
+
+    # Ending
+
+    def release(self, actor: ActorId, graph: int | None = None) -> None:
+        """One handle, or that graph, needs the actor no more; with the last one it ends."""
+        with self._table.lock:
+            record = self._table.known(actor)
+            if record is None:
+                return
+            known = record.actor
+            if graph is None:
+                known.handles -= 1
+            elif graph in known.graphs:
+                known.graphs.discard(graph)
+            else:
+                return
+            self._table.forget_actor(record)
+            if known.handles > 0 or known.graphs or known.name is not None or known.shared:
+                return
+            if known.stopping:
+                return
+            known.stopping = True
+            if record.calls is None:
+                known.ended = True  # should it be on its way back
+                return
+            calls = record.calls
+        calls.when_all_sent(lambda: self._stop(record))
+
+    def _stop(self, record: ActorRecord) -> None:
+        """Nobody needs the actor any more: it ends when it has done what was asked of it. One that has
+        ended otherwise is left alone, and who lets go of several goes on with the others."""
+        try:
+            record.order(Stop())
+        except ActorDiedError:
+            pass
+        except Exception as error:  # no memory to say it with
+            self._chores.again(lambda: self._stop(record), error)
+
+    def kill(
+        self, actor: ActorId, no_restart: bool = True, graceful: bool = False, wait: bool = True
+    ) -> None:
+        """``wait``: return from a graceful end only when it is over; else a thread sees to it."""
+        with self._table.lock:
+            record = self._table.record(actor)
+            if no_restart:
+                record.actor.ended = True
+            if not record.alive or record.process is None:
+                return
+            record.wanted_back = not no_restart
+            record.killed = _ENDED if graceful else _KILLED
+        if not graceful:
+            self._end_at_once(record)
+        elif wait:
+            self._goodbye.say([record])
+        else:
+            self._goodbye.ask(record)
+            threads.start(self._goodbye.wait, "goodbye", [record])
+
+    def _end_at_once(self, record: ActorRecord) -> None:
+        self._hosts.kill(record.pid)
+        # From now on it is dead for everybody, whatever the kernel still has to do.
+        self.announce(record)
+
+    def end_all(self) -> None:
+        """The session ends, and all actors with it: their deaths are nobody's concern."""
+        self._restarts.close()
+        records = list(self._table)
+        for record in records:
+            record.killed = "has ended with its session"
+            record.actor.ended = True
+        self._goodbye.say(records, self.end_waits)
+
+    def hurry(self) -> None:
+        """Kill at once whoever is still ending: nobody wants to wait for them."""
+        self._goodbye.hurry()
+        for record in self._table:
+            if record.process is not None and not record.exited.is_set():
+                self._end_at_once(record)
+
+    def close(self) -> None:
+        """All processes are gone: let go of what belonged to them."""
+        self._restarts.join()
+        self._watches.stop()
+        for record in self._table:
+            record.actor.kept = None  # refs among it hold on to channels
+            if record.arena_fd >= 0:
+                self.burial.of(record, unborn=True)
+
+    # Deaths
+
+    def on_exit(self, pid: int, status: int) -> None:
+        """A process has ended. Called by the hosts."""
+        with self._table.lock:
+            record = self._table.by_pid(pid)
+            if record is None:  # one that could not be started
+                return
+            record.exit_status = status
+            if not record.started:  # whoever starts it sees to the rest
+                return
+            self._table.forget_pid(pid)
+        self.burial.of(record)
+
+    def on_life_words(self) -> None:
+        """The main threads of some actors have ended. Their processes most often end with them; those
+        that do not are ended, since everybody takes these actors for dead. Called by the hosts."""
+        with self._table.lock:
+            headless = [
+                (pid, record)
+                for pid, record in self._table.pids()
+                if not record.alive and not record.headless
+            ]
+            for _, record in headless:
+                record.headless = True
+        for pid, _ in headless:
+            self._hosts.end_headless(pid)
+
+    # The supervisor's steps of a burial
+
+    def announce(self, record: ActorRecord) -> None:
+        """From now on everybody takes it for dead."""
+        self._board.announce_death(record.slot)
+
+    def decide(self, record: ActorRecord) -> None:
+        """Settle whether the actor is started again, and then keeps its slot."""
+        self._restarts.decide(record)
+        record.keeps_slot = record.restarting
+
+    def forget_process(self, record: ActorRecord) -> None:
+        """Close what belonged to the process. The record itself can still be asked."""
+        with self._table.lock:
+            self._watches.remove(record.slot)
+            if record.control_socket is not None:
+                record.control_socket.close()
+            # They are the process's, which forgets the peer now.
+            record.arena, record.arena_fd, record.eventfd = None, -1, -1
+            self._abroad.bury(record)
+            if record.host is None:
+                self._board.forget_memory(record.slot)
+            self._household.process.forget(record.slot)
+            # Refs keep what they need of these; the record only keeps what can be asked of the dead.
+            record.calls = record.control_link = record.start = None
+            record.introduced = []
+            self._table.forget_process(record)
+
+    def succeed(self, record: ActorRecord) -> None:
+        """Start the actor again, or keep nothing of one that nobody can ask for."""
+        if record.restarting:
+            self._restarts.begin(record)
+        else:
+            self._table.forget_actor(record)
+
+
+def _close_it(_record: ActorRecord, sock: socket.socket) -> None:
+    """Nobody is there to serve its requests."""
+    sock.close()

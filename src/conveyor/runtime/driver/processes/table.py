@@ -1,0 +1,281 @@
+"""The table of a session's processes: who is there. It starts nothing and tells nobody anything."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from conveyor import _core
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorRestartedError,
+    ActorStartError,
+    RuntimeStateError,
+)
+from conveyor.runtime import ending
+from conveyor.runtime.driver.processes.record import Actor, ActorRecord, Label
+from conveyor.runtime.protocol import ActorId, MethodInfo
+
+#: The driver's own place on the board.
+DRIVER_SLOT = 0
+#: Processes that one session may have at the same time.
+BOARD_SLOTS = 2048
+#: Of so many dead actors whose handles had left the driver, something is kept: nobody knows whether anybody
+#: has one still.
+DEAD_REMEMBERED = 256
+
+
+class Table:
+    """The actors, by number, by name and by the pid of their processes; iterating it gives the process that
+    each has or had last."""
+
+    def __init__(self, board: _core.Board, label: Label, tells: Callable[[], bool]) -> None:
+        """``label`` names a (graph, node), for what is said of the dead. ``tells()`` says whether this is the
+        thread that is told of ends, which must not wait for one."""
+        self.board = board
+        self.label = label
+        self._tells = tells
+        #: Guards what is here, and that no descriptor of a process is closed while another thread
+        #: duplicates it. Reentrant: a signal handler may call us.
+        self.lock = threading.RLock()
+        #: The session ends: nobody is entered any more.
+        self.closed = False
+        self._waiting: list[Callable[[], object]] = []
+        self._free_slots = deque(range(DRIVER_SLOT + 1, BOARD_SLOTS))
+        self._numbers = itertools.count(1)
+        self._records: dict[int, ActorRecord] = {}
+        self._by_pid: dict[int, ActorRecord] = {}
+        self._names: dict[str, ActorId] = {}
+        self._of_class: Counter[str] = Counter()
+        #: By number, the one that died last at the end.
+        self._remembered: dict[int, ActorRecord] = {}
+        self._forgotten = 0  # the highest number of one that was remembered, and is no more
+
+    def __iter__(self) -> Iterator[ActorRecord]:
+        return iter(list(self._records.values()))
+
+    @property
+    def free_slots(self) -> int:
+        """Processes for which there is room."""
+        return len(self._free_slots)
+
+    def on_hosts_thread(self) -> bool:
+        """Whether the caller is who hears from the hosts, and so must not wait for what they say."""
+        return self._tells()
+
+    def close(self) -> None:
+        """The session ends."""
+        with self.lock:
+            self.closed = True
+            waiting = list(self._waiting)
+        for tell in waiting:
+            tell()
+
+    @contextmanager
+    def until_closed(self, tell: Callable[[], object]) -> Iterator[None]:
+        """Meanwhile ``tell()`` is called, on any thread, when the session ends, and at once if it has."""
+        with self.lock:
+            self._waiting.append(tell)
+            closed = self.closed
+        try:
+            if closed:
+                tell()
+            yield
+        finally:
+            with self.lock:
+                self._waiting.remove(tell)
+
+    def check_open(self) -> None:
+        """Raise if the session has ended."""
+        if self.closed:
+            raise ending.ended()
+
+    # Entering
+
+    def enter(self, actor: Actor, replaces: ActorRecord | None) -> ActorRecord:
+        """Take a name and a slot for the actor's new process. ``replaces``: its process that is dead."""
+        with self.lock:
+            if replaces is None:
+                identity = ActorId(next(self._numbers), self._new_label(actor))
+            else:
+                identity = replaces.id
+            if actor.name is not None and self._names.get(actor.name, identity) != identity:
+                raise ValueError(f"there is an actor named {actor.name!r} already")
+            if replaces is not None and replaces.keeps_slot:
+                slot = replaces.slot
+                replaces.keeps_slot = False
+            elif self._free_slots:
+                slot = self._free_slots.popleft()
+            else:
+                raise ActorStartError(f"more than {BOARD_SLOTS - 1} actors at the same time")
+            self.board.prepare(slot, identity.name)
+            record = ActorRecord(self.board, identity, slot, actor, self.label, self._tells)
+            if actor.name is not None:
+                self._names[actor.name] = identity
+            if replaces is None:
+                self._records[identity.index] = record
+            else:
+                record.previous = replaces
+                replaces.previous = None
+            return record
+
+    def _new_label(self, actor: Actor) -> str:
+        # Unnamed actors of one class are told apart, so that every message names exactly one.
+        self._of_class[actor.class_name] += 1
+        count = self._of_class[actor.class_name]
+        return actor.name or (actor.class_name if count == 1 else f"{actor.class_name}#{count}")
+
+    def install(self, record: ActorRecord) -> None:
+        """The actor's process is this one from now on."""
+        with self.lock:
+            self._records[record.id.index] = record
+
+    def spawned(self, record: ActorRecord, pid: int) -> None:
+        """The process has this pid until it has ended."""
+        with self.lock:
+            self._by_pid[pid] = record
+
+    # Looking up
+
+    def record(self, actor: ActorId) -> ActorRecord:
+        """The process that the actor has or had last."""
+        record = self._records.get(actor.index)
+        if record is None:
+            if actor.index <= self._forgotten:
+                raise ActorDiedError(
+                    f"actor {actor.name} ended long ago: only of the last {DEAD_REMEMBERED} dead actors "
+                    "whose handles were passed on it is known how they ended",
+                    actor.name,
+                )
+            raise RuntimeStateError(f"actor {actor.name} belongs to another session")
+        return record
+
+    def known(self, actor: ActorId) -> ActorRecord | None:
+        """Like :meth:`record`; ``None`` if nothing is known of the actor, or nothing any more."""
+        return self._records.get(actor.index)
+
+    def by_pid(self, pid: int) -> ActorRecord | None:
+        """The process that has this pid; ``None`` once it has ended."""
+        return self._by_pid.get(pid)
+
+    def pids(self) -> list[tuple[int, ActorRecord]]:
+        """The processes that are not known to have ended."""
+        return list(self._by_pid.items())
+
+    def find(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
+        """The actor with this name, its class and its methods; ``ValueError`` if there is none."""
+        identity = self._names.get(name)
+        record = None if identity is None else self.record(identity)
+        if record is None or not (record.alive or record.may_restart() or record.under_way):
+            known = ", ".join(sorted(self._names)) or "none"
+            raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
+        return record.id, record.class_name, record.methods
+
+    def death_of(
+        self,
+        actor: ActorId,
+        slot: int,
+        incarnation: int,
+        label: Callable[[int, int], str | None] | None = None,
+    ) -> ActorDiedError:
+        """The error for who needed the actor's process that was the slot's ``incarnation``-th.
+        ``label`` names a (graph, node); default: as the driver knows it."""
+        record: ActorRecord | None = self.record(actor)
+        while record is not None and (record.slot, record.incarnation) != (slot, incarnation):
+            record = record.previous
+        if record is None:
+            text = f"actor {actor.name} died and has been started again since"
+            return ActorRestartedError(text, actor.name)
+        return record.death(label)
+
+    # Who needs them
+
+    def retain(self, actor: ActorId) -> None:
+        """One handle more needs the actor."""
+        record = self.known(actor)
+        if record is not None:
+            record.actor.handles += 1
+            record.actor.held = True
+
+    def retain_for(self, actor: ActorId, graph: int) -> None:
+        """Graph ``graph`` needs the actor. Not a count: whoever is interrupted here gives back what may have
+        been taken."""
+        record = self.known(actor)
+        if record is not None:
+            record.actor.graphs.add(graph)
+            record.actor.held = True
+
+    def share(self, actor: ActorId) -> None:
+        """A handle of the actor leaves this process."""
+        record = self.known(actor)
+        if record is not None:
+            record.actor.shared = True
+
+    # Leaving
+
+    def forget_pid(self, pid: int) -> None:
+        """The process with this pid has ended."""
+        with self.lock:
+            self._by_pid.pop(pid, None)
+
+    def forget_process(self, record: ActorRecord) -> None:
+        """The process is gone: its name and its slot are free, unless they are kept for its successor."""
+        with self.lock:
+            if not record.restarting:
+                self._forget_name(record)
+            if not record.keeps_slot:
+                self._free_slots.append(record.slot)
+
+    def forget_start(self, record: ActorRecord) -> None:
+        """The actor could not be started, and there has been none before."""
+        with self.lock:
+            self._records.pop(record.id.index, None)
+
+    def forget_actor(self, record: ActorRecord) -> None:
+        """Keep nothing of an actor that is dead and that nobody can ask for any more. Of those that other
+        processes may ask for, the last are kept."""
+        with self.lock:
+            if not self._can_be_forgotten(record):
+                return
+            if record.actor.shared:
+                self._remembered.pop(record.id.index, None)
+                self._remembered[record.id.index] = record
+                if len(self._remembered) <= DEAD_REMEMBERED:
+                    return
+                record = self._remembered.pop(next(iter(self._remembered)))
+                if not self._can_be_forgotten(record):
+                    return  # since then: it comes here again
+                self._forgotten = max(self._forgotten, record.id.index)
+            if self._records.get(record.id.index) is record:
+                del self._records[record.id.index]
+
+    @staticmethod
+    def _can_be_forgotten(record: ActorRecord) -> bool:
+        """Say whether the actor is dead, and nothing in this process asks for it."""
+        actor = record.actor
+        asked_for = actor.handles > 0 or actor.graphs or not actor.held
+        return not asked_for and record.exited.is_set() and not record.restarting
+
+    def reserve(self, record: ActorRecord) -> None:
+        """Give the actor's next process the same slot, if it is free: who knew the old one then lets
+        go of what was the old one's."""
+        with self.lock, suppress(ValueError):
+            self._free_slots.remove(record.slot)
+            record.keeps_slot = True
+
+    def give_up(self, record: ActorRecord) -> None:
+        """Let go of what was kept for a process that should replace this one, if there is none."""
+        with self.lock:
+            if record.keeps_slot:
+                record.keeps_slot = False
+                self._free_slots.append(record.slot)
+            if self._records.get(record.id.index) is record:
+                self._forget_name(record)
+
+    def _forget_name(self, record: ActorRecord) -> None:
+        name = record.actor.name
+        if name is not None and self._names.get(name) == record.id:
+            del self._names[name]

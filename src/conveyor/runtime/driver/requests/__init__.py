@@ -1,0 +1,1 @@
+"""What actors ask the driver for while they run."""

@@ -1,0 +1,361 @@
+"""Answering what actors ask the driver for while they run: other actors, links to them, graphs.
+
+One socketpair for each actor. Requests come on the hosts' event thread, which must not block: so each is
+answered on a thread of its own, as it may wait for the fork server or for another actor's main loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from conveyor.exceptions import ActorRestartedError, SystemLimitError
+from conveyor.runtime import registrations, threads
+from conveyor.runtime.actor.requests import messages as asked
+from conveyor.runtime.actor.requests.messages import Done, Failed, Notice, Numbered, Reply, Request
+from conveyor.runtime.calls.constructor import Kept
+from conveyor.runtime.driver.graphs.departures import Departures
+from conveyor.runtime.driver.graphs.layer import Layer
+from conveyor.runtime.driver.graphs.laying import Laying
+from conveyor.runtime.driver.hosts.far_host import Handed
+from conveyor.runtime.driver.hosts.protocol import Hosts
+from conveyor.runtime.driver.network.collectives import DriverCollectives
+from conveyor.runtime.driver.network.introductions import DriverIntroductions
+from conveyor.runtime.driver.network.network import Network
+from conveyor.runtime.driver.processes.far_hosts import FarHosts
+from conveyor.runtime.driver.processes.record import Actor, ActorRecord
+from conveyor.runtime.driver.processes.supervisor import Supervisor
+from conveyor.runtime.driver.processes.table import DRIVER_SLOT, Table
+from conveyor.runtime.driver.requests.connections import Connections
+from conveyor.runtime.driver.requests.inquiries import Inquiries
+from conveyor.runtime.driver.requests.lines import Given, RequestLine, RequestLines, let_go
+from conveyor.runtime.message import Message
+from conveyor.runtime.process import RESULT_BIT, Place, close_all
+from conveyor.runtime.refs.messages import receive_message
+from conveyor.runtime.waiting.watcher import Watcher
+from conveyor.system_limits import explained
+
+logger = logging.getLogger("conveyor")
+
+#: Seconds that the event thread waits for an actor to take what is sent to it before.
+_PATIENCE = 1.0
+
+#: What a request is answered with, and what goes with it.
+_Answer = tuple[Any, Given]
+
+
+class Switchboard:
+    """The driver's side of the sockets on which actors ask."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        table: Table,
+        supervisor: Supervisor,
+        network: Network,
+        layer: Layer,
+        connections: Connections,
+        introductions: DriverIntroductions,
+        collectives: DriverCollectives,
+        watcher: Watcher,
+        abroad: FarHosts,
+    ) -> None:
+        self._hosts = hosts
+        self._table = table
+        self._supervisor = supervisor
+        self._network = network
+        self._layer = layer
+        self._connections = connections
+        self._introductions = introductions
+        self._collectives = collectives
+        self._inquiries = Inquiries(table, abroad)
+        self._lines = RequestLines(hosts.unwatch, abroad)
+        self._departures = Departures(table.board, watcher)
+
+    def add(self, record: ActorRecord, sock: socket.socket) -> None:
+        """Serve what comes over ``sock`` from that process, until it is removed."""
+        line = self._lines.add(record, sock)
+        self._hosts.watch(sock.fileno(), lambda: self._on_message(line))
+
+    def remove(self, record: ActorRecord) -> None:
+        """The process is gone, or has broken its socket."""
+        self._departures.forget(record)
+        self._lines.remove(record)
+
+    def settled(self, record: ActorRecord) -> None:
+        """The process is on another host, which passes on what it asks."""
+        self._lines.settle(record)
+
+    def heard(self, slot: int, incarnation: int, data: bytes) -> None:
+        """What such a process asks. Called by the hosts, on their thread."""
+        line = self._lines.of((slot, incarnation))
+        if line is not None:
+            self._take(line, pickle.loads(data))
+
+    def close(self) -> None:
+        """The session is over."""
+        self._inquiries.close()
+        self._lines.close()
+
+    @property
+    def served(self) -> int:
+        """Sockets that there are."""
+        return len(self._lines)
+
+    def _on_message(self, line: RequestLine) -> None:
+        sock = line.sock
+        if sock is None:  # just now
+            return
+        try:
+            message, _ = receive_message(sock)
+        except OSError:
+            self.remove(line.record)
+            return
+        self._take(line, message)
+
+    def _take(self, line: RequestLine, message: Message) -> None:
+        if isinstance(message, Notice):
+            notice = self.notices[type(message)]
+            threads.start_or_run(notice, "request", self, line.record, message)
+            return
+        assert isinstance(message, Numbered)
+        try:
+            threads.start(self._answer, "request", line, message)
+        except SystemLimitError as error:
+            # Here, where everybody else would wait as well.
+            self._reply(line, message.number, Failed(error), patience=_PATIENCE)
+
+    def _answer(self, line: RequestLine, message: Numbered) -> None:
+        reply: Reply
+        fds: Given = []
+        try:
+            request: Request = pickle.loads(message.content)
+            what = type(request).__name__.lower()
+            with explained(f"do what {line.record.id.name} asks for ({what})"):
+                value, fds = self.answers[type(request)](self, line.record, request)
+            reply = Done(value)
+        except Exception as error:
+            reply = Failed(error)
+        try:
+            self._reply(line, message.number, reply, fds)
+        finally:
+            let_go(fds)
+
+    def _reply(
+        self,
+        line: RequestLine,
+        number: int,
+        reply: Reply,
+        given: Given | None = None,
+        patience: float = -1,
+    ) -> None:
+        """``patience``: seconds that other replies to this actor may take."""
+        record = line.record
+        try:
+            line.send(Numbered(number, pickle.dumps(reply)), given or [], patience)
+        except Exception as error:
+            if record.host is not None and isinstance(reply, Done):
+                # What its host was to give it has ended meanwhile, say: that is the answer then.
+                self._reply(line, number, Failed(error))
+                return
+            # Who asked is gone; or it gets an error now, as it would wait for an answer for ever.
+            if record.alive:
+                logger.warning("a request of %s cannot be answered: %s", record.id.name, str(error))
+            self.remove(record)
+
+    # Actors
+
+    def _connect(self, caller: ActorRecord, request: asked.Connect) -> _Answer:
+        while True:
+            callee = self._supervisor.current(request.actor)
+            callee.actor.shared = True
+            try:
+                number, bit, fds = self._network.link(caller, callee)
+                break
+            except ActorRestartedError:  # it has died just now, and is waited for
+                if not caller.alive:
+                    raise
+        return asked.Connected(number, callee.slot, callee.incarnation, bit), fds
+
+    def _why_refused(self, caller: ActorRecord, request: asked.WhyRefused) -> _Answer:
+        return caller.refusals.pop(request.number, None), []
+
+    def _disconnect(self, caller: ActorRecord, notice: asked.Disconnect) -> None:
+        self._network.hang_up(caller, notice.number)
+
+    def _refuse(self, callee: ActorRecord, notice: asked.Refuse) -> None:
+        self._network.refuse(callee, notice.tag, notice.error)
+
+    def _create(self, _caller: ActorRecord, request: asked.Create) -> _Answer:
+        constructor = request.constructor
+        actor = Actor(
+            request.class_name,
+            request.methods,
+            request.name,
+            request.options,
+            request.max_concurrency,
+            request.max_restarts,
+            None if constructor is None else Kept.received(constructor),
+        )
+        actor.shared = True
+        construct = None if constructor is None else constructor.start
+        return self._supervisor.start(actor, construct).id, []
+
+    def _find(self, _caller: ActorRecord, request: asked.Find) -> _Answer:
+        found = self._table.find(request.name)
+        self._table.share(found[0])
+        return found, []
+
+    def _find_transport(self, _caller: ActorRecord, request: asked.FindTransport) -> _Answer:
+        return registrations.KNOWN.get(request.name), []
+
+    def _add_transport(self, _caller: ActorRecord, request: asked.AddTransport) -> _Answer:
+        registrations.add(request.name, request.registration)
+        return None, []
+
+    def _kill(self, caller: ActorRecord, request: asked.Kill) -> _Answer:
+        # Who ends itself must not wait for that.
+        wait = request.actor != caller.id
+        self._supervisor.kill(request.actor, request.no_restart, request.graceful, wait)
+        return None, []
+
+    def _why_dead(self, _caller: ActorRecord, request: asked.WhyDead) -> _Answer:
+        labels = request.labels
+        label = (lambda *node: labels.get(node)) if labels else None
+        death = self._table.death_of(request.actor, request.slot, request.incarnation, label)
+        return death, []
+
+    # Graphs
+
+    def _lay(self, caller: ActorRecord, request: asked.Lay) -> _Answer:
+        executor = Place(caller.slot, caller.incarnation, RESULT_BIT)
+        laying = self._layer.lay(
+            executor, request.config, request.plan, request.tasks, request.labels
+        )
+        return self._laid(caller, laying)
+
+    def _lay_again(self, caller: ActorRecord, request: asked.LayAgain) -> _Answer:
+        return self._laid(caller, self._layer.lay_again(request.number, request.first))
+
+    def _comes_back(self, _caller: ActorRecord, request: asked.ComesBack) -> _Answer:
+        return self._layer.comes_back(request.number), []
+
+    def _laid(self, caller: ActorRecord, laying: Laying) -> _Answer:
+        if caller.host is not None:
+            if not caller.alive:
+                self._layer.drop(laying.number)
+                caller.check_alive()
+            members = tuple([record.reader for record in laying.records])
+            laying.layout.segment.close_fd()
+            return laying.channels(), Handed(laying.shared, members)
+        fds = self._network.duplicates(laying.records)
+        if not caller.alive or len(fds) < 2 * len(laying.records):
+            close_all(fds)
+            self._layer.drop(laying.number)
+            next((r for r in laying.records if not r.alive), caller).check_alive()
+        segment = laying.layout.segment
+        segment_fd = os.dup(segment.fd)
+        segment.close_fd()
+        return laying.channels(), [segment_fd, *fds]
+
+    def _unlay(self, caller: ActorRecord, request: asked.Unlay) -> _Answer:
+        acks = self._layer.unlay(request.number)
+        if request.wait:
+            self._departures.expect(caller, request.number, acks)
+        return None, []
+
+    def _look_afar(self, _caller: ActorRecord, request: asked.LookAfar) -> _Answer:
+        return self._layer.afar(request.number, request.question, request.patience), []
+
+    def _look_for_cycle(self, caller: ActorRecord, request: asked.LookForCycle) -> _Answer:
+        return self._inquiries.look(caller, request.waits), []
+
+    def _staying(self, caller: ActorRecord, request: asked.Staying) -> _Answer:
+        return self._departures.staying(caller, request.number), []
+
+    def _open(self, caller: ActorRecord, request: asked.Opening) -> _Answer:
+        return None, self._connections.open(caller, request)
+
+    def _introduce(self, caller: ActorRecord, request: asked.Introduce) -> _Answer:
+        return self._network.introduce(caller, (request.slot, request.incarnation)), []
+
+    def _kept_afar(self, caller: ActorRecord, _request: asked.KeptAfar) -> _Answer:
+        return self._network.kept_afar(caller), []
+
+    # Channels
+
+    def _open_channel(self, caller: ActorRecord, request: asked.OpenChannel) -> _Answer:
+        return self._introductions.open_for(caller, request.depth), []
+
+    def _meet(self, caller: ActorRecord, request: asked.Meet) -> _Answer:
+        found = self._introductions.met_by(caller, request.number, request.side, request.alone)
+        if found is None:
+            return None, []
+        party, given, spread = found
+        if party is None:
+            driver = DRIVER_SLOT, self._table.board.incarnation(DRIVER_SLOT)
+            return asked.Met(*driver, None, spread), given
+        return asked.Met(*party.reader, party.id, spread), given
+
+    def _hold_end(self, caller: ActorRecord, request: asked.HoldEnd) -> _Answer:
+        self._introductions.held_by(caller, request.number, request.side)
+        return None, []
+
+    def _close_end(self, caller: ActorRecord, request: asked.CloseEnd) -> _Answer:
+        self._introductions.closed_by(caller, request.number, request.side)
+        return None, []
+
+    # Collective groups
+
+    def _create_group(self, caller: ActorRecord, request: asked.CreateGroup) -> _Answer:
+        return self._collectives.open(request.actors, creator=caller), []
+
+    def _join_group(self, caller: ActorRecord, request: asked.JoinGroup) -> _Answer:
+        return self._collectives.joined_by(caller, request.number)
+
+    def _close_group(self, _caller: ActorRecord, request: asked.CloseGroup) -> _Answer:
+        self._collectives.close(request.number)
+        return None, []
+
+    #: What answers each kind of request.
+    answers: ClassVar[
+        Mapping[type[Request], Callable[[Switchboard, ActorRecord, Any], _Answer]]
+    ] = {
+        asked.Connect: _connect,
+        asked.WhyRefused: _why_refused,
+        asked.Create: _create,
+        asked.Find: _find,
+        asked.FindTransport: _find_transport,
+        asked.AddTransport: _add_transport,
+        asked.Kill: _kill,
+        asked.WhyDead: _why_dead,
+        asked.HostsOf: lambda self, _, request: (self._supervisor.hosts_of(request.actors), []),
+        asked.Lay: _lay,
+        asked.LayAgain: _lay_again,
+        asked.ComesBack: _comes_back,
+        asked.Unlay: _unlay,
+        asked.LookAfar: _look_afar,
+        asked.LookForCycle: _look_for_cycle,
+        asked.Staying: _staying,
+        asked.Introduce: _introduce,
+        asked.KeptAfar: _kept_afar,
+        asked.OpenFarMemory: _open,
+        asked.OpenRefs: _open,
+        asked.OpenGraph: _open,
+        asked.OpenChannel: _open_channel,
+        asked.HoldEnd: _hold_end,
+        asked.CloseEnd: _close_end,
+        asked.CreateGroup: _create_group,
+        asked.JoinGroup: _join_group,
+        asked.CloseGroup: _close_group,
+        asked.Meet: _meet,
+    }
+    #: What is done for each kind of notice.
+    notices: ClassVar[Mapping[type[Notice], Callable[[Switchboard, ActorRecord, Any], None]]] = {
+        asked.Disconnect: _disconnect,
+        asked.Refuse: _refuse,
+    }

@@ -1,0 +1,1 @@
+"""A compiled graph in other processes than the one that executes it."""

@@ -1,0 +1,1 @@
+"""The way of one execution into a graph, and the way back of its results."""

@@ -1,0 +1,305 @@
+"""The entry of a graph over processes: the gate of its epoch, and who may pass it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, NoReturn, TypeAlias
+
+from msgspec.structs import replace
+
+from conveyor import _core
+from conveyor.checks import in_seconds
+from conveyor.codec import afresh
+from conveyor.exceptions import (
+    DeadlineExceededError,
+    SerializationError,
+    SessionEndedError,
+    WaitTimeoutError,
+)
+from conveyor.plan.model import Plan
+from conveyor.runtime import ending
+from conveyor.runtime.graph.edges.promises import InputPromises
+from conveyor.runtime.graph.results import GraphRef, Results
+from conveyor.runtime.graph.submission.arguments import (
+    check_inputs,
+    match_inputs,
+    reserved_inputs,
+    takes_parts,
+)
+from conveyor.runtime.graph.submission.execution import Execution
+from conveyor.runtime.graph.submission.source import GraphSource
+from conveyor.runtime.graph.submission.submitter import Attempt, Need, Terms
+from conveyor.runtime.graph.submission.unsendable import blame_input
+from conveyor.runtime.graph.supervision import Supervision
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.values import refs_among
+from conveyor.runtime.waiting.works import Blockers, tell_another
+
+
+def _references_of_a_moved_value() -> int:
+    # How many references an argument of execute() has when its maker keeps none: measured, because
+    # it differs between versions of Python. Same shape as CompiledGraph.execute and ShortWay.enter.
+    def at_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        return _core.refcount(args[0])
+
+    def execute(
+        *args: Any, timeout: float | None = None, deadline: float | None = None, **kwargs: Any
+    ) -> int:
+        return at_once(args, kwargs)
+
+    return execute(object())
+
+
+MOVED_REFS = _references_of_a_moved_value()
+
+#: The source of an execution's refs. The graph's own serves all executions that have no deadline.
+Source: TypeAlias = GraphSource | Execution
+
+
+class GateEntry:
+    """Submits to the gate, one execution after the other."""
+
+    def __init__(
+        self,
+        supervision: Supervision,
+        results: Results,
+        source: GraphSource,
+        ref_type: type[GraphRef],
+    ) -> None:
+        """``ref_type``: what the results of executions are."""
+        plan, config = supervision.plan, supervision.config
+        self.takes_parts = takes_parts(plan)
+        self._supervision = supervision
+        self._results = results
+        self._source = source
+        self._ref_type = ref_type
+        self._plan = plan
+        self._name = supervision.name
+        self._process = supervision.process
+        self._lock: threading.Lock = supervision.lock
+        self._holder = supervision.holder
+        # What the usual execution need not look at.
+        self._unlimited = config.deadline is None and not reserved_inputs(plan)
+        self._single = results.single
+        self._outputs = len(results.edges)
+        self._short_way: _core.ShortWay | None = None
+        self._arranged = results.single or results.as_read
+        self._promises = InputPromises(plan)
+        usual = plan.whole_input and plan.shape is None and config.deadline is None
+        if usual and not self._promises:
+            # Neither it nor what it holds refers to us: the graph ends with the last who knows it.
+            self._short_way = _core.ShortWay(
+                supervision.door,
+                supervision.lock,
+                supervision.holder,
+                source,
+                ref_type,
+                SerializationError,
+                functools.partial(_blame, plan, supervision.name),
+                len(results.edges) if results.as_read else 0,
+            )
+
+    @property
+    def afar(self) -> bool:
+        board = self._process.board
+        return any(board.elsewhere(member.slot) for member in self._supervision.epoch.members)
+
+    @property
+    def short_way(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        """What ``at_once`` comes to for most executions; it begins only those."""
+        return self._short_way.enter if self._short_way and self._arranged else self.at_once
+
+    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> Any:
+        if self._short_way is not None and len(args) == 1 and not kwargs:
+            first = self._short_way.enter(args, kwargs)
+            return first if first is None or self._arranged else self._refs(first, {})
+        # Who submits and waits for room has the lock as long: its queue is the attempt's.
+        if self._lock.locked():
+            return None
+        if not self._unlimited or refs_among(args, kwargs):
+            return None
+        inputs = match_inputs(self._plan, self._name, args, kwargs)
+        passed = self._results.passed(args, kwargs)
+        with self._holder if blocking else _core.Turn(self._lock, 0, self._holder) as taken:
+            if not taken or self._supervision.closed_or_failed():
+                return None
+            ref = self._submit_now(inputs, self._source)
+        return None if ref is None else self._refs(ref, passed)
+
+    def is_down(self) -> bool:
+        return self._supervision.closed_or_failed()
+
+    def revive(self) -> None:
+        self._supervision.restart_if_possible()
+
+    def begin(self, terms: Terms) -> Source:
+        if terms.seconds is None:
+            return self._source
+        deadline = _core.monotonic_ns() + int(terms.seconds * 1e9)
+        return Execution(self._source, deadline, terms.seconds)
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        check_inputs(self._plan, self._name, args, kwargs)
+
+    def until_done(self, need: Need, execution: Source) -> Need:
+        self._check_time(execution)
+        self._wake_up_for(execution)
+        return replace(need, ready=_either(need.ready, execution))
+
+    def refs_of(self, error: BaseException) -> Any:
+        return self._results.failed(error, self._source, self._supervision.epoch.streams)
+
+    def tell_room_blockers(self, then: Callable[[Blockers], object]) -> None:
+        """Have ``then`` told, now or later, on any thread, who has to do something before there is room."""
+        tell_another(self._source.room_blockers, self._process.lanes.next_question(), then)
+
+    def submit(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        execution: Source,
+        terms: Terms,
+        error: BaseException | None = None,
+    ) -> Attempt:
+        if error is not None:
+            return self._results.failed(error, execution, self._supervision.epoch.streams)
+        self._supervision.check_turn()
+        if type(self._supervision.closed) is SessionEndedError:
+            raise ending.ended()
+        inputs = match_inputs(self._plan, self._name, args, kwargs)
+        passed = self._results.passed(args, kwargs)
+        if terms.way != "block":
+            first = yield from self._pass(inputs, execution, self._submit_once, blocking=False)
+        else:
+            # Held while waiting for room: who comes first goes first.
+            timeout = terms.patience.timeout
+            with _core.Turn(self._lock, _shorter(timeout, execution), self._holder) as taken:
+                if not taken:
+                    self._check_time(execution)
+                    raise WaitTimeoutError(
+                        f"timed out after {in_seconds(timeout)} waiting for another thread's submission to "
+                        f"{self._name}"
+                    )
+                first = yield from self._pass(inputs, execution, self._submit, blocking=True)
+        return self._refs(first, passed)
+
+    def _pass(
+        self,
+        inputs: tuple[Any, ...],
+        source: Source,
+        submit: Callable[[tuple[Any, ...], Source], GraphRef | None],
+        blocking: bool,
+    ) -> Generator[Need, None, GraphRef]:
+        """Submit as soon as there is room."""
+        while (ref := submit(inputs, source)) is None:
+            self._wake_up_for(source)
+            began = _core.monotonic_ns()
+            yield Need(
+                _either(self._may_submit, source),
+                self._source.room_blockers,
+                lambda: f"room for another execution of {self._name} (depth {self._plan.depth})",
+                self._source.doing,
+                lambda: f"{self._name}: {self._plan.depth} executions are on their way",
+            )
+            epoch = self._supervision.epoch
+            epoch.recording.own.note_room(epoch.gate.submitted, began, blocking)
+        return ref
+
+    def _submit_once(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
+        with _core.Turn(self._lock, 0, self._holder) as taken:
+            return self._submit(inputs, source) if taken else None
+
+    def _submit(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
+        supervision = self._supervision
+        while True:
+            if supervision.closed_or_failed():
+                raise afresh(supervision.why())
+            ref = self._submit_now(inputs, source)
+            # Otherwise a death, of this graph or of another, keeps the gate shut.
+            if ref is not None or self._process.board.deaths == supervision.epoch.gate.deaths:
+                return ref
+
+    def _submit_now(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
+        deadline, epoch = source.deadline, self._supervision.epoch
+        if deadline:
+            assert isinstance(source, Execution)
+            if not epoch.gate.has_room:
+                self._check_time(source)
+                return None
+            epoch.take_words(epoch.gate.submitted, source)
+        try:
+            if self._promises:
+                return self._submit_promised(inputs, source, deadline)
+            return self._send(inputs, source, deadline)
+        except SerializationError as error:
+            raise blame_input(error, self._plan, self._name, inputs) from error.__cause__
+
+    def _send(self, inputs: tuple[Any, ...], source: Source, deadline: int) -> GraphRef | None:
+        if len(inputs) == 1:
+            ref: GraphRef | None = self._supervision.door.start(
+                inputs[0], source, self._ref_type, deadline
+            )
+            return ref
+        number = self._supervision.epoch.gate.submit_many(inputs, deadline)
+        return self._ref_type(source, number) if number >= 0 else None
+
+    def _submit_promised(
+        self, inputs: tuple[Any, ...], source: Source, deadline: int
+    ) -> GraphRef | None:
+        """Submit what is checked first. An execution that does not begin is no first one."""
+        fresh = self._promises.fresh()
+        ref = None
+        try:
+            ref = self._send(self._promises.packed(inputs), source, deadline)
+            return ref
+        finally:
+            if ref is None:
+                self._promises.forget(fresh)
+
+    def _may_submit(self) -> bool:
+        return self._supervision.closed_or_failed() or self._supervision.epoch.gate.has_room
+
+    def _refs(self, first: GraphRef, passed: Mapping[int, Ref]) -> Any:
+        """What ``execute`` returns, given the ref of the first thing that the executor reads."""
+        if self._single:
+            return first
+        made = first._with_siblings(self._outputs)
+        return self._results.arrange(made, passed, self._supervision.epoch.streams)
+
+    # Deadlines
+
+    def _wake_up_for(self, source: Source) -> None:
+        """Somebody is about to sleep on the bell, which must ring at the deadline."""
+        if isinstance(source, Execution):
+            self._process.alarm.add(source)
+
+    def _check_time(self, source: Source) -> None:
+        if isinstance(source, Execution) and source.overdue():
+            raise DeadlineExceededError(
+                f"{self._name}: the deadline of {in_seconds(source.seconds)} has passed before it could "
+                f"begin: it waited for room (depth {self._plan.depth}) or for an argument; "
+                f"{self._source.doing()}"
+            )
+
+
+def _blame(plan: Plan, name: str, error: SerializationError, args: tuple[Any, ...]) -> NoReturn:
+    """Raise ``error`` of an execution in the user's terms."""
+    raise blame_input(error, plan, name, args) from error.__cause__
+
+
+def _either(ready: Callable[[], bool], source: Source) -> Callable[[], bool]:
+    """Whether it is ``ready()``, or too late."""
+    if not isinstance(source, Execution):
+        return ready
+    overdue = source.overdue
+    return lambda: ready() or overdue()
+
+
+def _shorter(timeout: float | None, source: Source) -> float:
+    """The time that a lock is waited for; -1: any."""
+    if not source.deadline:
+        return -1 if timeout is None else timeout
+    left = max(source.deadline - _core.monotonic_ns(), 0) / 1e9
+    return left if timeout is None else min(left, timeout)

@@ -1,0 +1,248 @@
+"""The way into a graph: one attempt at an execution, and three ways to wait until it succeeds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+from conveyor.exceptions import CapacityError
+from conveyor.runtime.graph.submission.arguments import Options
+from conveyor.runtime.process import Process
+from conveyor.runtime.refs.ref import Ref, blockers_of
+from conveyor.runtime.refs.values import RefFailed, lacking, refs_among, with_values
+from conveyor.runtime.waiting.patience import Patience, wait_patiently
+from conveyor.runtime.waiting.works import Ask
+
+T = TypeVar("T")
+
+
+class Need(Struct, frozen=True):
+    """What an attempt lacks: it is to be gone on with when ``ready()``."""
+
+    ready: Callable[[], bool]
+    #: Who has to do something before that.
+    ask: Ask
+    #: In words: what is waited for, and what those do who should bring it about.
+    what: Callable[[], str]
+    who: Callable[[], str]
+    #: Why an execution that must not wait is refused; ``None``: it waits all the same, for an answer that
+    #: comes soon, and the caller's patience does not count.
+    refusal: Callable[[], str] | None = None
+    #: The argument that is lacking, if it is one.
+    ref: Ref | None = None
+
+
+#: Goes on until it lacks something, and in the end returns what ``execute`` returns. Who drives it closes it.
+Attempt: TypeAlias = Generator[Need, None, Any]
+
+
+#: Begins an execution with these arguments, or gives ``None``.
+ShortWay: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Terms(Struct, frozen=True):
+    """How an execution is asked for."""
+
+    #: What is done where it lacks something: the thread blocks, a coroutine awaits, or it is refused.
+    way: Literal["block", "await", "refuse"]
+    #: How long it may block.
+    patience: Patience
+    #: Within which it must have run.
+    seconds: float | None
+
+
+class Entry(Protocol[T]):
+    """Where the executions of one graph begin: at its gate, in this process, or at its owner.
+
+    ``T`` is what it keeps of an execution until that has begun.
+    """
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a ref must be decoded, since parts of arguments are sent."""
+        ...
+
+    @property
+    def afar(self) -> bool:
+        """Whether some of the graph's actors are on another host."""
+        ...
+
+    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> Any:
+        """What ``execute`` returns, of an execution without options that lacks nothing; ``None``: it has
+        not begun, and the attempt will say why. ``blocking``: it may wait for another thread's, shortly."""
+        ...
+
+    def is_down(self) -> bool:
+        """Whether :meth:`revive` may have something to do."""
+        ...
+
+    def revive(self) -> None:
+        """Bring the graph back if it can be without being asked."""
+        ...
+
+    def begin(self, terms: Terms) -> T:
+        """An execution is asked for; from now on its deadline runs."""
+        ...
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise ``ArgumentsError`` for arguments that do not fit, before any of them is waited for."""
+        ...
+
+    def until_done(self, need: Need, execution: T) -> Need:
+        """``need`` of an argument, so that it also ends when it is too late for the execution. Raises that
+        it is."""
+        ...
+
+    def submit(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        execution: T,
+        terms: Terms,
+        error: BaseException | None = None,
+    ) -> Attempt:
+        """The rest of the attempt: every argument is there. ``error``: what one of them has in place of a
+        value; then nothing is sent, and the refs have that error."""
+        ...
+
+
+class Ways(Protocol):
+    """How what an attempt lacks is waited for."""
+
+    def block(self, attempt: Attempt, patience: Patience) -> Any: ...
+
+    async def wait(self, attempt: Attempt) -> Any: ...
+
+    def refuse(self, attempt: Attempt) -> Any: ...
+
+
+class Submitter(Generic[T]):
+    """Takes executions; see the methods of the same names of ``CompiledGraph``."""
+
+    def __init__(
+        self,
+        name: str,
+        entry: Entry[T],
+        ways: Ways,
+        options: Options,
+        short_way: ShortWay | None = None,
+    ) -> None:
+        """``name``: the graph's. ``short_way``: begins what it can of what ``entry.at_once`` would begin."""
+        self.entry = entry
+        #: What is tried first.
+        self.short_way = short_way or entry.at_once
+        self._name = name
+        self._ways = ways
+        self._options = options
+
+    def execute(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: Any, deadline: Any
+    ) -> Any:
+        timeout, seconds = self._options.take(kwargs, timeout, deadline)
+        if seconds is None:
+            made = self.entry.at_once(args, kwargs)
+            if made is not None:
+                return made
+        self.entry.revive()
+        patience = Patience(None if timeout is not None and timeout < 0 else timeout)
+        terms = Terms("block", patience, seconds)
+        return self._ways.block(self._attempt(args, kwargs, terms), patience)
+
+    def try_execute(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: Any) -> Any:
+        seconds = self._options.deadline(kwargs, deadline)
+        self.entry.revive()
+        terms = Terms("refuse", Patience(None), seconds)
+        return self._ways.refuse(self._attempt(args, kwargs, terms))
+
+    async def execute_async(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: Any
+    ) -> Any:
+        seconds = self._options.deadline(kwargs, deadline)
+        if seconds is None:
+            made = self.entry.at_once(args, kwargs, blocking=False)
+            if made is not None:
+                return made
+        if self.entry.is_down():
+            import asyncio  # slow to import
+
+            await asyncio.get_running_loop().run_in_executor(None, self.entry.revive)
+        terms = Terms("await", Patience(None), seconds)
+        return await self._ways.wait(self._attempt(args, kwargs, terms))
+
+    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms) -> Attempt:
+        entry = self.entry
+        execution = entry.begin(terms)
+        if refs_among(args, kwargs):
+            entry.check(args, kwargs)
+            while (ref := lacking(args, kwargs)) is not None:
+                yield entry.until_done(self._argument(ref), execution)
+            try:
+                args, kwargs = with_values(args, kwargs, entry.takes_parts, entry.afar)
+            except RefFailed as failed:
+                return (yield from entry.submit(args, kwargs, execution, terms, failed.error))
+        return (yield from entry.submit(args, kwargs, execution, terms))
+
+    def _argument(self, ref: Ref) -> Need:
+        return Need(
+            ref.done,
+            functools.partial(blockers_of, ref),
+            lambda: f"{ref!r}, an argument of {self._name}",
+            lambda: "it is not done",
+            lambda: f"{self._name}: {ref!r}, which is an argument, is not there yet",
+            ref,
+        )
+
+
+class BellWays:
+    """Waits on this process's bell."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def block(self, attempt: Attempt, patience: Patience) -> Any:
+        """Run the attempt, with this thread asleep where it lacks something."""
+        try:
+            while True:
+                try:
+                    need = next(attempt)
+                except StopIteration as over:
+                    return over.value
+                self._block(need, patience if need.refusal is not None else Patience(None))
+        finally:
+            attempt.close()
+
+    def _block(self, need: Need, patience: Patience) -> None:
+        process = self._process
+        with process.lanes.waiting(need.ask, True) as wait:
+            wait_patiently(process.inbox, need.ready, patience, need.what, need.who, wait)
+
+    async def wait(self, attempt: Attempt) -> Any:
+        """Run the attempt, with the running task asleep where it lacks something."""
+        from conveyor.runtime.waiting.aio import wait_until  # asyncio is slow to import
+
+        try:
+            while True:
+                try:
+                    need = next(attempt)
+                except StopIteration as over:
+                    return over.value
+                await wait_until(need.ready, need.ask)
+        finally:
+            attempt.close()
+
+    def refuse(self, attempt: Attempt) -> Any:
+        """Run the attempt; raise ``CapacityError`` where it lacks something that may take its time."""
+        try:
+            while True:
+                try:
+                    need = next(attempt)
+                except StopIteration as over:
+                    return over.value
+                if need.refusal is not None:
+                    raise CapacityError(need.refusal())
+                self._block(need, Patience(None))
+        finally:
+            attempt.close()
