@@ -213,7 +213,7 @@ class Board : public Shareable<Board> {
   // other (FailedCalls) would else take it from each other on two hosts, and be told of, without end.
   void hear(const Sight& sight) {
     header_->heard.note(sight.at);
-    if (sight.slot >= count_ || header_->heard.at(sight.slot, sight.number, host_of(sight.at))) return;
+    if (sight.slot >= count_ || header_->heard.forgotten(sight.at) || header_->heard.at(sight.slot, sight.number, host_of(sight.at))) return;
     header_->heard.add(sight);
     if (slot(sight.slot)->failed_calls.see(sight.number, host(), header_->sights)) mark(sight.slot);
   }

@@ -31,10 +31,21 @@ class HeardSights {
     // Before the words: who has read one that is written from here on finds that.
     begun_.store(n + 1, std::memory_order_relaxed);
     Entry& entry = entries_[n % kKept];
+    const Stamp before = entry.at.load(std::memory_order_relaxed);
+    if (const uint32_t host = host_of(before); n >= kKept && host < FailedCalls::kHosts)
+      forgotten_[host].store(std::max(forgotten_[host].load(std::memory_order_relaxed), before), std::memory_order_relaxed);
     // Release, and acquired by readers: see each().
     entry.what.store(uint64_t(sight.slot) << 32 | (sight.number & kNumbers), std::memory_order_release);
     entry.at.store(sight.at, std::memory_order_release);
     done_.store(n + 1, std::memory_order_release);
+  }
+
+  // Whether a host has told of that, or of a later one, and it is not kept any more. A host tells in the order of its clock,
+  // and all of it again after a reconnect: what is forgotten then would come back in the place of what is kept, sights of
+  // other hosts among it. By the pump's thread.
+  bool forgotten(Stamp at) const {
+    const uint32_t host = host_of(at);
+    return host < FailedCalls::kHosts && at <= forgotten_[host].load(std::memory_order_relaxed);
   }
 
   // Calls `take(stamp)` for each host's sight of that failure; of those that it has told of twice for both.
@@ -74,6 +85,7 @@ class HeardSights {
   };
   std::atomic<uint64_t> begun_, done_;
   std::atomic<Stamp> last_[FailedCalls::kHosts];
+  std::atomic<Stamp> forgotten_[FailedCalls::kHosts];
   Entry entries_[kKept];
 };
 

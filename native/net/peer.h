@@ -46,8 +46,8 @@ struct ClockSample {
 class Peer {
  public:
   enum class State { kNew, kUp, kDown, kLost };
-  // `window_ns`: without a connection for so long it is given up. One from which nothing has come for three quarters of
-  // it is taken for broken.
+  // `window_ns`: without a connection for so long it is given up. A word is owed after a fifth of it (`pause_ns_`), and a
+  // connection over which three of them have not come is taken for broken, which costs no more than another connection.
   Peer(Hub& hub, uint32_t host, uint64_t window_ns, std::shared_ptr<const Fd> bell);
   ~Peer() { Returning::drop(unheard_); }
   Peer(const Peer&) = delete;
@@ -124,7 +124,7 @@ class Peer {
   void note_reason(std::string_view what, std::string_view more = {}) noexcept;
 
   Hub& hub_;
-  const uint64_t window_ns_, silent_ns_;
+  const uint64_t window_ns_, pause_ns_;
   State state_ = State::kNew;
   std::unique_ptr<Connection> connection_;
   bool greeted_ = false;

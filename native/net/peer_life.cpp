@@ -4,7 +4,7 @@
 namespace conveyor::net {
 
 Peer::Peer(Hub& hub, uint32_t host, uint64_t window_ns, std::shared_ptr<const Fd> bell)
-    : host(host), hub_(hub), window_ns_(window_ns), silent_ns_(window_ns / 4 * 3), returning_(std::make_shared<Returning>(std::move(bell))) {}
+    : host(host), hub_(hub), window_ns_(window_ns), pause_ns_(window_ns / 5), returning_(std::make_shared<Returning>(std::move(bell))) {}
 
 PeerCounts Peer::counts() const {
   PeerCounts counts = counts_;
@@ -87,20 +87,20 @@ void Peer::excuse(uint64_t ns) {
 }
 
 uint64_t Peer::tick(uint64_t now) {
-  const uint64_t pause = window_ns_ / 4;
+  const uint64_t silent = 3 * pause_ns_;
   // What has happened behind `now` is no time ago.
   const auto since = [now](uint64_t then) { return now > then ? now - then : 0; };
   if (state_ == State::kDown) {
     // In steps, so that it shows where this process has not run meanwhile.
-    if (since(down_ns_) < window_ns_) return std::min(down_ns_ + window_ns_, now + pause);
+    if (since(down_ns_) < window_ns_) return std::min(down_ns_ + window_ns_, now + pause_ns_);
     lose("there was no connection to it for as long as is waited for one: ", reason_);
   }
   if (!connection_) return 0;
-  if (since(heard_ns_) >= silent_ns_) {
+  if (since(heard_ns_) >= silent) {
     drop("nothing has come from it for too long");
-    return now + pause;
+    return now + pause_ns_;
   }
-  if (since(said_ns_) >= pause) {
+  if (since(said_ns_) >= pause_ns_) {
     said_ns_ = now;  // also where what waits to be sent is the word: what is due is never a time that has passed
     if (!connection_->has_payload()) {
       try {
@@ -110,9 +110,9 @@ uint64_t Peer::tick(uint64_t now) {
       }
       send();
     }
-    if (!connection_) return now + pause;
+    if (!connection_) return now + pause_ns_;
   }
-  return std::min(said_ns_ + pause, heard_ns_ + silent_ns_);
+  return std::min(said_ns_ + pause_ns_, heard_ns_ + silent);
 }
 
 }  // namespace conveyor::net

@@ -206,8 +206,11 @@ bool HostPump::turn() {
   if (due) {
     // Who has slept too long himself cannot say that the others have. What has come meanwhile was read just now.
     const uint64_t late = now - next_tick_;
-    if (late > window_ns_ / 8)
+    if (late > window_ns_ / 8) {
       for (auto& [host, known] : peers_) known.peer->excuse(late);
+      late_ns_ = late;
+      late_at_ = now;
+    }
     next_tick_ = 0;
   }
   for (auto& [host, known] : peers_) {

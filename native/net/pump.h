@@ -58,6 +58,8 @@ class HostPump final : private Hub {
   void give_up(uint32_t host, const std::string& reason);
   PeerCounts counts(uint32_t host);
   bool connected(uint32_t host);
+  // For how long this process has not run, though it was to: now, or the last time within these last nanoseconds.
+  uint64_t overslept(uint64_t within_ns);
   // Ask that host's clock so often; what has come of it when the time is over, at most.
   std::vector<ClockSample> ask_clock(uint32_t host, uint32_t times, uint64_t timeout_ns);
   // What other hosts are to have of all that was published here until now; and whether this one has that of another.
@@ -139,6 +141,7 @@ class HostPump final : private Hub {
   std::vector<Death> deaths_;
   uint32_t deaths_seen_;
   uint64_t next_tick_ = 0;  // when it is due to look at the clock for the peers; 0: never
+  uint64_t late_ns_ = 0, late_at_ = 0;  // it looked so much too late last, and when that was
 
   ForkMutex mutex_;
   std::condition_variable_any done_;

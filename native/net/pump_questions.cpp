@@ -1,4 +1,4 @@
-// How the clocks of other hosts are asked for, by the pump.
+// What the pump is asked: of connections, of itself, and of the clocks of other hosts.
 #include <algorithm>
 #include <chrono>
 
@@ -16,6 +16,16 @@ bool HostPump::connected(uint32_t host) {
   bool is = false;
   call([&] { is = peer(host).greeted(); });
   return is;
+}
+
+uint64_t HostPump::overslept(uint64_t within_ns) {
+  uint64_t ns = 0;
+  call([&] {
+    const uint64_t now = now_ns();
+    if (late_at_ != 0 && now - late_at_ < within_ns) ns = late_ns_;
+    if (next_tick_ != 0 && now > next_tick_) ns = std::max(ns, now - next_tick_);  // it has just woken
+  });
+  return ns;
 }
 
 std::vector<ClockSample> HostPump::ask_clock(uint32_t host, uint32_t times, uint64_t timeout_ns) {

@@ -2,8 +2,10 @@
 // ../heard_sights.h.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "wire.h"
 
@@ -23,6 +25,7 @@ struct ToldSights {
     marks = now_marked;
     // First, as the clock is what it was at some time behind the marks, and the sights are of any time until now.
     put(Saw{Saw::kClockAlone, 0, 0, clock_of(board.sights())});
+    std::vector<Saw> news;
     for (uint32_t slot = 0, n = board.used(); slot < n; ++slot) {
       if (!board.is_rank(slot)) continue;
       const FailedCalls& calls = board.slot(slot)->failed_calls;
@@ -32,9 +35,12 @@ struct ToldSights {
       else
         told = now;
       calls.each_seen([&](uint32_t place, uint64_t number, uint64_t clock) {
-        if (std::exchange(numbers[{slot, place}], number) != number) put(Saw{slot, 0, number, clock});
+        if (std::exchange(numbers[{slot, place}], number) != number) news.push_back({slot, 0, number, clock});
       });
     }
+    // In the order in which they were learned of: of more than are kept there the last ones are.
+    std::ranges::sort(news, {}, &Saw::clock);
+    for (const Saw& saw : news) put(saw);
   }
 };
 

@@ -88,6 +88,10 @@ void bind_net(nb::module_& m) {
              Unlocked unlocked;
              return p.connected(host);
            }, "host"_a)
+      .def("overslept", [](HostPump& p, double within) {
+             Unlocked unlocked;
+             return double(p.overslept(ns_of(within))) / 1e9;
+           }, "within"_a)
       .def("ask_clock", [](HostPump& p, uint32_t host, uint32_t times, double timeout) {
              std::vector<net::ClockSample> samples;
              {

@@ -184,7 +184,10 @@ void Encoded::write_body(char* to) const {
     if (views[i].len != 0 && !(layout.entries[i].offset & kInBlock)) std::memcpy(to + layout.entries[i].offset, views[i].buf, size_t(views[i].len));
 }
 
-void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena, bool passes_on) {
+namespace {
+
+// What the core encodes by itself. False: `value` is none of that.
+bool encode_native(Encoded& out, nb::handle value, bool passes_on) {
   PyObject* v = value.ptr();
   PyTypeObject* type = Py_TYPE(v);
   if (type == &PyUnicode_Type) {
@@ -194,7 +197,7 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
       out.codec = kStr;
       out.size = size_t(length);
       out.source = nb::borrow(value);
-      return;
+      return true;
     }
     PyErr_Clear();
   } else if (type == &PyBytes_Type) {
@@ -202,13 +205,13 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
     out.data = PyBytes_AS_STRING(v);
     out.size = size_t(PyBytes_GET_SIZE(v));
     out.source = nb::borrow(value);
-    return;
+    return true;
   } else if (v == Py_None) {
     out.codec = kNone;
-    return;
+    return true;
   } else if (v == Py_True || v == Py_False) {
     out.codec = v == Py_True ? kTrue : kFalse;
-    return;
+    return true;
   } else if (type == &PyLong_Type) {
     int overflow;
     const int64_t n = PyLong_AsLongLongAndOverflow(v, &overflow);
@@ -217,7 +220,7 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
       out.codec = kInt;
       out.data = out.small;
       out.size = sizeof n;
-      return;
+      return true;
     }
   } else if (type == &PyFloat_Type) {
     const double d = PyFloat_AS_DOUBLE(v);
@@ -225,7 +228,7 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
     out.codec = kFloat;
     out.data = out.small;
     out.size = sizeof d;
-    return;
+    return true;
   } else if (type == &PyTuple_Type) {
     out.scratch.clear();
     PassedOn passed;
@@ -238,38 +241,45 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
       }
       out.data = out.scratch.data() + sizeof(uint32_t);  // the outermost length is the body's size
       out.size = out.scratch.size() - sizeof(uint32_t);
-      return;
+      return true;
     }
   }
-  if (nb::isinstance<Snapshot>(value)) {
-    const Frame& frame = nb::inst_ptr<Snapshot>(value)->frame;
-    if (frame.flags & (kRefs | kBound)) {
-      // Its bytes are not understood elsewhere: the value itself is sent.
-      const nb::object alive = nb::borrow(value);
-      const nb::object decoded = decode(frame);
-      encode(out, decoded, sent, 0, nullptr);
-      out.source = decoded;
-      return;
-    }
-    out.codec = frame.codec;
-    out.flags = frame.flags & ~uint32_t(kExternal);
-    out.source = nb::borrow(value);
-    if (!keeps_surely(frame)) out.flags &= ~uint32_t(kSure);
-    if (frame.flags & kKeeps) {
-      out.attached = std::make_shared<const Frame>(frame);
-      out.keeps = frame.keeps();
-    }
-    if (frame.flags & kExternal) {
-      const TableView table = table_of(frame);
-      out.meta = nb::bytes(table.meta, table.meta_length);
-      take_buffers(out, buffers_of(frame, table), nullptr);
-      return;
-    }
-    out.size = frame.size;
-    out.data = frame.body;
-    out.raw = true;
+  return false;
+}
+
+// A value that has been encoded before, and was not decoded here.
+void encode_snapshot(Encoded& out, nb::handle value, nb::handle sent) {
+  const Frame& frame = nb::inst_ptr<Snapshot>(value)->frame;
+  if (frame.flags & (kRefs | kBound)) {
+    // Its bytes are not understood elsewhere: the value itself is sent.
+    const nb::object alive = nb::borrow(value);
+    const nb::object decoded = decode(frame);
+    encode(out, decoded, sent, 0, nullptr);
+    out.source = decoded;
     return;
   }
+  out.codec = frame.codec;
+  out.flags = frame.flags & ~uint32_t(kExternal);
+  out.source = nb::borrow(value);
+  if (!keeps_surely(frame)) out.flags &= ~uint32_t(kSure);
+  if (frame.flags & kKeeps) {
+    out.attached = std::make_shared<const Frame>(frame);
+    out.keeps = frame.keeps();
+  }
+  if (frame.flags & kExternal) {
+    const TableView table = table_of(frame);
+    out.meta = nb::bytes(table.meta, table.meta_length);
+    take_buffers(out, buffers_of(frame, table), nullptr);
+    return;
+  }
+  out.size = frame.size;
+  out.data = frame.body;
+  out.raw = true;
+}
+
+// Anything else is the codec's in Python.
+void encode_any(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena) {
+  PyObject* v = value.ptr();
   // Before the codec adds references of its own.
   const bool let_go = Py_REFCNT(v) <= moved_refs && MadeInPlace::any() && alone(v);
   if (hooks.encode == nullptr) throw nb::type_error("conveyor: no codec is set for this type of value");
@@ -309,6 +319,14 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
     out.made = MadeInPlace::find(data, size_t(out.views[0].len), arena);
     if (out.made) out.lay_out_in_block();
   }
+}
+
+}  // namespace
+
+void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena, bool passes_on) {
+  if (encode_native(out, value, passes_on)) return;
+  if (nb::isinstance<Snapshot>(value)) return encode_snapshot(out, value, sent);
+  encode_any(out, value, sent, moved_refs, arena);
 }
 
 }  // namespace conveyor

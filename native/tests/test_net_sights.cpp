@@ -207,3 +207,38 @@ TEST(failures_that_two_hosts_have_numbered_are_two) {
   second.board->see(1, other);
   CHECK(*second.board->seen_at(1, one) < *second.board->seen_at(1, other));
 }
+
+// All that a host knows of is told again then, also what is forgotten by the other one.
+TEST(what_was_told_again_takes_no_sight_of_another_host_away) {
+  constexpr uint32_t kRanks = 40, kEach = 50;
+  static_assert(kRanks * kEach > HeardSights::kKept + kEach && kEach < FailedCalls::kKept);
+  Homes homes = {0, 1, 2};
+  homes.resize(3 + kRanks, 1);
+  const std::vector<Host::Shape> from_first = {{0, {1}}}, from_third = {{2, {1}}};
+  Host first(0, homes), second(1, homes), third(2, homes);
+  for (Host* host : {&first, &second}) host->mirror(kNumber, from_first);
+  for (Host* host : {&third, &second}) host->mirror(kNumber + 1, from_third);
+  join(first, second);
+  join(third, second);
+  const auto sender = first.sender(kNumber, from_first, 0), other = third.sender(kNumber + 1, from_third, 0);
+  const auto receiver = second.receiver(kNumber, from_first, 0, 0), others = second.receiver(kNumber + 1, from_third, 0, 0);
+  uint64_t last = 0;
+  // Some slots come first in what is told, and their failures last.
+  for (uint32_t i = 0; i < kEach; ++i)
+    for (uint32_t rank = kRanks; rank-- > 0;) first.board->see(3 + rank, last = first.board->fail(3 + rank));
+  say(first, 0, *sender, last);
+  CHECK(knew(second, 3, hear(second, 1, *receiver)));
+  const uint64_t number = third.board->fail(3);
+  third.board->see(3, number);
+  say(third, 2, *other, number);
+  const Said word = hear(second, 1, *others);
+  CHECK(knew(second, 3, word));
+  const uint64_t connections = second.pump->counts(0).connections;
+  first.pump->disconnect(1, "a test");
+  second.pump->disconnect(0, "a test");
+  join(first, second);
+  say(first, 0, *sender, last);
+  CHECK(knew(second, 3, hear(second, 1, *receiver)));
+  CHECK(second.pump->counts(0).connections > connections);
+  CHECK(knew(second, 3, word));
+}

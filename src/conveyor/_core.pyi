@@ -1733,6 +1733,10 @@ class HostPump:
     def connected(self, host: int) -> bool:
         """Whether its pump has greeted this one over the present connection."""
 
+    def overslept(self, within: float) -> float:
+        """Seconds for which this process has not run, though its pump was to look: now, or the last time within
+        so many seconds."""
+
     def left(self) -> list[tuple[bytes, int, int]]:
         """What frames have claimed for processes that had left before they came: their headers, slots and
         incarnations. To be asked behind ``events``: what comes later makes ``notice_fd`` readable again."""

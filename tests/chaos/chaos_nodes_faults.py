@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import ray
 from chaos_nodes import WINDOW, Member, Node, Nodes, ask, go_on, kill, pid_of, stop
 from chaos_nodes_links import DRIVER
 
@@ -209,6 +210,8 @@ class Faults:
 
         try:
             ask(agent, cut)
+        except ray.exceptions.ActorUnavailableError:
+            pass  # Ray's own connection to it was cut by another fault
         except Exception:
             if not agent.lost:  # by another fault
                 raise

@@ -5,6 +5,7 @@ import sys
 import cloudpickle
 import numpy as np
 import pytest
+from missed_steps import do_not_meet, fail, meet, settled
 from ray_nodes import HERE, THERE, WAIT, get
 
 import conveyor
@@ -58,28 +59,6 @@ def ranks(request, actors):
     group = collective.create_collective_group(made)
     yield made
     collective.destroy_collective_group(group)
-
-
-def meet(ranks, number):
-    count = len(ranks)
-    assert get([rank.step.remote(number) for rank in ranks]) == [number * float(count)] * count
-
-
-def fail(ref, error=LookupError):
-    with pytest.raises(error):
-        get(ref)
-
-
-def settled(*refs):
-    """They are done, and nobody has learned how."""
-    done, _ = conveyor.wait(list(refs), num_returns=len(refs), timeout=WAIT)
-    assert len(done) == len(refs)
-
-
-def do_not_meet(*refs, match="rank"):
-    for ref in refs:
-        with pytest.raises(CollectiveBrokenError, match=match):
-            get(ref)
 
 
 def test_what_the_caller_has_heard_of_breaks_nothing(ranks):

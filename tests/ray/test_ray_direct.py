@@ -367,6 +367,7 @@ def test_the_makers_death(makers):
         get(maker.pid.remote())
     with pytest.raises(ActorDiedError, match="the maker"):
         get(ref)
+    assert ref.route() == "lost"
     for other in (here, neighbour, third):
         with pytest.raises(ActorDiedError, match="the maker"):
             get(other.total.remote(ref))

@@ -18,9 +18,7 @@ from ray_nodes import HERE, THERE, WAIT, Adds, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.exceptions import (
-    ActorDiedError,
-)
+from conveyor.exceptions import ActorDiedError, WaitTimeoutError
 from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -213,6 +211,24 @@ def test_started_again_on_its_node(far):
             assert get(graph.execute(2)) == (13, 2)
             assert get(actor.pid.remote()) != pid
     assert get(there.ask.remote(here, 1)) == 2
+
+
+@ray.remote(num_cpus=0, resources={"stage": 4})
+class Rival:
+    pass
+
+
+def test_what_is_called_while_ray_has_no_place_for_it_waits(far, wait_until):
+    actor = Stage.options(resources={"stage": 4}, max_restarts=1).remote(1)
+    get(actor.run.remote(1))
+    rival = Rival.remote()  # gets the place as soon as that is free
+    conveyor.kill(actor, no_restart=False)
+    wait_until(lambda: not context.running().is_alive(actor._id), WAIT)
+    refs = [actor.run.remote(i) for i in range(100)]
+    with pytest.raises(WaitTimeoutError, match=r"Stage.* is starting"):
+        conveyor.get(refs[0], timeout=0.1)
+    ray.kill(rival)
+    assert get(refs) == list(range(1, 101))
 
 
 def test_a_connection_that_breaks_is_made_again(far):

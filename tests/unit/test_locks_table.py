@@ -120,3 +120,20 @@ def test_the_lock_of_a_condition_has_a_name_and_is_taken_by_that(path, name, of)
         if getattr(item.context_expr, "attr", "") == name
     ]
     assert entered == []
+
+
+def test_nobody_waits_for_an_event_of_threading():
+    """It has a condition of its own in it, which Python enters; see ``conveyor.flag``."""
+    named = {path.name for path in SOURCES.rglob("*.py") if "threading.Event" in path.read_text()}
+    assert named == {"flag.py"}
+
+
+def test_no_future_has_a_condition_of_threading():
+    """See ``conveyor.futures``."""
+    made = {path: path.read_text() for path in _files() if "= Future()" in path.read_text()}
+    assert len(made) > 5
+    assert [
+        path.name
+        for path, text in made.items()
+        if "from conveyor.futures import Future" not in text
+    ] == []

@@ -140,7 +140,7 @@ class ActorMethod(Generic[P, ResultT]):
         if retries is not None and retries.most and not info.is_generator:
             count = count_of(self._returns)
             tried: ResultT = call_with_retries(
-                runtime, handle._id.index, self._try, count, retries, args, kwargs
+                runtime, handle._id, info.name, self._try, count, retries, args, kwargs
             )
             return tried
         if info.received:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -13,6 +12,7 @@ from conveyor.api.actor_handle import ActorHandle
 from conveyor.api.methods import make_table
 from conveyor.checks import check_flag
 from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError
+from conveyor.flag import Flag
 from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.driver.driver import Driver
@@ -131,7 +131,7 @@ def _described(driver: Driver, ray: Any, handle: Any, name: str) -> dict[str, Me
 
 def _answer(driver: Driver, answer: Future[Any], name: str) -> Any:
     """What the actor says, unless the session ends before: Ray may never place it."""
-    either = threading.Event()
+    either = Flag()
     answer.add_done_callback(lambda _: either.set())
     with driver.table.until_closed(either.set):
         if not either.wait(_SAID_AFTER):

@@ -15,7 +15,7 @@ from conveyor.runtime.protocol import MethodInfo, Retries
 from conveyor.runtime.refs.elements import ElementRef, elements_of
 
 if TYPE_CHECKING:
-    from conveyor.runtime.protocol import Runtime
+    from conveyor.runtime.protocol import ActorId, Runtime
     from conveyor.runtime.refs.ref import Ref
 
 #: Where ``method`` leaves what it was told of them; copied along by ``functools.wraps``.
@@ -85,15 +85,16 @@ def with_default(methods: Mapping[str, MethodInfo], most: int) -> Mapping[str, M
 
 def call_with_retries(
     runtime: Runtime,
-    actor: int,
+    actor: ActorId,
+    method: str,
     call: Callable[[tuple[Any, ...], dict[str, Any], bool], Any],
     count: int,
     retries: Retries,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What ``call`` gives, which calls that actor once and has ``count`` results: a ref, or a list. It is
-    told whether it is not the first time."""
+    """What ``call`` gives, which calls that method of an actor once, and has ``count`` results: a ref, or a
+    list. It is told whether it is not the first time."""
 
     def make(args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> Ref:
         made: Any = call(args, kwargs, again)
@@ -103,4 +104,5 @@ def call_with_retries(
         return element._whole
 
     tries = import_later("conveyor.runtime.calls.retried").Tries
-    return elements_of(tries(runtime, actor, make, args, kwargs, retries).ref(), count)
+    made = tries(runtime, actor, method, make, args, kwargs, retries)
+    return elements_of(made.ref(), count)

@@ -33,6 +33,7 @@ from conveyor.codec.pickling import pickler, unpickler
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.promises import Promised
 from conveyor.codec.tensors import encoding as tensors
+from conveyor.codec.tensors import reducers
 from conveyor.codec.tensors.encoding import TENSOR
 from conveyor.exceptions import SerializationError
 
@@ -107,7 +108,7 @@ def _torch_is_here() -> None:
     import torch
 
     _encoders[torch.Tensor] = tensors.make_encoder()
-    pickler.add_reducers(tensors.make_reducers)
+    pickler.add_reducers(reducers.make_reducers)
 
 
 pickler.add_reducers(direct.reducers(encode, decode))

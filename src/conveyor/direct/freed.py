@@ -10,7 +10,7 @@ from conveyor.direct.leaves import leaves_of
 from conveyor.direct.listing import id_of, objects
 from conveyor.direct.memory import storage_of
 from conveyor.direct.table import TABLE
-from conveyor.runtime import context
+from conveyor.runtime import context, ending
 from conveyor.runtime.waiting.patience import wait_until
 
 #: Address and bytes of memory.
@@ -30,17 +30,30 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
     Raises:
         TypeError: there is neither.
         WaitTimeoutError: the memory is still needed; it is a ``TimeoutError``, which says who holds it.
+        SessionEndedError: the session has ended meanwhile, or before.
     """
     found = [leaf for _, leaf in leaves_of(tensor)]
     storages = [storage_of(one) for one in found or [tensor]]
     timeout = check_timeout(timeout)
     if not _holding(storages):
         return
-    runtime = context.current()
+    runtime = context.running()
+    if (
+        runtime is None
+    ):  # nobody is told of references any more, and no session begins because of them
+        raise ending.ended()
+
+    def is_free() -> bool:
+        if not _holding(storages):
+            return True
+        if runtime.ending:
+            raise ending.ended()
+        return False
+
     with TABLE.telling(runtime.process.ring):
         wait_until(
             runtime.process.inbox,
-            lambda: not _holding(storages),
+            is_free,
             None if timeout is not None and timeout < 0 else timeout,
             lambda: f"memory of {sum(nbytes for _, nbytes in set(storages)):,} bytes to be freed",
             lambda: _needed(_holding(storages)),

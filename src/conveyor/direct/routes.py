@@ -23,15 +23,20 @@ def _where(ref: Ref) -> Located | None:
 
 
 def route_of(ref: Ref) -> str:
-    """``"frame"``, ``"here"``, ``"read"``, ``"network"``, or the name of a route; see ``Ref.route``."""
+    """``"frame"``, ``"here"``, ``"read"``, ``"network"``, ``"lost"``, or the name of a route; see
+    ``Ref.route``."""
     where = _where(ref)
     if where is None:
         return "frame"
     if not where.snapshot and TABLE.find(where.number) is not None:
         return "here"
+    process = context.current().process
+    afar = is_afar(where, process)
+    if not afar and process.board.gone(where.slot, where.incarnation):
+        return "lost"
     if where.beside:
         return Beside.unpack(where.beside).route.name
-    return "network" if is_afar(where, context.current().process) else "read"
+    return "network" if afar else "read"
 
 
 def transport_of(ref: Ref) -> str | None:

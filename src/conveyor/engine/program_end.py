@@ -13,6 +13,7 @@ from contextlib import suppress
 from types import FrameType
 
 from conveyor import _core
+from conveyor.flag import Flag
 from conveyor.runtime import context, ending, threads
 from conveyor.runtime.protocol import Runtime
 
@@ -108,6 +109,6 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def _end_at_last(seconds: float) -> None:
-    threading.Event().wait(seconds)
+    Flag().wait(seconds)
     os.kill(os.getpid(), signal.SIGTERM)
     os._exit(128 + signal.SIGTERM)

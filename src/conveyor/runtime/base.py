@@ -24,7 +24,6 @@ from conveyor.runtime.graph.results import get_all
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId, Returns
 from conveyor.runtime.refs.ref import Ref, blockers_of
-from conveyor.runtime.waiting.completions import Completions
 from conveyor.runtime.waiting.deadlock import Wait
 from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.patience import Patience, outstanding, wait_patiently
@@ -32,6 +31,7 @@ from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.runtime.waiting.works import Blockers, any_of
 
 if TYPE_CHECKING:
+    from conveyor.runtime.calls.retrying import Retrying
     from conveyor.runtime.graph.origins import Origins
 
 
@@ -68,7 +68,7 @@ class CallingRuntime:
         self.pid = os.getpid()
         self.pump = Pump(process.inbox)
         self.watcher = Watcher(process.inbox, process.ring)
-        self.retrying: WeakValueDictionary[int, Completions] = WeakValueDictionary()
+        self.retrying: WeakValueDictionary[int, Retrying] = WeakValueDictionary()
         #: By the number of the actor.
         self.links: dict[int, Link] = {}
         self._origins: Origins | None = None

@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from msgspec import Struct, field
 
+from conveyor.codec.sealed import Sealed, seal
+
 if TYPE_CHECKING:
     from weakref import WeakValueDictionary
 
     from conveyor import _core
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
+    from conveyor.runtime.calls.retrying import Retrying
     from conveyor.runtime.chores import Chores
     from conveyor.runtime.meeting import Introductions
     from conveyor.runtime.process import Process
     from conveyor.runtime.ranks import Collectives
     from conveyor.runtime.refs.table import RefTable
-    from conveyor.runtime.waiting.completions import Completions
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
 
@@ -36,13 +38,39 @@ Returns: TypeAlias = "int | tuple[int, str, bool]"
 are, or, if true, as they were then."""
 
 
-class Retries(Struct, frozen=True):
+class Retries(Struct, frozen=True, eq=False):
     """How often a call is made again where it fails. ``most``: times (-1: without limit), or ``None``: as its
     actor's options say. ``exceptions``: whether also where the method has raised, or the classes of what it
     may have raised; else where the actor has died and is started again."""
 
     most: int | None = None
-    exceptions: bool | tuple[type[BaseException], ...] = False
+    exceptions: bool | tuple[type[BaseException], ...] | Sealed = False
+
+    @property
+    def named(self) -> bool | tuple[type[BaseException], ...]:
+        """The ``exceptions``, which are loaded only where somebody needs them."""
+        found = self.exceptions
+        if isinstance(found, Sealed):
+            opened: tuple[type[BaseException], ...] = found.open()
+            return opened
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Retries) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[int | None, bool | tuple[type[BaseException], ...]]:
+        return self.most, self.named
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # It goes by way of the driver, as a part of what is known of an actor's methods: there the classes
+        # need not be known, and pickle may not know how to send them.
+        sent = self.exceptions
+        if isinstance(sent, tuple) and not all(one.__module__ == "builtins" for one in sent):
+            sent = seal(sent)
+        return Retries, (self.most, sent)
 
 
 class MethodInfo(Struct, frozen=True):
@@ -142,7 +170,7 @@ class Runtime(Protocol):
         ...
 
     @property
-    def retrying(self) -> WeakValueDictionary[int, Completions]:
+    def retrying(self) -> WeakValueDictionary[int, Retrying]:
         """By the numbers of actors: where their calls are made again that have failed."""
         ...
 

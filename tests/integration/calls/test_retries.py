@@ -20,11 +20,13 @@ from conveyor.exceptions import (
     ActorRestartedError,
     ConstructorError,
     ExecutionCancelledError,
+    SerializationError,
     SessionEndedError,
     TaskError,
     WaitTimeoutError,
 )
 from conveyor.runtime import context
+from conveyor.runtime.base import CallingRuntime
 
 
 @conveyor.remote
@@ -34,6 +36,7 @@ class Flaky:
     def __init__(self, noted=None):
         self.tries = 0
         self.noted = noted
+        self.values = []
         self.room = np.zeros(20_000, int)
 
     def work(self, failures, kind=ValueError, value=0):
@@ -65,6 +68,16 @@ class Flaky:
     def echo(self, value):
         self.tries += 1
         return value
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        return seconds
+
+    def log(self, value):
+        self.values.append(value)
+
+    def logged(self):
+        return self.values
 
     def of(self, refs):
         return conveyor.get(refs[0], timeout=WAIT)
@@ -116,6 +129,7 @@ def test_the_last_error_is_told_where_all_tries_fail(flaky):
             get(ref)
     assert isinstance(caught.value, TaskError)
     assert caught.value.actor == "Flaky"
+    assert "this was try 4, the last of a call with max_task_retries=3" in str(caught.value)
     assert ref.has_failed()
 
 
@@ -238,6 +252,26 @@ def test_it_is_a_ref_like_any_other(flaky):
     assert asyncio.run(awaited()) == 3
 
 
+def test_an_actor_may_name_a_class_that_only_it_has(flaky):
+    def makes(self):
+        class Own(Exception):
+            pass
+
+        class Made(Flaky.__wrapped__):
+            @conveyor.method(max_task_retries=2, retry_exceptions=[Own])
+            def own(self, failures):
+                return self.work(failures, Own)[0]
+
+        made = conveyor.remote(Made).options(name="made").remote()
+        same = pickle.loads(pickle.dumps(made.own)) == made.own
+        return same, conveyor.get(made.own.remote(2), timeout=WAIT)
+
+    assert get(flaky.__ray_call__.remote(makes)) == (True, 3)
+    assert get(conveyor.get_actor("made").own.remote(2)) == 3
+    with pytest.raises(TaskError, match="at try 1"):
+        get(conveyor.get_actor("made").own.options(retry_exceptions=[KeyError]).remote(1))
+
+
 def test_nobody_needs_to_wait_for_it(flaky, wait_until):
     with_retries(flaky, 9).remote(9)
     gc.collect()
@@ -259,6 +293,12 @@ def test_what_is_no_number_and_no_exception(flaky):
             conveyor.method(**options)
     with pytest.raises(ValueError, match="max_task_retries must be -1"):
         Flaky.options(max_task_retries=-2)
+
+
+def test_what_cannot_be_sent_is_named_as_of_any_call(flaky):
+    for method in (flaky.work, with_retries(flaky)):
+        with pytest.raises(SerializationError, match=r"argument 'value' of Flaky.work, a list"):
+            method.remote(0, value=[threading.Lock()])
 
 
 def test_generators_are_not_called_again():
@@ -301,7 +341,7 @@ def test_as_often_as_it_may_be(local, tmp_path):
     actor = Flaky.options(max_restarts=-1, max_task_retries=1).remote(str(tmp_path / "noted"))
     with pytest.raises(ActorRestartedError):
         get(actor.die.options(max_task_retries=0).remote(1))
-    with pytest.raises(ActorRestartedError):
+    with pytest.raises(ActorRestartedError, match="this was try 2, the last of a call with max"):
         get(actor.die.remote(3))
     assert get(actor.die.options(max_task_retries=-1).remote(5)) == 6
 
@@ -317,16 +357,54 @@ def test_an_actor_that_is_gone_for_good_ends_it(local, tmp_path):
         get(Flaky.options(max_task_retries=-1).remote(noted).die.remote(9))
 
 
+def test_they_are_made_again_in_their_order(local):
+    actor = Flaky.options(max_restarts=-1, max_task_retries=-1).remote()
+    pid = get(actor.pid.remote())
+    holds = actor.sleep.options(max_task_retries=0).remote(WAIT)
+    refs = [actor.log.remote(i) for i in range(200)]
+    os.kill(pid, signal.SIGKILL)
+    get(refs)
+    assert get(actor.logged.remote()) == list(range(200))
+    with pytest.raises(ActorRestartedError):
+        get(holds)
+
+
+def test_an_actor_that_dies_when_it_is_about_to_be_called(local, monkeypatch):
+    actor = Flaky.options(max_restarts=-1, max_task_retries=1).remote()
+    pid = get(actor.pid.remote())
+    known_link = CallingRuntime._known_link
+
+    def killed(runtime, actor):
+        link = known_link(runtime, actor)
+        if not link.gone and not killed.yet:
+            killed.yet = True
+            os.kill(pid, signal.SIGKILL)
+            while not link.gone:
+                runtime.inbox.wait(runtime.inbox.count, 0.01)
+        return link
+
+    monkeypatch.setattr(CallingRuntime, "_known_link", killed)
+    killed.yet = False
+    assert get(actor.pid.remote()) != pid
+    pid, killed.yet = get(actor.pid.remote()), False
+    with pytest.raises(ActorRestartedError):
+        get(actor.pid.options(max_task_retries=0).remote())
+
+
 def test_calls_that_were_queued_are_made_again_and_so_are_those_of_actors(local, tmp_path):
-    actor = Flaky.options(max_restarts=1, max_task_retries=1).remote(str(tmp_path / "noted"))
+    actor = Flaky.options(max_restarts=2, max_task_retries=1).remote(str(tmp_path / "noted"))
     caller = Flaky.remote()
-    first = caller.__ray_call__.remote(lambda self, a: get(a.pid.remote()), actor)
-    before = get(first)
-    dies = caller.__ray_call__.remote(lambda self, a: get(a.die.remote(1)), actor)
+    before = get(caller.__ray_call__.remote(lambda self, a: get(a.pid.remote()), actor))
+    holds = actor.sleep.options(max_task_retries=0).remote(WAIT)
     queued = [actor.pid.remote() for _ in range(100)]
+    os.kill(before, signal.SIGKILL)
+    (after,) = set(get(queued))
+    assert after != before
+    with pytest.raises(ActorRestartedError):
+        get(holds)
+    dies = caller.__ray_call__.remote(lambda self, a: get(a.die.remote(1)), actor)
     assert get(dies) == 2
-    (after,) = set(get(queued)) - {before}
-    assert get(actor.pid.remote()) == after
+    assert get(actor.pid.remote()) not in (before, after)
 
 
 def test_a_wait_has_its_time_and_can_be_cancelled(local, wait_until):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from integration_helpers import WAIT, get, hold
+from missed_steps import do_not_meet, fail, meet, settled
 from nodes_apart import APART
 
 import conveyor
@@ -98,29 +99,6 @@ def pair(local):
     return actors
 
 
-def settled(*refs):
-    """They are done, and nobody has learned how."""
-    done, _ = conveyor.wait(list(refs), num_returns=len(refs), timeout=WAIT)
-    assert len(done) == len(refs)
-
-
-def fail(ref, error=LookupError):
-    with pytest.raises(error):
-        get(ref)
-
-
-def meet(pair, number):
-    assert get([rank.step.remote(number) for rank in pair]) == [number * float(len(pair))] * len(
-        pair
-    )
-
-
-def do_not_meet(*refs, match="rank 0"):
-    for ref in refs:
-        with pytest.raises(CollectiveBrokenError, match=match):
-            get(ref)
-
-
 def test_a_call_that_comes_after_the_failure_and_was_made_without_knowing(pair):
     missed = pair[0].step.remote(1, "before")
     settled(missed)
@@ -152,7 +130,7 @@ def test_what_another_rank_was_called_for_before_anybody_knew(pair, tmp_path):
     later = pair[0].step.remote(2)
     (tmp_path / "go").touch()
     get(held)
-    do_not_meet(first, later)
+    do_not_meet(first, later, match="rank 0")
 
 
 def test_an_unrelated_failure_is_no_missed_step(pair):
@@ -185,7 +163,7 @@ def test_a_result_that_was_dropped_was_seen_by_nobody(pair):
     missed = pair[0].step.remote(1, "before")
     settled(missed)
     del missed
-    do_not_meet(*[rank.step.remote(2) for rank in pair])
+    do_not_meet(*[rank.step.remote(2) for rank in pair], match="rank 0")
 
 
 def test_of_several_results_that_are_got_those_that_have_failed_are_known(pair):
@@ -211,7 +189,7 @@ def test_a_failure_of_a_stream_is_known_with_its_item(pair):
     first = pair[1].step.remote(2)
     with pytest.raises(LookupError):
         next(streams[0])
-    do_not_meet(pair[0].step.remote(3), first)
+    do_not_meet(pair[0].step.remote(3), first, match="rank 0")
 
 
 def test_who_has_taken_the_failed_item_may_go_on(pair):
@@ -248,7 +226,7 @@ def test_a_failure_is_not_known_where_its_ref_is_passed_on(pair):
     settled(pair[0].check.remote(False))
     other = Rank.remote()
     settled(other.step_of.remote(1, missed))
-    do_not_meet(first, pair[0].step.remote(2))
+    do_not_meet(first, pair[0].step.remote(2), match="rank 0")
 
 
 @pytest.mark.parametrize("count", [3, 150])
@@ -262,7 +240,7 @@ def test_a_cancelled_call_of_a_step(pair, count, tmp_path):
     for number, row in enumerate(rows[: count - 2]):
         assert get(row) == [number * 2.0] * 2
     fail(rows[count - 2][0], ExecutionCancelledError)
-    do_not_meet(rows[count - 2][1], rows[count - 1][0])
+    do_not_meet(rows[count - 2][1], rows[count - 1][0], match="rank 0")
 
 
 @pytest.mark.parametrize("count", [3, 150])
@@ -281,7 +259,7 @@ def test_calls_of_another_process(pair):
     caller = Caller.remote()
     missed, _ = get(caller.call.remote(pair[:1], 1, ["before"])) * 2
     settled(missed)
-    do_not_meet(pair[1].step.remote(1), *get(caller.call.remote(pair[:1], 2, [""])))
+    do_not_meet(pair[1].step.remote(1), *get(caller.call.remote(pair[:1], 2, [""])), match="rank 0")
 
 
 def test_a_failure_is_known_wherever_it_was_got(pair):
@@ -312,7 +290,7 @@ def test_more_failures_than_are_remembered(pair):
     settled(*refs)
     for ref in refs:
         fail(ref)
-    do_not_meet(*[rank.step.remote(1) for rank in pair])
+    do_not_meet(*[rank.step.remote(1) for rank in pair], match="rank 0")
 
 
 def test_where_one_rank_runs_several_calls_at_a_time(local):
@@ -322,7 +300,7 @@ def test_where_one_rank_runs_several_calls_at_a_time(local):
     fail(ranks[0].step.remote(2, "before"))
     meet(ranks, 2)
     settled(ranks[0].step.remote(3, "before"))
-    do_not_meet(*[rank.step.remote(3) for rank in ranks])
+    do_not_meet(*[rank.step.remote(3) for rank in ranks], match="rank 0")
 
 
 def test_the_driver_as_a_rank(local):
@@ -342,7 +320,7 @@ def test_the_driver_as_a_rank(local):
     later = rank.step.remote(5)
     with pytest.raises(CollectiveBrokenError, match="rank 0"):
         collective.allreduce(array, timeout=WAIT)
-    do_not_meet(later)
+    do_not_meet(later, match="rank 0")
 
 
 def test_executions_go_on_behind_failures_of_calls(pair):

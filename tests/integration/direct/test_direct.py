@@ -438,6 +438,7 @@ def test_its_actor_dies(pair, wait_until):
     wait_until(lambda: fails(ref), WAIT)
     with pytest.raises(ActorDiedError, match="Holder has died"):
         get(ref)
+    assert ref.route() == "lost"
     with pytest.raises(ActorDiedError, match="Holder has died, and with it a value of 8,000"):
         get(other.total.remote(ref))
 

@@ -9,8 +9,9 @@ from nodes_apart import APART
 
 import conveyor
 from conveyor import _core
-from conveyor.direct.table import Table
-from conveyor.exceptions import ObjectLostError, RuntimeStateError
+from conveyor.direct.table import TABLE, Table
+from conveyor.exceptions import ObjectLostError, RuntimeStateError, SessionEndedError
+from conveyor.experimental import wait_tensor_freed
 
 WHILE_DROPPING = """
 import os, time
@@ -66,6 +67,27 @@ def test_a_value_goes_with_its_last_ref_also_after_its_session(leaves_nothing, w
         wait_until(
             lambda: "conveyor-keeping" not in [thread.name for thread in threading.enumerate()]
         )
+
+
+def test_who_waits_for_memory_to_be_freed_hears_of_the_end(wait_until):
+    conveyor.init()
+    array, told = np.ones(1000), []
+    ref = conveyor.put(array, tensor_transport="auto")
+
+    def wait():
+        try:
+            wait_tensor_freed(array)
+        except SessionEndedError as error:
+            told.append(error)
+
+    threading.Thread(target=wait, daemon=True).start()
+    wait_until(lambda: TABLE._told)
+    conveyor.shutdown()
+    wait_until(lambda: told)
+    with pytest.raises(SessionEndedError):
+        wait_tensor_freed(array)
+    assert not conveyor.is_initialized()
+    del ref
 
 
 def test_who_looks_for_values_in_memory_keeps_none_of_them(monkeypatch):

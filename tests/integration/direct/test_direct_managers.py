@@ -38,6 +38,7 @@ from conveyor.direct.managers.wire import readable
 from conveyor.direct.table import TABLE
 from conveyor.exceptions import (
     ActorDiedError,
+    SerializationError,
     TaskError,
     TransportError,
     WaitTimeoutError,
@@ -417,6 +418,22 @@ def test_names_and_classes_are_checked(named):
             register_tensor_transport("other", ["cpu"], manager)
     with pytest.raises(ValueError, match="lacks"):
         register_tensor_transport("other", ["cpu"], TensorTransportManager)
+    for devices, kind, words in (
+        ([], ValueError, "names no kind of device"),
+        ("cpu", ValueError, "not the text"),
+        (None, TypeError, "a list of kinds of device, not None"),
+        (["cpu", 5], TypeError, "names no kind of device: 5"),
+    ):
+        with pytest.raises(kind, match=words):
+            register_tensor_transport("devices", devices, Files)
+
+    class Unsendable(Files):
+        lock = threading.Lock()
+
+    with pytest.raises(
+        SerializationError, match="manager_class Unsendable cannot be sent: its part"
+    ):
+        register_tensor_transport("unsendable", ["cpu"], Unsendable)
     with pytest.raises(ValueError, match="taken out"):
         register_tensor_transport("other", ["cpu"], Files, list)
     with pytest.raises(TypeError, match="type"):

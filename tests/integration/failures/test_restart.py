@@ -21,6 +21,7 @@ from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, GraphTornDownError
 from conveyor.runtime import context
 from conveyor.runtime.driver.processes import restart
+from conveyor.runtime.driver.processes.burial import Burial, Step
 from conveyor.runtime.driver.processes.restart import Restarts
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -721,3 +722,33 @@ def _pid_of(actor):
         return get(actor.pid.remote())
     except ActorDiedError:
         return None
+
+
+def test_one_that_is_brought_back_while_it_is_buried_comes_back_once(monkeypatch, wait_until):
+    """Its end is told before all is done that has to be done for it."""
+    counter = Counter.remote()
+    pid = get(counter.pid.remote())
+    supervisor = context.running().supervisor
+    started, revivals, start = [], [], supervisor._restarts._start
+
+    def revive(record):
+        thread = threading.Thread(target=supervisor.revive, args=(record.id,))
+        revivals.append(thread)
+        thread.start()
+        wait_until(lambda: record.restarting)
+
+    def note(record):
+        started.append(record)
+        start(record)
+
+    steps = list(supervisor.burial.steps)
+    steps.insert(-1, Step("a graph is restarted", revive))
+    monkeypatch.setattr(supervisor, "burial", Burial(*steps))
+    monkeypatch.setattr(supervisor._restarts, "_start", note)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: revivals)
+    revivals[0].join(WAIT)
+    monkeypatch.undo()
+    supervisor._restarts.join()
+    assert len(started) == 1
+    assert get(counter.pid.remote()) != pid

@@ -73,7 +73,7 @@ def test_who_is_told_of_a_death_holds_no_lock_of_the_link(
         wait_until(lambda: not found.alive)
         asks = threading.Thread(target=use)
         asks.start()
-        wait_until(lambda: found.told._cond._waiters, what="somebody to wait for how it has ended")
+        wait_until(lambda: found.told._waiters, what="somebody to wait for how it has ended")
         assert link.lock.acquire(timeout=60)
         link.lock.release()
     finally:

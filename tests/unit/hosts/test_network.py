@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor import _core
-from conveyor.exceptions import RuntimeStateError
+from conveyor.exceptions import ActorDiedError, RuntimeStateError
 from conveyor.runtime.calls import link_segment
 from conveyor.runtime.driver.network.network import Network
 from conveyor.runtime.driver.processes.record import Introduced
@@ -87,3 +87,27 @@ def test_no_host_keeps_segments_of_links_of_the_dead(network):
     network.ended(dead)
     assert sorted(network._abroad.told) == [("forget", 44), ("forget", 55)]
     assert [dead.callers, dead.mailboxes, other.callers, other.mailboxes] == [{}] * 4
+
+
+def test_who_is_called_on_a_node_that_is_lost_meanwhile_is_dead(network):
+    """Its host says only that it is lost."""
+    died, caller, callee = [], record(1, "one"), record(2, "another")
+
+    def lose(*_):
+        died.append("the actor has died")
+        raise RuntimeStateError("the node is lost")
+
+    def check_alive():
+        if died:
+            raise ActorDiedError(*died, "callee")
+
+    network._abroad.spread = lose
+    network._of = lambda _: []
+    for one in (caller, callee):
+        one.reader, one.actor = (one.slot, 1), SimpleNamespace(max_concurrency=None)
+    callee.check_alive, taken = check_alive, [7]
+    callee.bits = SimpleNamespace(take=taken.pop, give_back=taken.append)
+    with pytest.raises(ActorDiedError, match="the actor has died"):
+        network.link(caller, callee)
+    assert taken == [7]
+    assert network._abroad.told == [("forget", 0)]

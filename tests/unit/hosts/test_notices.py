@@ -17,8 +17,13 @@ from conveyor.engine.ray.news import LostHost
 from conveyor.exceptions import SystemLimitError
 
 
-def pump(*events):
-    return SimpleNamespace(events=lambda: list(events), left=list, give_up=lambda *_: None)
+def pump(*events, overslept=0.0):
+    return SimpleNamespace(
+        events=lambda: list(events),
+        left=list,
+        give_up=lambda *_: None,
+        overslept=lambda _within: overslept,
+    )
 
 
 def test_an_agent_dials_again_though_no_thread_is_left(monkeypatch, wait_until):
@@ -67,7 +72,11 @@ def test_of_two_nodes_without_a_connection_the_one_goes_that_the_driver_has_lost
     agents._by_node = {host.name: host for host in hosts}
     for teller, other in (hosts, hosts[::-1]):
         agents.part(teller, other.number, "it is silent")
-    assert lost == [(goes, f"it has no connection to node n{3 - goes}: it is silent")] * 2
+    said = {
+        goes: f"it has no connection to node n{3 - goes}: it is silent",
+        3 - goes: f"node n{3 - goes} has no connection to it: it is silent",
+    }
+    assert lost == [(goes, said[1]), (goes, said[2])]
     hosts[0].lost = "it was silent"
     agents.part(hosts[1], 1, "it is silent")
     assert len(lost) == 2
@@ -89,3 +98,20 @@ def test_a_node_that_is_lost_over_tls_may_have_been_silent_for_python(monkeypatc
     events.close()
     assert host.lost.startswith("it is silent")
     assert ("native code" in host.lost and "node_timeout seconds (10)" in host.lost) is tls
+
+
+@pytest.mark.parametrize("stopped", [0.0, 3.2])
+def test_of_a_node_that_did_not_hear_of_a_stopped_program_it_is_said(stopped, wait_until):
+    """It has ended, and that alone says nothing of why."""
+    events = EventLoop("notices-test")
+    ray = SimpleNamespace(kill=lambda _: None)
+    agents = Agents(ray, events, 1.0, lambda *_: None, lambda _: None)
+    agents._home = SimpleNamespace(gone=lambda _: None)
+    host = SimpleNamespace(number=1, name="a node", agent=None, lost="")
+    host.forget = lambda why: setattr(host, "lost", why)
+    agents._pump = pump(overslept=stopped)
+    agents.lose(host, "its agent has ended")
+    wait_until(lambda: host.lost, 60)
+    events.close()
+    assert host.lost.endswith("its agent has ended")
+    assert host.lost.startswith("this program did not run for 3.2 s") is bool(stopped)

@@ -34,7 +34,9 @@ def test_its_processes_have_ended_with_the_session():
     )
     hosts = RayHosts(ray, {}, lambda: None, "", 3600.0, None)
     agents = hosts._agents
-    agents._pump = SimpleNamespace(give_up=lambda *args: given_up.append(args), notice_fd=-1)
+    agents._pump = SimpleNamespace(
+        give_up=lambda *args: given_up.append(args), notice_fd=-1, overslept=lambda _: 0.0
+    )
     hosts.start(lambda pid, _: exited.append(pid), SimpleNamespace(gone=given_up.append))
     agent = Silent()
     ready = Ready(("192.0.2.1", 1), "courier", "door", ARENA)

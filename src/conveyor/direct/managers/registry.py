@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conveyor.codec import dumps_by_value, loads
+from conveyor.codec import blamed, dumps_by_value, loads
 from conveyor.dag.hints import known_transports
 from conveyor.direct.managers.manager import TensorTransportManager
 from conveyor.direct.managers.route import ManagerRoute
-from conveyor.exceptions import ConveyorError
+from conveyor.exceptions import ConveyorError, SerializationError
 from conveyor.later import import_later
 from conveyor.runtime import context, registrations
+
+if TYPE_CHECKING:
+    from conveyor.codec.pickling.blame import Given
 
 #: Names that mean something else.
 _TAKEN = ("object_store",)
@@ -48,9 +51,10 @@ def register_tensor_transport(
             without it, torch tensors.
 
     Raises:
-        TypeError: the name is no text, or ``data_type`` no type.
-        ValueError: there is a transport of that name, ``manager_class`` is no ``TensorTransportManager``, or
-            values of ``data_type`` cannot be taken out of others (a list, say).
+        TypeError: the name is no text, ``devices`` no list of texts, or ``data_type`` no type.
+        ValueError: there is a transport of that name, ``manager_class`` is no ``TensorTransportManager``,
+            ``devices`` is empty, or values of ``data_type`` cannot be taken out of others (a list, say).
+        SerializationError: ``manager_class`` cannot be sent to other processes.
     """
     given: Any = name, manager_class
     if not isinstance(given[0], str) or not name:
@@ -65,17 +69,37 @@ def register_tensor_transport(
     missing = sorted(getattr(manager_class, "__abstractmethods__", ()))
     if missing:
         raise ValueError(f"{manager_class.__name__} lacks {', '.join(missing)}")
-    if isinstance(devices, str):
-        raise ValueError(f"devices is a list of kinds of device, not the text {devices!r}")
-    kinds = tuple([str(one).lower() for one in devices])
-    registration = _Registration(key, kinds, manager_class, _checked(data_type))
-    pickled = dumps_by_value(registration)
+    registration = _Registration(key, _kinds(devices), manager_class, _checked(data_type))
+    try:
+        pickled = dumps_by_value(registration)
+    except SerializationError as error:
+        raise blamed(error, _of_class(manager_class)) from error.__cause__
     runtime = context.running()
     if runtime is None:
         registrations.add(key, pickled)
     else:
         runtime.add_transport(key, pickled)
     _routes[key] = _made(registration)
+
+
+def _kinds(devices: Any) -> tuple[str, ...]:
+    if isinstance(devices, str):
+        raise ValueError(f"devices is a list of kinds of device, not the text {devices!r}")
+    if not isinstance(devices, Iterable):
+        raise TypeError(f"devices is a list of kinds of device, not {devices!r}")
+    kinds = tuple(devices)
+    if not kinds:
+        raise ValueError("devices names no kind of device: ['cpu'], for example")
+    for one in kinds:
+        if not isinstance(one, str):
+            raise TypeError(f"devices has something that names no kind of device: {one!r}")
+    return tuple([one.lower() for one in kinds])
+
+
+def _of_class(manager_class: type) -> Iterator[Given]:
+    from conveyor.codec.pickling.blame import Given  # needed for nothing but the error
+
+    yield Given.definition("manager_class", manager_class)
 
 
 def _checked(data_type: Any) -> type | None:

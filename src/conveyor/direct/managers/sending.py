@@ -28,6 +28,7 @@ from conveyor.direct.managers.wire import (
 )
 from conveyor.direct.table import TABLE
 from conveyor.exceptions import SystemLimitError
+from conveyor.flag import Flag
 from conveyor.runtime import threads
 
 _log = logging.getLogger("conveyor")
@@ -95,7 +96,7 @@ class Sender:
                         return
                     # No descriptor, say: who asks is told nothing, and hears of no end either.
                     _log.warning("process %d could not be asked for a value", os.getpid())
-                    threading.Event().wait(0.1)
+                    Flag().wait(0.1)
                     continue
                 try:
                     threads.start(_serve, "send", asked)

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.local.output import Output
+from conveyor.flag import Flag
 
 
 class _Child(Struct, eq=False):
@@ -42,9 +43,9 @@ class Children:
         self._unreported = 0  # those whose on_exit is still to be called
         self._orphaned = False
         #: Set once the fork server and all of them are gone.
-        self.all_gone = threading.Event()
+        self.all_gone = Flag()
         #: Set once all of their ends are reported as well.
-        self.all_reported = threading.Event()
+        self.all_reported = Flag()
 
     def add(self, pid: int, pidfd: int, outputs: dict[int, str]) -> None:
         """One more is there. Call with the lock."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 
 from msgspec import Struct, field
 
 from conveyor.engine.local.spec import ChildSpec, write_spec
+from conveyor.flag import Flag
 from conveyor.system_limits import hint
 
 
@@ -26,7 +26,7 @@ class Spawning(Struct, eq=False):
     #: Pipes, each with the name of its stream: "stdout" or "stderr".
     outputs: dict[int, str] = field(default_factory=dict)
     #: Set once ``pid`` or ``error`` is.
-    done: threading.Event = field(default_factory=threading.Event)
+    done: Flag = field(default_factory=Flag)
     pid: int = 0
     error: str = ""
     cause: OSError | None = None

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from conveyor.engine.net.answering import Answering, break_off, hear, wait_on
 from conveyor.engine.net.handshake import HandshakeError, NotHeardError, hang_up
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
+from conveyor.flag import Flag
 from conveyor.system_limits import NO_MEMORY, explained, hint
 
 #: What is asked: the file's number, where to begin, and how much. What is answered: how much follows.
@@ -124,7 +125,7 @@ class Supply:
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
         self._busy: set[socket.socket] = set()
-        self._closed = threading.Event()
+        self._closed = Flag()
 
     def fetch(self, number: int, size: int) -> int:
         """The file of that number, as one of this host. ``SystemLimitError`` or ``OutOfMemoryError`` where

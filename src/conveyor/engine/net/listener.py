@@ -26,6 +26,7 @@ from conveyor.engine.net.relay import relayed
 from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
 from conveyor.engine.net.tls import Tls
 from conveyor.exceptions import SystemLimitError
+from conveyor.flag import Flag
 from conveyor.runtime import threads
 
 #: Seconds for one handshake, from the connection to the end.
@@ -91,7 +92,7 @@ class Listener:
         self._pending: list[_Pending] = []
         #: Where hosts have come from: what goes on elsewhere does not keep them from coming back.
         self._homes: set[str] = set()
-        self._closed = threading.Event()
+        self._closed = Flag()
         #: How many were let in, were no part of the session, and came while too many were under way.
         self.let_in = self.strangers = self.dropped = 0
         #: Of the strangers that came last, what was wrong with them.

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from conveyor.engine.net.handshake import HandshakeError
+from conveyor.flag import Flag
 from conveyor.runtime import threads
 
 #: Seconds between two attempts.
@@ -18,7 +19,7 @@ class _Host:
     def __init__(self) -> None:
         #: So often a connection has ended, or the host was lost, and that was not seen to.
         self.ends = threading.Semaphore(0)
-        self.lost = threading.Event()
+        self.lost = Flag()
 
 
 class Redials:

@@ -6,7 +6,6 @@ import itertools
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from conveyor.engine.net.depot import Depot, Supply
 from conveyor.engine.ray.agent import Ready
 from conveyor.engine.ray.greeting import Told
 from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.futures import Future
 from conveyor.runtime.driver.hosts.far_orders import FarOrder
 from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen
 from conveyor.runtime.kept import KeptAt

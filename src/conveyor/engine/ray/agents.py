@@ -8,7 +8,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError, wait
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -37,12 +37,15 @@ from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.greeting import Elsewhere
 from conveyor.engine.ray.news import News, Sent, Unclaimed
 from conveyor.exceptions import ActorStartError
+from conveyor.futures import Future, wait
 from conveyor.runtime.driver.hosts.far_host import Home
 from conveyor.runtime.graph.telemetry.afar import PATIENCE, STACKS, LookAtAll
 from conveyor.runtime.status import Page
 
 _log = logging.getLogger("conveyor")
 
+#: Seconds within which a time that this program was stopped for may be why a node is lost.
+_LATELY = 10.0
 #: Seconds that an agent has to end in good order.
 _LEAVE_SECONDS = 2.0
 #: Of calls to an agent, which one thread each answers: nobody who only looks has orders wait, or news.
@@ -286,6 +289,21 @@ class Agents:
             f"({self._window:g}), they have not heard of each other; init(node_timeout=) may be longer"
         )
 
+    def _own_part(self, why: str) -> str:
+        """A node ends that has not heard of this program for too long: if that was why, it is said first."""
+        assert self._pump is not None
+        try:
+            stopped = self._pump.overslept(_LATELY)
+        except OSError:  # it has no memory left, and gives all hosts up
+            return why
+        if stopped < self._window / 2:
+            return why
+        return (
+            f"this program did not run for {stopped:.1f} s (it was stopped, or its machine was), and a node "
+            f"that does not hear of it for node_timeout seconds ({self._window:g}) gives it up, and ends: "
+            f"{why}"
+        )
+
     def lose(self, host: AgentHost, why: str) -> None:
         """Take it for lost. On any thread."""
         self._events.call(partial(self._lose, host, why))
@@ -299,8 +317,10 @@ class Agents:
         assert self._pump is not None
         mute = [one for one in (host, other) if not self._pump.connected(one.number)]
         goes = mute[0] if len(mute) == 1 else max(host, other, key=lambda one: one.number)
-        stays = host if goes is other else other
-        self.lose(goes, f"it has no connection to node {stays.name}: {why}")
+        if goes is host:
+            self.lose(host, f"it has no connection to node {other.name}: {why}")
+        else:
+            self.lose(other, f"node {host.name} has no connection to it: {why}")
 
     def by_number(self, number: int) -> AgentHost | None:
         """The one with that number, while there is one."""
@@ -309,6 +329,7 @@ class Agents:
     def _lose(self, host: AgentHost, why: str) -> None:
         if host.lost or self._closed:
             return
+        why = self._own_part(why)
         _log.warning("node %s is lost, and the actors there with it: %s", host.name, why)
         assert self._pump is not None
         assert self._home is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from conveyor.engine.ray.news import Ended
 from conveyor.engine.ray.processes import Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.exceptions import ActorStartError
+from conveyor.flag import Flag
 
 
 class Started(Resident, eq=False, kw_only=True):
@@ -27,7 +27,7 @@ class Started(Resident, eq=False, kw_only=True):
     error: str = ""
     unwanted: bool = False
     #: Set once there is a pid or an error, or it is elsewhere.
-    done: threading.Event = field(default_factory=threading.Event)
+    done: Flag = field(default_factory=Flag)
     #: Ray's handle, and the ref of the call that lasts as long as the process.
     handle: Any = None
     ran: Any = None

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from conveyor.engine.events import EventLoop
 from conveyor.exceptions import ActorStartError
+from conveyor.flag import Flag
 
 _log = logging.getLogger("conveyor")
 
@@ -64,7 +65,7 @@ class Starts:
             if not self._changed.wait_for(lambda: not self._asking, _TIMEOUT):
                 _log.warning("Ray has not answered for %g s who asks it for a process", _TIMEOUT)
             ends = list(self._under_way.values())
-        ended = threading.Event()
+        ended = Flag()
         for end in ends:
             events.call(end)
         events.call(ended.set)

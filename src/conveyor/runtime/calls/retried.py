@@ -11,15 +11,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
+from conveyor.codec import append_to_message, blamed
 from conveyor.codec.errors.encoding import has_begun
-from conveyor.exceptions import ActorRestartedError, TaskError, WaitTimeoutError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorRestartedError,
+    SerializationError,
+    TaskError,
+    WaitTimeoutError,
+)
 from conveyor.runtime import ending
 from conveyor.runtime.calls.held_up import Queue
-from conveyor.runtime.protocol import Retries, Runtime
+from conveyor.runtime.calls.retrying import Retrying
+from conveyor.runtime.calls.unsendable import arguments
+from conveyor.runtime.protocol import ActorId, Retries, Runtime
 from conveyor.runtime.refs.outcome import Failure, failure_of
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error
 from conveyor.runtime.refs.together import look_at_company
-from conveyor.runtime.waiting.completions import Completions
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
 
@@ -38,7 +46,7 @@ class RetriedRef(Ref):
 
     def _error_of(self, outcome: Failure) -> BaseException:
         tries: Tries = self._source
-        return tries.last._error_of(outcome)
+        return tries.told_in(tries.last._error_of(outcome))
 
     def learn(self) -> None:
         if self.has_failed():
@@ -56,15 +64,16 @@ class Tries:
     def __init__(
         self,
         runtime: Runtime,
-        actor: int,
+        actor: ActorId,
+        method: str,
         make: Make,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         retries: Retries,
     ) -> None:
-        """``actor``: the number of the one that is called."""
+        """``actor``, ``method``: what is called."""
         self._runtime = runtime
-        self._queue = runtime.retrying.setdefault(actor, Completions("retries"))
+        self._others = runtime.retrying.setdefault(actor.index, Retrying())
         self._retries = retries
         self._left = retries.most or 0
         self._number = 1
@@ -77,17 +86,28 @@ class Tries:
         # What a try needs, as long as there may be another one.
         self._make: Make | None = make
         # Before the call: it may change its own arguments.
-        self._given: Given | None = Given(runtime, args, kwargs)
-        self.last = make(args, kwargs, False)
-        self.gate = self.last._gate
+        self._given: Given | None = Given(runtime, f"{actor.name}.{method}", args, kwargs)
+        self.last = self._try(make, args, kwargs, False)
+        self.gate: Any = self.last._gate
+        self._others.begun(self)
 
     def ref(self) -> RetriedRef:
         """The ref of the result; the tries go on by themselves from now on."""
         made = RetriedRef(self, -1)
-        self.see()
+        # Where calls are run by who makes them, so are their tries. Otherwise others may come before.
+        if self.gate is not None and self.last.done() and self.last.has_failed():
+            self._others.see_soon(self)
+        else:
+            self.see()
         return made
 
     # What is done when a try is over
+
+    def is_over(self) -> bool:
+        return self._outcome is EMPTY and self.last.done()
+
+    def has_lost_its_actor(self) -> bool:
+        return isinstance(failure_of(self.last._settled(None)), ActorRestartedError)
 
     def see(self) -> None:
         """Look whether the last try is over, now and when it is; on any thread."""
@@ -98,13 +118,11 @@ class Tries:
         if watcher.closed:  # it would be told of at once, again and again
             self._end(Failure(ending.error()))
             return
-        watcher.watch(last, self._put)
+        watcher.watch(last, self._watched)
 
-    def _put(self) -> None:
-        """On the watcher's thread, which others wait for: to make a call may take as long as an actor takes
-        to come back."""
+    def _watched(self) -> None:
         if self._outcome is EMPTY:
-            self._queue.put(self.see)
+            self._others.see_soon(self)
 
     def _go_on(self, last: Ref) -> bool:
         """``last`` is over: whether there is another try now."""
@@ -117,7 +135,7 @@ class Tries:
                 self._end(outcome)
                 return False
             last.learn()
-            made = make(*given.get(), True)
+            made = self._try(make, *given.get(), True)
         except BaseException as instead:
             self._end(Failure(ending.error() if self._runtime.ending else instead))
             if not isinstance(instead, Exception):
@@ -125,8 +143,8 @@ class Tries:
             return False
         with self._lock:
             self.last = made
-            self._number += 1
             cancelled = self._cancelled
+        self._others.begun(self)
         if cancelled:
             made.cancel()
         self._runtime.process.ring()
@@ -137,17 +155,29 @@ class Tries:
             again = has_begun(error) and self._names(error)
         else:
             again = isinstance(error, ActorRestartedError)
-        if not again or given.failed():
-            return False
+        return again and not given.failed() and self._take_one()
+
+    def _take_one(self) -> bool:
+        """Whether there may be another try, which is made now."""
         with self._lock:
             if self._left == 0 or self._cancelled:
                 return False
             self._left -= self._left > 0  # without a limit it is negative
+            self._number += 1
             return True
+
+    def _try(self, make: Make, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> Ref:
+        while True:
+            try:
+                return make(args, kwargs, again)
+            except ActorRestartedError:  # since it was found alive, just now
+                if not self._take_one():
+                    raise
+                again = True
 
     def _names(self, error: TaskError) -> bool:
         """Whether a call that has raised it is to be made again."""
-        wanted = self._retries.exceptions
+        wanted = self._retries.named
         if isinstance(wanted, bool):
             return wanted
         # What would steer the caller's program, `KeyboardInterrupt` say, is of its class only there.
@@ -159,6 +189,7 @@ class Tries:
                 self._outcome = outcome
             let_go = self._make, self._given
             self._make, self._given = None, None
+        self._others.ended(self)
         del let_go  # without the lock: these may be the last references to them
         self._runtime.process.ring()
 
@@ -237,6 +268,19 @@ class Tries:
         what = source.describe(last)
         return what if self._number == 1 else f"{what}, try {self._number}"
 
+    def told_in(self, error: BaseException) -> BaseException:
+        """``error`` of the last try, with what it is the last of."""
+        if self._number == 1:
+            return error
+        text = f"this was try {self._number}"
+        if self._left == 0:
+            text += f", the last of a call with max_task_retries={self._retries.most}"
+        if isinstance(error, TaskError):
+            append_to_message(error, text)
+        elif isinstance(error, ActorDiedError):
+            error.args = (f"{error}\n{text}", *error.args[1:])
+        return error
+
     def doing(self) -> str:
         last = self.last
         source: Source = last._source
@@ -249,12 +293,18 @@ class Tries:
 class Given:
     """The arguments, as they were when the call was made."""
 
-    def __init__(self, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, runtime: Runtime, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """``label``: what is called. Raises ``SerializationError`` where they cannot be sent."""
         every = (*args, *kwargs.values())
         self._refs = tuple([one for one in every if isinstance(one, Ref)])
         # What nobody can change needs no copy.
         plain = all(isinstance(one, Ref) or type(one) in _PLAIN for one in every)
-        self._kept = None if plain else runtime.keep((args, kwargs))
+        try:
+            self._kept = None if plain else runtime.keep((args, kwargs))
+        except SerializationError as error:
+            raise blamed(error, arguments(label, args, kwargs)) from error.__cause__
         self._args, self._kwargs = (args, kwargs) if plain else ((), {})
 
     def get(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from conveyor.exceptions import ExecutionCancelledError, WaitTimeoutError
+from conveyor.futures import Future
 from conveyor.runtime import context
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
 from conveyor.runtime.refs.streams import StreamRef

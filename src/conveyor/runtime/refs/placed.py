@@ -18,7 +18,8 @@ class Placed:
         """How its value is got in this process: ``"frame"``, it came with the ref; ``"here"``, it has stayed,
         in this very process; ``"read"``, it has stayed elsewhere, and is read there; ``"network"``, it has
         stayed on another node, which sends its memory; ``"ipc"``, it has tensors of a device, whose memory is
-        opened; else by the transport of that name, a user's.
+        opened; else by the transport of that name, a user's. ``"lost"``: it had stayed with a process that is
+        dead.
 
         It waits until the value is there.
         """

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from conveyor.device import Device, Stream
+from conveyor.flag import Flag
 from conveyor.testing.accelerator.machine import KIND
 from conveyor.testing.accelerator.storages import twin
 from conveyor.testing.accelerator.streams import SimStream
@@ -31,7 +32,7 @@ class SimGroup(Group):
             raise ValueError(f"it moves tensors of {KIND!r}, not of {device.kind!r}")
         self._identity = identity
         self._lock = threading.Lock()
-        self._aborted = threading.Event()
+        self._aborted = Flag()
         self._listener = _listening.pop(identity, None) if rank == 0 else None
         self._socket: socket.socket | None = None
 

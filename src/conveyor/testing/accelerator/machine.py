@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from conveyor.flag import Flag
 from conveyor.later import LaterModule
 from conveyor.testing.accelerator.heap import Heap, Opened
 from conveyor.testing.accelerator.pages import Pages
@@ -53,7 +54,7 @@ class Machine:
         self.device: Device = device
         self.settings = settings
         self.current = _Current()
-        self.ending = threading.Event()
+        self.ending = Flag()
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._heaps: dict[int, Heap] = {}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from conveyor.device import Device, Event, Stream
+from conveyor.flag import Flag
 from conveyor.runtime import threads
 from conveyor.testing.accelerator.heap import Heap
 
@@ -35,7 +36,7 @@ class Work(NamedTuple):
 class Owner(Protocol):
     """What streams and events ask of the machine that they belong to; see there."""
 
-    ending: threading.Event
+    ending: Flag
 
     @property
     def device(self) -> Device: ...

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from conveyor.futures import Future
 from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
 from conveyor.transport.communicator.abstract import Communicator
 from conveyor.transport.communicator.line import Job, Line

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from msgspec import Struct
 
 from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import TransportError
+from conveyor.futures import Future
 from conveyor.transport.communicator.abstract import Communicator
 from conveyor.transport.communicator.thread import CommunicatorThread
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from conveyor.codec.sealed import Sealed
+from conveyor.flag import Flag
+from conveyor.futures import Future
 from conveyor.transport.communicator.abstract import Communicator
 
 #: What its threads are called, behind our own prefix.
@@ -36,7 +37,7 @@ class CommunicatorThread:
         self._lock = threading.Lock()
         self._communicator: Communicator | None = None
         self._ended = False
-        self._gone = threading.Event()
+        self._gone = Flag()
         start(self._run, _NAME)
 
     def do(self, job: Callable[[Communicator], Any], future: Future[Any]) -> None:

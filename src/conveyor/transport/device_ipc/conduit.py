@@ -11,13 +11,14 @@ it would have to wait for the readers; and what a reader holds must be there whe
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from conveyor.device import Device, Event, Stream
+from conveyor.flag import Flag
+from conveyor.futures import Future
 from conveyor.transport.base import Conduit, Enqueued, Sending, TensorSpec, Wire
 from conveyor.transport.device_ipc.stretches import Stretch, Stretches
 from conveyor.transport.packing import Layout
@@ -78,7 +79,7 @@ class DeviceIpcConduit(Conduit):
         self._device = device
         self._over: BaseException | None = None
         #: It is set when this end is over.
-        self._ends = threading.Event()
+        self._ends = Flag()
         self._writer_closed = False
         #: With overlap, by the device, where the work of this end is enqueued.
         self._streams: dict[int, Stream] = {}

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from conveyor.futures import Future
+from conveyor.transport.asked import Asked
 from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
 from conveyor.transport.gloo.group import Pair
 from conveyor.transport.gloo.link import Link, Lost, Mover
@@ -60,8 +61,7 @@ class GlooConduit(Conduit):
         self._pool = Pool(keep=_SPARE)
         # Of a reader: what is to come over the link, in order, and what of it somebody waits for.
         self._announced: dict[int, _Announced] = {}
-        self._asked: dict[int, tuple[Layout, Future[list[Any]]]] = {}
-        self._last_asked = -1
+        self._asked = Asked()
         if wire.rank != 0:
             return
         try:
@@ -78,18 +78,14 @@ class GlooConduit(Conduit):
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
         """As for :class:`Conduit`."""
-        asked: Future[list[Any]] = Future()
-        if self._over is not None:
-            asked.set_exception(self._over)
-            return asked
-        self._asked[transfer] = Layout.of(specs), asked
-        self._last_asked = transfer
-        self.progress()
+        asked = self._asked.ask(specs, transfer)
+        if not asked.done():
+            self.progress()
         return asked
 
     def drop(self, transfer: int) -> None:
         """As for :class:`Conduit`."""
-        self._asked.pop(transfer, None)
+        self._asked.drop(transfer)
 
     def progress(self) -> None:
         """As for :class:`Conduit`."""
@@ -102,7 +98,7 @@ class GlooConduit(Conduit):
                 self._reader_hears(message)
         for reader in self._links:
             self._tell(reader)
-        for transfer in [number for number in self._announced if number <= self._last_asked]:
+        for transfer in self._asked.due(self._announced):
             self._take(self._announced.pop(transfer))
 
     def abort(self, reason: BaseException) -> None:
@@ -110,10 +106,7 @@ class GlooConduit(Conduit):
         self._over = reason
         for link in self._links.values():
             link.end(reason)
-        asked, self._asked = self._asked, {}
-        for _, future in asked.values():
-            if not future.done():
-                future.set_exception(reason)
+        self._asked.end(reason)
 
     def close(self) -> None:
         """As for :class:`Conduit`."""
@@ -219,7 +212,7 @@ class GlooConduit(Conduit):
         """Receive what comes next on the link, wanted or not."""
         me = self._wire.rank
         link = self._links[me]
-        layout, future = self._asked.pop(announced.transfer, (None, None))
+        layout, future = self._asked.take(announced.transfer)
         if announced.generations[me - 1] != link.generation:
             if future is not None:
                 future.set_exception(ConnectionError("the connection was lost before it came"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
+from conveyor.futures import Future
 from conveyor.transport.base import Wire
 from conveyor.transport.gloo.rendezvous import Rendezvous
 from conveyor.transport.gloo.way import Way

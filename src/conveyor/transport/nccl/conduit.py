@@ -8,11 +8,11 @@ reader's task begins when its tensors are there.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from conveyor.device import Device, Event, Stream
+from conveyor.flag import Flag
 from conveyor.transport.base import Enqueued, Wire
 from conveyor.transport.gloo.conduit import GlooConduit
 from conveyor.transport.gloo.link import Mover
@@ -46,7 +46,7 @@ class NcclPair:
         self._device = device
         self._groups = groups
         self._rank = rank
-        self._cut = threading.Event()
+        self._cut = Flag()
         self._group: Group | None = None
         self._stream: Any = None
         if rank == 0:

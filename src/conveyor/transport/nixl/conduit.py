@@ -10,11 +10,13 @@ import functools
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from conveyor.futures import Future
+from conveyor.transport.asked import Asked
 from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
 from conveyor.transport.nixl.agents import address_of
 from conveyor.transport.nixl.fetcher import Fetch, Fetcher, Offer
@@ -184,26 +186,21 @@ class Reader(NixlConduit):
         self._agent: str | None = None
         self._metadata = b""
         self._offered: dict[int, _Offered] = {}
-        self._asked: dict[int, tuple[Layout, Future[list[Any]]]] = {}
-        self._last_asked = -1
+        self._asked = Asked()
         self._fetching: dict[int, tuple[Fetch, Future[list[Any]]]] = {}
         #: Transfers that the writer may forget, put here by any thread.
         self._ended: deque[int] = deque()
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
         """As for :class:`Conduit`."""
-        asked: Future[list[Any]] = Future()
-        if self._over is not None:
-            asked.set_exception(self._over)
-            return asked
-        self._asked[transfer] = Layout.of(specs), asked
-        self._last_asked = transfer
-        self.progress()
+        asked = self._asked.ask(specs, transfer)
+        if not asked.done():
+            self.progress()
         return asked
 
     def drop(self, transfer: int) -> None:
         """As for :class:`Conduit`."""
-        self._asked.pop(transfer, None)
+        self._asked.drop(transfer)
 
     def progress(self) -> None:
         """As for :class:`Conduit`."""
@@ -214,7 +211,7 @@ class Reader(NixlConduit):
             if self._agent is None:
                 self._agent = message.agent
                 self._fetcher.join(message.agent)
-        for transfer in [number for number in self._offered if number <= self._last_asked]:
+        for transfer in self._asked.due(self._offered):
             self._take(self._offered.pop(transfer))
         while self._ended:
             transfer = self._ended.popleft()
@@ -224,11 +221,9 @@ class Reader(NixlConduit):
     def abort(self, reason: BaseException) -> None:
         """As for :class:`Conduit`."""
         self._over = reason
-        waiting = [future for _, future in self._asked.values()]
-        waiting += [future for _, future in self._fetching.values()]
-        self._asked.clear()
-        self._fetching.clear()
-        for future in waiting:
+        self._asked.end(reason)
+        fetching, self._fetching = self._fetching, {}
+        for _, future in fetching.values():
             with suppress(InvalidStateError):  # it is done
                 future.set_exception(reason)
 
@@ -242,7 +237,7 @@ class Reader(NixlConduit):
 
     def _take(self, offered: _Offered) -> None:
         """Read what is offered, if somebody wants it."""
-        layout, future = self._asked.pop(offered.transfer, (None, None))
+        layout, future = self._asked.take(offered.transfer)
         if layout is None or future is None:
             self._ended.append(offered.transfer)
             return

@@ -7,12 +7,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from conveyor.futures import Future
 from conveyor.transport.nixl.agents import make_agent
 
 logger = logging.getLogger("conveyor")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
+from conveyor.futures import Future
 from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
 
 

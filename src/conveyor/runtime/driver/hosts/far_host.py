@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from conveyor import _core
 from conveyor.codec import Reader
+from conveyor.futures import Future
 from conveyor.runtime.driver.hosts.far_orders import FarOrder
 from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen
 from conveyor.runtime.kept import KeptAt

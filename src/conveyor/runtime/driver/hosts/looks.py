@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, wait
 
 from conveyor import _core
+from conveyor.futures import Future, wait
 from conveyor.runtime.driver.hosts.far_host import FarHost
 from conveyor.runtime.graph.telemetry.afar import HASTE, PATIENCE, Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.kept import KeptAt, kept_on
@@ -84,7 +84,7 @@ class Looks:
         """What processes of other hosts than that one keep for others, as far as these answer in time."""
         asked = [host.kept() for number, host in list(self._hosts.items()) if number != own]
         found = [] if own == HERE else kept_on(self._process.board, self._process.slot)
-        for answer in wait(asked, PATIENCE).done:
+        for answer in wait(asked, PATIENCE):
             found += answer.result() if answer.exception() is None else []
         return found
 

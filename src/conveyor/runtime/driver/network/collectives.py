@@ -105,7 +105,12 @@ class DriverCollectives:
         blueprint = group_blueprint(members, hosts)
         with explained(f"create a collective group of {len(members)} ranks"):
             segment = blueprint.make() if HERE in among else None
-            shared = self._abroad.spread(blueprint, segment)
+            try:
+                shared = self._abroad.spread(blueprint, segment)
+            except ConveyorError:
+                for record in records:
+                    record.check_alive()  # a death is why a host could not, most often
+                raise
         number = next(self._numbers)
         group = _Group(
             segment, shared, hosts, records, tuple(names), tuple(members), driver, creator

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
 
 from conveyor import _core
+from conveyor.futures import Future, wait
 from conveyor.runtime.driver.hosts.looks import HERE
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.processes.record import ActorRecord

@@ -132,10 +132,12 @@ class Network:
                 else:
                     ticket = callee.send_fds([segment.fd, *fds])
                 ack = callee.order(Accept(caller.slot, caller.incarnation, bit, ticket))
-            except BaseException:
+            except BaseException as error:
                 callee.bits.give_back(bit)
                 close_all(own)
                 self._abroad.forget(shared)
+                if isinstance(error, ConveyorError):
+                    callee.check_alive()  # its death is why a host could not, most often
                 raise
             finally:
                 close_all(fds)

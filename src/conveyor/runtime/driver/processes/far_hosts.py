@@ -13,13 +13,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.futures import Future
 from conveyor.runtime.blueprint import Blueprint, hosts_among
 from conveyor.runtime.driver.hosts.far_host import FarHost, Handed
 from conveyor.runtime.driver.hosts.far_orders import (

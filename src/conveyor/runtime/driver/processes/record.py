@@ -20,6 +20,7 @@ from conveyor.exceptions import (
     ConveyorError,
     RuntimeStateError,
 )
+from conveyor.flag import Flag
 from conveyor.runtime.calls.call import ORDER
 from conveyor.runtime.driver.hosts.protocol import UNKNOWN_END, Page, Spawned
 from conveyor.runtime.message import send_with_ticket
@@ -170,8 +171,8 @@ class ActorRecord:
         self.started = False  # until then its exit is only noted
         self.headless = False  # the hosts have been told that its main thread is gone
         #: From here on it can be said how it has ended: for who holds what the rest of its burial needs, too.
-        self.told = threading.Event()
-        self.exited = threading.Event()
+        self.told = Flag()
+        self.exited = Flag()
         # Its last status page: the slot may be another process's by the time somebody asks.
         self._last_page: Page | None = None
         self._left = False
@@ -179,9 +180,14 @@ class ActorRecord:
         #: From `exited` on: whether the driver starts the actor again. `replaced` says that it has
         #: done so, or has given up for the reason in `restart_error`.
         self.restarting = False
+        self.comes_back = False  # by itself: whoever else has it started, does so
         self.keeps_slot = False  # for the process that replaces it
-        self.replaced = threading.Event()
+        self.replaced = Flag()
         self.restart_error = ""
+        #: The process that replaces it, from when it can be called until `replaced`: it may not be there
+        #: yet. `succeeded` says that there is one, or that there will be none.
+        self.successor: ActorRecord | None = None
+        self.succeeded = Flag()
 
     @property
     def class_name(self) -> str:
@@ -297,9 +303,8 @@ class ActorRecord:
         where = (
             "" if self.process is None or not self.process.place else f" on {self.process.place}"
         )
-        message = (
-            f"actor {self.id.name} (pid {self.pid & PID_MASK}{where}) {self._how(number, code)}"
-        )
+        process = f" (pid {self.pid & PID_MASK}{where})" if self.pid else ""
+        message = f"actor {self.id.name}{process} {self._how(number, code)}"
         if doing is not None:
             where = f"execution {execution}" if graph else f"call {execution}"
             message += f" while running {doing} ({where})"

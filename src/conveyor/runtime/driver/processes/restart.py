@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from conveyor.exceptions import ActorDiedError
+from conveyor.flag import Flag
 from conveyor.runtime import threads
 from conveyor.runtime.protocol import PID_MASK
 from conveyor.runtime.waiting.patience import Patience
@@ -31,13 +32,13 @@ class Restarts:
         #: Reentrant: a signal handler may end the session in the middle of a restart.
         self.lock = threading.RLock()
         self._threads: set[threading.Thread] = set()
-        self._closed = threading.Event()
+        self._closed = Flag()
 
     def decide(self, record: ActorRecord) -> None:
         """Whether ``record``, whose process has ended, is started again. Before ``exited`` is set."""
         with self.lock:
             if not self._closed.is_set() and record.may_restart():
-                record.restarting = True
+                record.restarting = record.comes_back = True
                 record.actor.restarts += 1
 
     def begin(self, record: ActorRecord) -> None:
@@ -67,6 +68,7 @@ class Restarts:
                 self._check_possible(record)
                 self._table.reserve(record)
                 record.replaced.clear()
+                record.succeeded.clear()
                 record.restart_error = ""
                 record.restarting = True
             tried = True
@@ -86,6 +88,24 @@ class Restarts:
                 _wait(record.replaced, f"the restart of {actor.name}", doing)
             if self._table.record(actor) is record:
                 return record
+
+    def callable(self, actor: ActorId) -> ActorRecord:
+        """The same, but of a process that is being started, as soon as it can be called: it may take long
+        until there is a place for it."""
+        while True:
+            record = self._table.record(actor)
+            coming = record.exited.is_set() or record.may_restart() or record.restarting
+            if record.alive or not coming:
+                return record
+            _wait_for_end(record)
+            if record.restarting:
+                _wait(record.succeeded, f"the restart of {actor.name}", "it is about to begin")
+                successor = record.successor
+                if successor is not None and successor.alive:
+                    return successor
+            current = self.current(actor)
+            if current is record or current.alive:
+                return current
 
     def close(self) -> None:
         """No more restarts; those under way fail. :meth:`join` waits until they have."""
@@ -143,7 +163,9 @@ class Restarts:
         if error is not None:
             record.restart_error = str(error)
         self._table.give_up(record)
+        record.successor = None
         record.replaced.set()
+        record.succeeded.set()
 
 
 def _wait_for_end(record: ActorRecord) -> None:
@@ -152,7 +174,7 @@ def _wait_for_end(record: ActorRecord) -> None:
     _wait(record.exited, f"the end of {record.id.name}", doing)
 
 
-def _wait(event: threading.Event, what: str, doing: str) -> None:
+def _wait(event: Flag, what: str, doing: str) -> None:
     patience = Patience(None)
     while not event.wait(patience.step()):
         patience.check(lambda: what, lambda: doing)

@@ -89,9 +89,11 @@ class Supervisor:
             uninterrupted(lambda: entered.append(self._table.enter(actor, replaces)))
             (record,) = entered
             with explained(f"start actor {record.id.name}"):
-                self._start_process(record, construct)
-        except BaseException:
+                self._start_process(record, construct, replaces)
+        except BaseException as error:
             for failed in entered:
+                if replaces is not None:  # it may have been called already
+                    failed.killed = f"could not be started again: {error}"
                 uninterrupted(partial(self._undo, failed, replaces))
             raise
         with self._table.lock:
@@ -106,7 +108,12 @@ class Supervisor:
             self.on_exit(record.pid, early)
         return record
 
-    def _start_process(self, record: ActorRecord, construct: Callable[[Link], Ref] | None) -> None:
+    def _start_process(
+        self,
+        record: ActorRecord,
+        construct: Callable[[Link], Ref] | None,
+        replaces: ActorRecord | None,
+    ) -> None:
         birth = Birth(self._household, record, self._goodbye.grace, self.on_request_socket)
         try:
             uninterrupted(birth.lay)
@@ -116,6 +123,9 @@ class Supervisor:
                 # Before anybody else can call it, and before there is a process: what cannot be
                 # sent has started nothing. Here, because it runs code of the user's.
                 record.start = construct(record.calls)
+            if replaces is not None:
+                replaces.successor = record
+                replaces.succeeded.set()
             record.process = self._hosts.spawn(
                 record.id.name,
                 birth.told(),
@@ -166,14 +176,15 @@ class Supervisor:
         return self._restarts.revive(actor)
 
     def link(self, actor: ActorId) -> Link:
-        """The driver's link to the process that the actor has now."""
-        record = self.current(actor)
+        """The driver's link to the process that the actor has now, or will have: what is called meanwhile
+        waits there."""
+        record = self._restarts.callable(actor)
         while True:
             link = record.calls
             if link is not None and record.alive:
                 return link
             # It may have died just now, and be on its way back.
-            dead, record = record, self.current(actor)
+            dead, record = record, self._restarts.callable(actor)
             if record is dead:
                 raise record.death()
 
@@ -322,7 +333,8 @@ class Supervisor:
 
     def succeed(self, record: ActorRecord) -> None:
         """Start the actor again, or keep nothing of one that nobody can ask for."""
-        if record.restarting:
+        # Not if it is being started again: that may have been begun since its end was told.
+        if record.comes_back:
             self._restarts.begin(record)
         else:
             self._table.forget_actor(record)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
 
+from conveyor.flag import Flag
+from conveyor.futures import Future
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.driver.processes.table import Table
@@ -30,7 +31,7 @@ class Inquiries:
     def __init__(self, table: Table, abroad: FarHosts) -> None:
         self._board = table.board
         self._abroad = abroad
-        self._over = threading.Event()
+        self._over = Flag()
         self._lock = threading.Lock()
         # Looks that an inquiry may share: by host the one that is under way, and the one after that.
         self._now: dict[int, Future[WaitsThere]] = {}

@@ -1,0 +1,76 @@
+"""Futures whose waiters may be broken off."""
+
+from __future__ import annotations
+
+import threading
+from _thread import RLock
+from collections.abc import Callable, Iterable
+from concurrent import futures
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from conveyor.flag import Flag
+
+T = TypeVar("T")
+
+
+class Future(futures.Future[T]):
+    """A ``concurrent.futures.Future`` that a signal handler which raises (Ctrl-C) cannot leave locked.
+
+    All that is asked of a future enters its condition, and the entering of one of ``threading`` is Python's.
+    Broken off there by a handler, it stays taken, and the thread that has the result waits for ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition: Any = _Condition()
+
+    if TYPE_CHECKING:
+
+        def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None: ...
+
+
+def wait(asked: Iterable[Future[T]], timeout: float) -> list[Future[T]]:
+    """Wait until all of them are done, for ``timeout`` seconds at most. Those that are."""
+    waited = list(asked)
+    done = Flag()
+    left = [None] * len(waited)
+
+    def tell(_: Future[T]) -> None:
+        left.pop()
+        if not left:
+            done.set()
+
+    for one in waited:
+        one.add_done_callback(tell)
+    if waited:
+        done.wait(timeout)
+    return [one for one in waited if one.done()]
+
+
+class _Condition(RLock):  # type: ignore[misc]
+    """What a future asks of its condition, as a lock, which C enters."""
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self) -> None:
+        self._waiters: list[threading.Lock] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """As that of ``threading.Condition``. With the lock, which others have meanwhile."""
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        depth = self._release_save()  # type: ignore[attr-defined]
+        try:
+            left = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
+            return waiter.acquire(timeout=left)
+        finally:
+            self._acquire_restore(depth)  # type: ignore[attr-defined]
+            with suppress(ValueError):  # it has been woken
+                self._waiters.remove(waiter)
+
+    def notify_all(self) -> None:
+        """Wake all who wait. With the lock."""
+        while self._waiters:
+            self._waiters.pop().release()

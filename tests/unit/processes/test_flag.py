@@ -1,0 +1,77 @@
+"""Flags that threads wait for."""
+
+import sys
+import threading
+from itertools import count
+
+import pytest
+from interrupted import WAIT, goes_on
+
+from conveyor import flag as module
+from conveyor.flag import Flag
+
+
+def test_it_is_set_until_it_is_cleared():
+    flag = Flag()
+    assert not flag.is_set()
+    assert not flag.wait(0)
+    flag.set()
+    flag.set()
+    assert flag.is_set()
+    assert flag.wait(0)
+    assert flag.wait()
+    flag.clear()
+    assert not flag.wait(-1)
+    assert not flag.wait(0.001)
+
+
+def test_who_waits_is_woken():
+    flag, come = Flag(), threading.Barrier(4)
+    found = []
+
+    def wait(timeout):
+        come.wait(WAIT)
+        found.append(flag.wait(timeout))
+
+    threads = [threading.Thread(target=wait, args=(t,)) for t in (None, WAIT, 1e12)]
+    for thread in threads:
+        thread.start()
+    come.wait(WAIT)
+    flag.set()
+    for thread in threads:
+        thread.join(WAIT)
+    assert found == [True, True, True]
+
+
+def _broken_off_after(step, what):
+    """Whether Ctrl-C has come before a flag's ``step``-th instruction."""
+    left = count(step, -1)
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(left) == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        what()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("what", [Flag.set, Flag.clear, Flag.is_set, lambda flag: flag.wait(0.001)])
+def test_others_go_on_wherever_one_is_broken_off(what):
+    for step in count():
+        flag = Flag()
+        if not _broken_off_after(step, lambda flag=flag: what(flag)):
+            break
+        assert goes_on(lambda flag=flag: (flag.set(), flag.wait()))
+        assert flag.is_set()
+    assert step > 2
