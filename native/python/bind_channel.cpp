@@ -69,6 +69,7 @@ void bind_channel(nb::module_& m) {
       .def_prop_ro("kind", [](Reader& r) { return uint32_t(r.kind); })
       .def_ro("bytes", &Reader::bytes)
       .def("receive", [](Reader& r) { return r.ring.empty() ? nb::object(*empty) : r.receive(); })
+      .def("receive_undecoded", [](Reader& r, nb::handle make) { return r.ring.empty() ? nb::object(*empty) : r.receive_undecoded(make); }, "make"_a)
       .def("receive_or_leave", [](Reader& r) { return r.ring.empty() ? nb::object(*empty) : r.receive_or_leave(); })
       .def("receive_kept", [](Reader& r) {
              while (!r.ring.empty())

@@ -335,6 +335,7 @@ void bind_graph(nb::module_& m) {
       .def("add_call", &Program::add_call, "method"_a, "node"_a, "label"_a, "args"_a, "constants"_a, "uses"_a, "invoke"_a.none(), "start"_a.none(), "out"_a, "outs"_a, "num_returns"_a)
       .def("add_send", &Program::add_send, "writer"_a, "reg"_a, "last"_a, "only_done"_a, "label"_a, "output"_a, "pack"_a.none() = nb::none(), "posted"_a.none() = nb::none())
       .def("set_progress", &Program::set_progress, "progress"_a)
+      .def("set_fetching", &Program::set_fetching, "begin"_a, "take"_a)
       .def("set_limits", &Program::set_limits, "limits"_a, "cancel"_a)
       .def("advance", nb::overload_cast<>(&Program::advance))
       .def("resume", &Program::resume, "value"_a.none(), "error"_a.none())

@@ -116,6 +116,8 @@ void Program::close() {
   regs_.clear();
   cancel_ = nb::object();
   progress_ = nb::object();
+  begin_fetch_ = nb::object();
+  take_fetched_ = nb::object();
 }
 
 void Program::resume(nb::object value, nb::object error) {

@@ -47,6 +47,12 @@ class Program {
   void add_send(nb::object writer, int reg, bool last, bool only_done, std::string label, bool output, nb::object pack, nb::object posted);
   // Have `progress()` called whenever the program has been rung: what is under way beside its frames may go on.
   void set_progress(nb::object progress) { progress_ = std::move(progress); }
+  // Have inputs of which something may have stayed elsewhere fetched without a wait: `begin(snapshot)` is called for
+  // such a frame, and then `take()`, which gives its value, or NotImplemented; then it is asked again when the bit is rung.
+  void set_fetching(nb::object begin, nb::object take) {
+    begin_fetch_ = std::move(begin);
+    take_fetched_ = std::move(take);
+  }
 
   // Look at `limits` before every call; `cancel()` is called when the running coroutine's execution has
   // been cancelled.
@@ -69,6 +75,11 @@ class Program {
  private:
   // `sending`: up to the next step that is no send.
   void advance(bool sending);
+  // Asked several times in each hop: nobody derives from the type, so it is enough to compare it.
+  static bool is_error(const nb::object& value) {
+    static const nb::handle type = nb::type<ErrorFrame>();
+    return value.is_valid() && Py_TYPE(value.ptr()) == reinterpret_cast<PyTypeObject*>(type.ptr());
+  }
   // No C++ exception leaves a step, and none of Python's but those that end the actor (SystemExit, and
   // what is no Exception): whatever goes wrong is that step's error, in its registers or on its channel.
   struct Receive {
@@ -81,6 +92,7 @@ class Program {
     bool held = false;  // the frame is in the ring until its tensors are here
     uint64_t waited = 0;
     bool taken = false;  // before its place has come
+    bool coming = false;  // out of the ring, and not all of its value is here
   };
   struct Try {
     uint32_t index;  // of the receive
@@ -130,6 +142,10 @@ class Program {
   bool run(Send& step);
   // Take the frame that is there.
   void take(Receive& step);
+  // Its value, which has stayed elsewhere. False: it has not come yet.
+  bool fetch(Receive& step);
+  static void check_spread(const Receive& step, const nb::object& value);
+  void fill(const Receive& step, nb::object value);
   // The same of all that are tried.
   void look();
   void wait_a_little(Try& step, Reader& reader);
@@ -173,6 +189,8 @@ class Program {
   Limits* limits_ = nullptr;
   nb::object cancel_;
   nb::object progress_;
+  nb::object begin_fetch_;
+  nb::object take_fetched_;
   // Made beforehand: there may be no memory when they are needed.
   nb::object cancelled_;
   nb::object overdue_;

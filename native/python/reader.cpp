@@ -1,5 +1,6 @@
 #include "reader.h"
 
+#include "exit.h"
 #include "hooks.h"
 
 namespace conveyor {
@@ -127,6 +128,18 @@ nb::object Reader::receive_native() {
   return value;
 }
 
+template <class How>
+nb::object Reader::read(const Frame& frame, How how) {
+  const Counted counted(decoding_);
+  try {
+    return how(frame);
+  } catch (...) {
+    lose(frame);
+    if (frame.flags & kRefs) give_up_claims(claims_of(frame.body, frame.size, frame.block_room()));
+    throw;
+  }
+}
+
 nb::object Reader::receive() {
   check_owner(fork_);
   std::optional<Frame> f;
@@ -137,14 +150,27 @@ nb::object Reader::receive() {
     give_up();
     throw;
   }
-  const Counted counted(decoding_);
+  return read(*f, [](const Frame& frame) { return decode(frame); });
+}
+
+nb::object Reader::receive_undecoded(nb::handle make) {
+  if (!front_keeps()) return receive();
+  check_owner(fork_);
+  std::optional<Frame> f;
   try {
-    return decode(*f);
+    f = take();
   } catch (...) {
-    lose(*f);
-    if (f->flags & kRefs) give_up_claims(claims_of(f->body, f->size, f->block_room()));
+    give_up();
     throw;
   }
+  return read(*f, [make](const Frame& frame) {
+    announce(frame);  // frames behind it may be decoded first
+    const nb::object snapshot = or_python_error([&] { return nb::cast(Snapshot{frame, Fd()}, nb::rv_policy::move); });
+    Calling python;
+    nb::object made = nb::steal(PyObject_CallOneArg(make.ptr(), snapshot.ptr()));
+    if (!made.is_valid()) throw nb::python_error();
+    return made;
+  });
 }
 
 nb::object Reader::receive_head() {

@@ -18,7 +18,10 @@ class Reader : public Receiver {
   // the ring afterwards, `tag` and `kind` are its own, and its lease ends, also if this throws: what cannot
   // be read keeps nobody from what comes behind it.
   nb::object receive();
-  // The same, but if this throws the frame is still there, and can be received once more.
+  // The same, but what something of may have stayed elsewhere is what `make` makes of a Snapshot, to be decoded once: what
+  // is decoded of it may be written to where that of receive() may.
+  nb::object receive_undecoded(nb::handle make);
+  // As receive(), but if this throws the frame is still there, and can be received once more.
   nb::object receive_or_leave();
   // The next frame's value, which is still in the ring until skip_head(); invalid, and nothing done, for an
   // error. If this throws, the frame is out of the ring.
@@ -27,6 +30,11 @@ class Reader : public Receiver {
   void skip_head() noexcept;
   // The next frame's value, if it decodes_natively(); if this throws, the frame is still there.
   nb::object receive_native();
+  // Something of the next frame's value may have stayed elsewhere.
+  bool front_keeps() const {
+    const SlotHeader slot = read_once(*ring.front());
+    return slot.kind != Kind::kError && (slot.flags & kKeeps);
+  }
   // The next frame is decoded without any Python code.
   bool decodes_natively() const { return is_native(read_once(*ring.front())) && !front_; }
   // What stands for the next frame's value (`keep`), its definitions learnt. If this throws, the frame is
@@ -48,6 +56,9 @@ class Reader : public Receiver {
   void close();
 
  private:
+  // What `how` makes of a frame that is out of the ring. If this throws, nobody will read it.
+  template <class How>
+  nb::object read(const Frame& frame, How how);
   uint32_t decoding_ = 0;  // frames that are out of the ring already
 
   static bool is_native(const SlotHeader& slot) { return slot.block == 0 && slot.codec < kFirstPython && slot.kind != Kind::kError; }

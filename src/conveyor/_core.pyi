@@ -960,6 +960,11 @@ class Reader:
         raises what decoding raises.
         """
 
+    def receive_undecoded(self, make: Callable[[Snapshot], Any]) -> Any:
+        """As ``receive``, but for what something of may have stayed in another process comes what ``make``
+        makes of a ``Snapshot``, which is to be decoded once; that may be tried again if it raises.
+        """
+
     def receive_or_leave(self) -> Any:
         """The next frame's value, or ``EMPTY``. If this raises the frame is still there."""
 
@@ -1240,6 +1245,11 @@ class Program:
 
     def set_progress(self, progress: Callable[[], None]) -> None:
         """Have this called whenever the program is rung; it goes on with what is beside the frames."""
+
+    def set_fetching(self, begin: Callable[[Snapshot], object], take: Callable[[], Any]) -> None:
+        """Have ``begin(snapshot)`` called for an input of which something may have stayed elsewhere, then
+        ``take()`` for its value: it may give ``NotImplemented``, and is asked again when the bit is rung.
+        """
 
     def set_limits(self, limits: Limits, cancel: Callable[[], None]) -> None:
         """Look at these before every call; ``cancel`` ends the coroutine that runs."""

@@ -1,7 +1,8 @@
 """What counts as an error of a value, of all that its own code may raise while it is sent or received.
 
 Panics of Rust extensions are a ``BaseException`` and no ``Exception``, and they are errors of the value like
-any other. Ctrl-C is none, nor what else a signal handler raises, nor ``sys.exit``: those are to go their way.
+any other. Ctrl-C is none, nor what else a signal handler raises, nor ``sys.exit``, nor what breaks off
+decoding to go on later: those are to go their way.
 """
 
 from __future__ import annotations
@@ -9,8 +10,18 @@ from __future__ import annotations
 import signal
 import threading
 import types
+from collections.abc import Callable
 
 _ctrl_c = True
+
+
+class NotThere(BaseException):
+    """What breaks off decoding where memory of the value has not come yet. ``ready()``: whether it is worth
+    being tried again; asked after every ring of the process's bell."""
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        super().__init__("a value that has stayed elsewhere has not come yet")
+        self.ready = ready
 
 
 def nobody_presses_ctrl_c() -> None:
@@ -28,6 +39,8 @@ def is_fault(error: BaseException) -> bool:
 
 def is_of_value(error: BaseException) -> bool:
     """Whether the value's code has raised ``error``, be it ``SystemExit``, and no signal's handler has."""
+    if isinstance(error, NotThere):
+        return False
     if isinstance(error, Exception) or threading.current_thread() is not threading.main_thread():
         return True  # handlers run in the main thread
     return not (_ctrl_c and isinstance(error, KeyboardInterrupt)) and not _of_a_handler(error)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from conveyor import _core
 from conveyor.codec.direct import Located
-from conveyor.direct.awaiting import NotThere, deferral
+from conveyor.codec.faults import NotThere
+from conveyor.direct.awaiting import deferral
 from conveyor.direct.under_way import UnderWay
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime.far_memory import SMALL, Brought, Room, Wanted
+from conveyor.runtime.threads import start_or_run
 from conveyor.runtime.waiting.patience import wait_until
+
+#: To have memory for values of that size may take longer than a turn of an event loop: what nobody has used
+#: takes the system about a millisecond for each MiB.
+_LARGE = 1 << 20
 
 
 def is_afar(where: Located, process: Any) -> bool:
@@ -43,9 +50,9 @@ def fetch_afar(where: Located, process: Any) -> _core.Buffer:
     )
     stock = deferral.stock
     if stock is not None:
-        coming = stock.get(wanted)
+        coming = cast("_Fetch | None", stock.get(wanted))
         if coming is None:
-            coming = stock[wanted] = _Fetch(wanted, process)
+            coming = stock[wanted] = _Fetch(wanted, process, apart=True)
         if not coming.done():
             raise NotThere(coming.done)
         return coming.memory()
@@ -66,18 +73,41 @@ def fetch_afar(where: Located, process: Any) -> _core.Buffer:
 class _Fetch:
     """One value that is on its way here, or has come."""
 
-    def __init__(self, wanted: Wanted, process: Any) -> None:
-        self._process, self._keeper = process, wanted.process
+    def __init__(self, wanted: Wanted, process: Any, apart: bool = False) -> None:
+        """``apart``: nothing that takes its time is done by this thread."""
+        self._process, self._wanted = process, wanted
         self._brought: Brought | None = None
-        size = wanted.size
+        self._failed: BaseException | None = None
+        self._room: Room | None = None
+        self._stop: Callable[[], object] | None = None
+        self._given_up = False
+        self._size = size = wanted.size
         self._wait = UnderWay(process, wanted.process[0], wanted.number, size)
-        # It is written to until `tell` is called, which has this.
         try:
-            self._room = None if size < SMALL else Room(process.arena, size)
-            self._stop = process.far_memory.fetch(wanted, self._room, self._tell)
+            if apart and size >= _LARGE:
+                start_or_run(self._begin_apart, "room")
+            else:
+                self._begin()
         except BaseException:
             self._wait.end()
             raise
+
+    def _begin(self) -> None:
+        process = self._process
+        # It is written to until `tell` is called, which has this.
+        self._room = None if self._size < SMALL else Room(process.arena, self._size)
+        self._stop = stop = process.far_memory.fetch(self._wanted, self._room, self._tell)
+        if self._given_up:  # before this was known
+            stop()
+
+    def _begin_apart(self) -> None:
+        try:
+            if not self._given_up:
+                self._begin()
+        except BaseException as error:
+            self._failed = error
+            self._wait.end()
+            self._process.ring()
 
     def _tell(self, brought: Brought) -> None:
         self._brought = brought
@@ -86,11 +116,16 @@ class _Fetch:
 
     def done(self) -> bool:
         """Whether it has come, or never will."""
-        return self._brought is not None or self._process.board.gone(*self._keeper)
+        if self._brought is not None or self._failed is not None:
+            return True
+        gone: bool = self._process.board.gone(*self._wanted.process)
+        return gone
 
     def memory(self) -> _core.Buffer:
         """What has come. ``OSError`` if it never will, as reading on one host would raise it."""
         brought = self._brought
+        if self._failed is not None:
+            raise self._failed
         if brought is None:
             raise ProcessLookupError(errno.ESRCH, "its keeper has died")
         if brought.error:
@@ -104,7 +139,8 @@ class _Fetch:
     def give_up(self) -> None:
         """Nobody waits for it any more, if it has not come yet."""
         self._wait.end()
-        if self._brought is None:
+        self._given_up = True
+        if self._brought is None and self._stop is not None:
             self._stop()
 
 

@@ -1,4 +1,4 @@
-"""Awaiting a value that has stayed elsewhere: the event loop runs on while its memory is on its way.
+"""Values that have stayed elsewhere, in event loops: these run on while the memory is on its way.
 
 A fetch is part of decoding, which cannot be suspended. So where memory is not there yet, decoding is broken
 off, and done once more when it is: what has come until then is taken out of a stock.
@@ -6,47 +6,30 @@ off, and done once more when it is: what has come until then is taken out of a s
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-from conveyor import _core
-from conveyor.runtime.far_memory import Wanted
-from conveyor.runtime.refs.ref import Ref, asyncio_waits
+from conveyor.codec.faults import NotThere
+from conveyor.runtime.refs.ref import asyncio_waits
+
+ResultT = TypeVar("ResultT")
 
 
-class Coming(Protocol):
-    """Memory that is on its way, or has come."""
-
-    def done(self) -> bool:
-        """Whether it has come, or never will."""
-        ...
-
-    def memory(self) -> _core.Buffer:
-        """What has come. ``OSError`` if it never will."""
-        ...
+class Awaited(Protocol):
+    """What decoding has to wait for: memory that is on its way, or the end of a hold."""
 
     def give_up(self) -> None:
         """Nobody waits for it any more, if it has not come yet."""
         ...
 
 
-Stock = dict[Wanted, Coming]
-
-
-class NotThere(BaseException):
-    """What breaks off decoding. ``ready()``: whether it is worth being tried again; asked after every ring of
-    the process's bell."""
-
-    def __init__(self, ready: Callable[[], bool]) -> None:
-        super().__init__("a value that has stayed elsewhere has not come yet")
-        self.ready = ready
+#: By what it is: memory that is ``Wanted``, say.
+Stock = dict[object, Awaited]
 
 
 class _Deferral(threading.local):
-    """Of the thread that decodes for an await: what has been asked for; else ``None``."""
+    """Of the thread that decodes for an event loop: what has been asked for; else ``None``."""
 
     stock: Stock | None = None
 
@@ -54,30 +37,49 @@ class _Deferral(threading.local):
 deferral = _Deferral()
 
 
-@contextmanager
-def _deferring(stock: Stock) -> Iterator[None]:
-    before, deferral.stock = deferral.stock, stock
-    try:
-        yield
-    finally:
-        deferral.stock = before
+class Attempts:
+    """To decode one value."""
+
+    __slots__ = ("_stock",)
+
+    def __init__(self) -> None:
+        self._stock: Stock = {}
+
+    def of(self, decode: Callable[[], ResultT]) -> ResultT:
+        """What ``decode`` gives, over what has come by now.
+
+        Raises:
+            NotThere: something is missing, which is on its way from now on.
+        """
+        before, deferral.stock = deferral.stock, self._stock
+        try:
+            return decode()
+        finally:
+            deferral.stock = before
+
+    def end(self) -> None:
+        """There are no more: what is on its way still is not needed."""
+        stock, self._stock = self._stock, {}
+        for coming in stock.values():
+            coming.give_up()
 
 
-async def value_of(ref: Ref) -> Any:
-    """What ``ref``, which is done, gives. Whoever is cancelled meanwhile leaves nothing under way."""
+async def when_there(decode: Callable[[], ResultT]) -> ResultT:
+    """What ``decode`` gives, once what it needs has come. Whoever is cancelled meanwhile leaves nothing under
+    way."""
+    import asyncio  # slow to import, and whoever fetches anything has this module
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # another kind of loop, which cannot wait for the bell
-        return ref.get()
-    stock: Stock = {}
+        return decode()
+    attempts = Attempts()
     try:
         while True:
             try:
-                with _deferring(stock):
-                    return ref.get()
+                return attempts.of(decode)
             except NotThere as one:
                 ready = one.ready
             await asyncio_waits().wait_until(ready)
     finally:
-        for coming in stock.values():
-            coming.give_up()
+        attempts.end()

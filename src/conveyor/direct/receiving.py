@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from conveyor.codec.errors.encoding import note_not_begun
+from conveyor.direct.awaiting import when_there
 from conveyor.direct.into import Targets, receive
 from conveyor.direct.leaves import is_leaf
 from conveyor.runtime.refs.unread import Arriving
@@ -20,29 +22,38 @@ def receiving(function: Callable[..., Any], places: Places) -> Callable[..., Any
     """The method ``function``, which finds these arguments in memory that its instance has."""
     signature = inspect.signature(function)
 
-    def with_received(args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-        bound = signature.bind(*args, **kwargs)
+    def to_receive(bound: inspect.BoundArguments, instance: Any) -> Iterator[_Argument]:
         for name, place in places.items():
             if name in bound.arguments:
                 value = bound.arguments[name]
-                try:
-                    received = _receive(function.__name__, name, value, args[0], place)
-                except Exception as error:
-                    note_not_begun(error)
-                    raise
-                bound.arguments[name] = received
+                yield _Argument(function.__name__, name, value, instance, place)
+
+    def received(args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        bound = signature.bind(*args, **kwargs)
+        with _not_begun():
+            for one in to_receive(bound, args[0]):
+                bound.arguments[one.name] = one.receive()
+        return bound
+
+    async def received_later(
+        args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> inspect.BoundArguments:
+        bound = signature.bind(*args, **kwargs)
+        with _not_begun():
+            for one in to_receive(bound, args[0]):
+                bound.arguments[one.name] = await when_there(one.receive)
         return bound
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        bound = with_received(args, kwargs)
+        bound = received(args, kwargs)
         return function(*bound.args, **bound.kwargs)
 
     if inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
         async def items_later(*args: Any, **kwargs: Any) -> Any:
-            bound = with_received(args, kwargs)
+            bound = await received_later(args, kwargs)
             async for item in function(*bound.args, **bound.kwargs):
                 yield item
 
@@ -51,7 +62,8 @@ def receiving(function: Callable[..., Any], places: Places) -> Callable[..., Any
 
         @functools.wraps(function)
         async def call_later(*args: Any, **kwargs: Any) -> Any:
-            return await call(*args, **kwargs)
+            bound = await received_later(args, kwargs)
+            return await function(*bound.args, **bound.kwargs)
 
         return call_later
     if inspect.isgeneratorfunction(function):
@@ -64,20 +76,42 @@ def receiving(function: Callable[..., Any], places: Places) -> Callable[..., Any
     return call
 
 
-def _receive(method: str, name: str, value: Any, instance: Any, place: Any) -> Any:
-    into = place(instance) if callable(place) else _found(method, name, instance, place)
+@contextmanager
+def _not_begun() -> Iterator[None]:
+    """What is raised here is raised in the place of a method, which will not run."""
     try:
-        targets = Targets(into, f"receive_into of {name!r}")
-        if type(value) is not Arriving:
-            return receive(value, targets)
-        made = receive(value.value, targets)
-        value.fetched()
-        return made
-    except (TypeError, ValueError) as error:
-        if type(error) not in (TypeError, ValueError):
-            raise  # it is of the value, and says so
-        where = "" if callable(place) else f" into self.{place}"
-        raise type(error)(f"{method}() cannot receive {name!r}{where}: {error}") from None
+        yield
+    except Exception as error:
+        note_not_begun(error)
+        raise
+
+
+class _Argument:
+    """One that goes to memory that the instance has."""
+
+    def __init__(self, method: str, name: str, value: Any, instance: Any, place: Any) -> None:
+        self._method, self.name = method, name
+        self._value = value
+        self._place = place
+        self._into = place(instance) if callable(place) else _found(method, name, instance, place)
+
+    def receive(self) -> Any:
+        """The argument, where it belongs. If that is broken off, it can be done again."""
+        value = self._value
+        try:
+            targets = Targets(self._into, f"receive_into of {self.name!r}")
+            if type(value) is not Arriving:
+                return receive(value, targets)
+            made = receive(value.value, targets)
+            value.fetched()
+            return made
+        except (TypeError, ValueError) as error:
+            if type(error) not in (TypeError, ValueError):
+                raise  # it is of the value, and says so
+            where = "" if callable(self._place) else f" into self.{self._place}"
+            raise type(error)(
+                f"{self._method}() cannot receive {self.name!r}{where}: {error}"
+            ) from None
 
 
 def _found(method: str, name: str, instance: Any, path: str) -> Any:

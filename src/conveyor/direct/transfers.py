@@ -6,16 +6,41 @@ whether.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from conveyor import _core
 from conveyor.codec.direct import Located
-from conveyor.direct.awaiting import NotThere, deferral
+from conveyor.codec.faults import NotThere
+from conveyor.direct.awaiting import Stock, deferral
 from conveyor.direct.under_way import UnderWay
 from conveyor.exceptions import ActorDiedError, InjectedFault
 from conveyor.runtime.waiting.patience import wait_until
 
 _HELD, _FAILING = 1, 2
+
+
+class _Held:
+    """A value that an event loop wants, and that is held back."""
+
+    def __init__(self, wait: UnderWay) -> None:
+        self._wait = wait
+
+    def give_up(self) -> None:
+        """Nobody waits for that any more."""
+        self._wait.end()
+
+
+def _defer(stock: Stock, where: Located, process: Any, held: Callable[[], bool]) -> None:
+    """Break decoding off as long as ``held()``."""
+    key = _Held, where.number
+    if held():
+        if key not in stock:
+            stock[key] = _Held(UnderWay(process, where.slot, where.number))
+        raise NotThere(lambda: not held())
+    waited = stock.pop(key, None)
+    if waited is not None:
+        waited.give_up()
 
 
 def go_on(where: Located, runtime: Any) -> None:
@@ -36,8 +61,8 @@ def go_on(where: Located, runtime: Any) -> None:
     def held() -> bool:
         return bool(board.transfers(where.slot) & _HELD) and not died()
 
-    if held() and deferral.stock is not None:
-        raise NotThere(lambda: not held())
+    if deferral.stock is not None:
+        _defer(deferral.stock, where, process, held)
     if held():
         wait = UnderWay(process, where.slot, where.number)
         try:

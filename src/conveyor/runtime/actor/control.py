@@ -90,6 +90,12 @@ class Control:
         part = self._parts.get(graph)
         return 0 if part is None else until(part.limits, execution)
 
+    def look_again(self) -> None:
+        """Something has happened: it may be that inputs have come which programs wait for."""
+        for part in list(self._parts.values()):
+            if part.inputs.awaited:
+                self._process.board.ring(self._process.slot, part.program.bit)
+
     def serve_first(self) -> None:
         """Serve what there is, between two things that the actor does."""
         if self._next is not None or not self._link.reader.empty:

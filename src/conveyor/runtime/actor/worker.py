@@ -99,7 +99,7 @@ class Worker:
         self.runtime.collectives.call_made = self.calls.made
         self.process.lanes.open(STARTING, 1, self._doing)
         self.handlers[hello.control_bit] = self.control.serve
-        self.handlers[_core.ATTENTION_BIT] = self.runtime.tidy
+        self.handlers[_core.ATTENTION_BIT] = self._look
         self.handlers[hello.mailbox_bit] = self.calls.open(
             _core.Segment.attach(calls), driver, arena_of_driver, hello.mailbox_bit
         )
@@ -114,6 +114,12 @@ class Worker:
         else:
             self.process.lanes.open(ONE, 1, self._doing)
         self.control.finish_loads()
+
+    def _look(self) -> None:
+        """Something has happened that has no bit of its own."""
+        self.runtime.tidy()
+        self.calls.look_again()
+        self.control.look_again()
 
     def _doing(self) -> str:
         """What the main thread runs, in words."""
@@ -169,7 +175,7 @@ class Worker:
             grace.limit(self.hello.name, self.hello.grace)
 
     def _end_instance(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
-        try_each(self.control.close)
+        try_each(self.calls.close, self.control.close)
         regular = sys.exc_info()[0] is None  # else the page says what has ended the actor
         if regular:
             self.process.inbox.running_call(EXIT_HOOK, 0)

@@ -17,6 +17,7 @@ from conveyor.runtime.calls.call import ASYNC_NEXT, NEXT, Call
 from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.process import Process
+from conveyor.runtime.refs.placed import may_have_stayed
 from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
 from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.sights import PassingOn
@@ -144,6 +145,10 @@ class CallStream(StreamRef):
         ended = self._over or self._cancelled or self._error is not None
         return ended or self._ahead.done()
 
+    def _may_have_stayed(self) -> bool:
+        ended = self._over or self._cancelled or self._error is not None
+        return not ended and may_have_stayed(self._ahead)
+
     def cancel(self) -> bool:
         ahead = self._ahead
         if self._over or self._cancelled or self._error is not None:
@@ -178,6 +183,6 @@ def _is_item(ahead: Ref) -> bool:
     """Whether what has come is an item: neither the generator's end nor its error."""
     try:
         with PassingOn():
-            return ahead.get() is not None
+            return ahead._unfetched() is not None
     except Exception:
         return ahead._outcome is EMPTY  # it is there, and could not be had just now

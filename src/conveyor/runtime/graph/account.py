@@ -76,7 +76,7 @@ class ProcessAccount:
             self.supervision.closed or self.supervision.failure,
             self.plan,
             self.supervision.epoch,
-            self._board,
+            self.supervision.process,
             result_edges(self.plan),
             self.supervision.name_node,
             stacks,

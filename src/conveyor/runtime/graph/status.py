@@ -17,8 +17,9 @@ from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Outline
 from conveyor.runtime.graph.telemetry.afar import Afar, Rings
 from conveyor.runtime.graph.telemetry.stacks import stack_of
+from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import PID_MASK
-from conveyor.runtime.status import ActorStatus, EdgeWait, Label, actor_status, status_of
+from conveyor.runtime.status import ActorStatus, EdgeWait, Label, actor_status, status_of, with_node
 
 if TYPE_CHECKING:
     from conveyor.runtime.graph.epoch import Epoch
@@ -220,13 +221,14 @@ def graph_status(
     error: BaseException | None,
     plan: Plan,
     epoch: Epoch,
-    board: _core.Board,
+    process: Process,
     outputs: Sequence[int],
     label: Label,
     stacks: bool,
     afar: Afar,
 ) -> GraphStatus:
     """Of a graph over processes; see :meth:`CompiledGraph.status`."""
+    board, host = process.board, process.name_host
     actors = []
     for index, member in enumerate(epoch.members):
         actor = actor_status(board, member.slot, member.incarnation, label)
@@ -238,7 +240,7 @@ def graph_status(
             actor = replace(actor, pid=member.pid & PID_MASK)
         elif stacks:
             actor = replace(actor, stack=stack_of(member.pid))
-        actors.append(actor)
+        actors.append(actor if host is None else with_node(actor, host))
     progress = RingProgress.read(plan, epoch.segment, epoch.offsets, epoch.first)
     completed, submitted = epoch.gate.completed, epoch.gate.submitted
     failures = dict(epoch.gate.failures())

@@ -290,8 +290,8 @@ class Ref(_RefCore[ValueT], Placed):
             )
             yield from awaited.__await__()
         if may_have_stayed(self):
-            value_of = import_later("conveyor.direct.awaiting").value_of
-            return cast("ValueT", (yield from value_of(self).__await__()))
+            when_there = import_later("conveyor.direct.awaiting").when_there
+            return cast("ValueT", (yield from when_there(self.get).__await__()))
         return self.get()
 
     def _awaited_as(self) -> Hashable:

@@ -12,6 +12,7 @@ from conveyor import _core
 from conveyor.checks import check_timeout
 from conveyor.codec import Reader
 from conveyor.exceptions import SerializationError
+from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, asyncio_waits, blockers_of
@@ -48,6 +49,10 @@ class StreamRef(Ref[list[ItemT]]):
         """Whether ``_look`` would find something."""
         raise NotImplementedError
 
+    def _may_have_stayed(self) -> bool:
+        """Whether something of the next item, which is there, may have to be fetched."""
+        return False
+
     def _blockers(self, question: int) -> Blockers | None:
         """Who has to do something before the next item comes; see ``waiting.works``."""
         return ()
@@ -68,6 +73,11 @@ class StreamRef(Ref[list[ItemT]]):
         has raised, as ``get`` of other references does.
         """
         timeout = check_timeout(timeout)
+        if timeout is None:
+            return self._next(None)
+        return _core.with_fetch_limit(timeout, self._next, timeout)
+
+    def _next(self, timeout: float | None) -> ItemT:
         if self._back:
             return self._back.popleft()
         item: ItemT = self._look()
@@ -94,11 +104,23 @@ class StreamRef(Ref[list[ItemT]]):
         return self
 
     async def __anext__(self) -> ItemT:
-        if not self.done():
-            wait = asyncio_waits().wait_or_cancel
-            await wait(self._is_there, self._blockers, self._awaited_as(), self._abandon)
+        while True:
+            if not self.done():
+                wait = asyncio_waits().wait_or_cancel
+                await wait(self._is_there, self._blockers, self._awaited_as(), self._abandon)
+            if self._may_have_stayed():
+                item = await import_later("conveyor.direct.awaiting").when_there(self._look_async)
+            else:
+                item = self._look_async()
+            if item is not EMPTY:  # else another task has taken it
+                found: ItemT = item
+                return found
+
+    def _look_async(self) -> Any:
+        if self._back:
+            return self._back.popleft()
         try:
-            return self.next()
+            return self._look()
         except StopIteration:
             raise StopAsyncIteration from None
 

@@ -60,7 +60,7 @@ class Calls:
         self.serve_orders: Callable[[], object] = lambda: None
         self._started = started
         self._leave = leave
-        self._ending = False
+        self._ending = self._stopping = False
         self._mailboxes: list[Mailbox] = []
         # Calls that have overtaken the constructor's, which came another way.
         self._early: list[tuple[Mailbox, int, Call]] = []
@@ -88,9 +88,16 @@ class Calls:
 
     def hang_up(self, bit: int) -> None:
         """A caller is dead. What it has asked for is done; then its mailbox is let go of."""
-        mailbox = next(m for m in self._mailboxes if m.bit == bit)
-        while not (self._ending or mailbox.reader.empty):
+        mailbox = next(m for m in self._mailboxes if m.bit == bit and not m.hung_up)
+        mailbox.hung_up = True
+        self._serve_last(mailbox)
+
+    def _serve_last(self, mailbox: Mailbox) -> None:
+        """Do what a caller has asked for that is dead; in so far as not all of it is here, later."""
+        while not (self._ending or mailbox.reader.empty) and mailbox.arriving is None:
             self._serve(mailbox)
+        if mailbox.arriving is not None:
+            return
         self._mailboxes.remove(mailbox)
         self._process.sources.look()  # the call that was begun last has the mailbox still
         if not self._instance.started:
@@ -105,16 +112,31 @@ class Calls:
         """Begin nothing more."""
         self._ending = True
 
+    def close(self) -> None:
+        """The actor ends: what calls still wait for is not needed."""
+        for mailbox in self._mailboxes:
+            mailbox.drop_arriving()
+
+    def look_again(self) -> None:
+        """Something has happened: it may be that arguments have come which calls wait for."""
+        for mailbox in [one for one in self._mailboxes if one.arriving is not None]:
+            self._serve(mailbox)
+            # An order that was served meanwhile may have let go of it.
+            if mailbox.hung_up and mailbox in self._mailboxes:
+                self._serve_last(mailbox)
+
     def takes(self, bit: int) -> bool:
         """Whether calls come with that bit."""
         return any(mailbox.bit == bit for mailbox in self._mailboxes)
 
     def quiet(self) -> bool:
-        """Nothing is queued and nothing runs: an orderly stop may end the process."""
-        if self._running or not all(m.reader.empty for m in self._mailboxes):
+        """Nothing is queued and nothing runs: an orderly stop may end the process. If not, the bell rings
+        when that may have changed."""
+        self._stopping = True
+        if any(m.arriving is None and not m.reader.empty for m in self._mailboxes):
             self._process.ring()
             return False
-        return True
+        return not self._running and all(m.arriving is None for m in self._mailboxes)
 
     def _count(self, change: int) -> None:
         with self._running_lock:
@@ -130,7 +152,8 @@ class Calls:
             if self._ending:
                 return
             try:
-                call = self._instance.receive(reader)
+                # Who waits on the event loop's thread has all its coroutines wait.
+                call = mailbox.receive(self._instance, waits=self.coroutines is None)
             except SystemExit:  # it ends the actor, as that of a method does
                 first = reader.tag == 0 and not self._instance.started
                 self._inbox.running_call("__init__" if first else _UNREAD, reader.tag)
@@ -320,6 +343,8 @@ class Calls:
         if task.cancelled() and not self.coroutines.leaving:
             self._count(-1)
             mailbox.reply_error(tag, _core.CANCELLED)
+        if self._stopping:
+            self._process.ring()
 
     def _cancel_running(self, mailbox: Mailbox) -> None:
         # Before the look: a cancellation that comes meanwhile is looked for next time.

@@ -51,13 +51,13 @@ class Instance:
         call_exit_hook(self._object, self.name, run)
         self._object = None
 
-    def receive(self, reader: _core.Reader) -> Any:
-        """The next call from ``reader``. What it has of values that are kept here, the method keeps."""
+    def receive(self, read: Callable[[], Any]) -> Any:
+        """The next call, as ``read`` gives it. What it has of values that are kept here, the method keeps."""
         receiving.on = True
         if receiving.taken:  # by one that was cancelled, say, before it ran
             receiving.taken = []
         try:
-            call = reader.receive()
+            call = read()
         finally:
             receiving.on = False
         if type(call) is _core.ErrorFrame:  # it comes from another host, and could not

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.codec import REFERENCES_OF_A_LOCAL
+from conveyor.later import import_later
 from conveyor.runtime.calls.link_segment import link_limits, reply_offset
 from conveyor.runtime.process import RESULT_BIT, Place, Process
 
 if TYPE_CHECKING:
     import asyncio
+
+    from conveyor.runtime.actor.calls.arriving import Arriving
+    from conveyor.runtime.actor.calls.instance import Instance
 
 
 class Mailbox:
@@ -39,8 +44,47 @@ class Mailbox:
         # Coroutines of calls, and how many cancellations they have been looked through for.
         self.running: dict[int, asyncio.Task[Any]] = {}
         self.cancellations = 0
+        #: The next call, where not all of it is here. Those behind it wait for it.
+        self.arriving: Arriving | None = None
+        #: Its caller is dead, and its bit may be another one's.
+        self.hung_up = False
         # Calls that run side by side may answer side by side.
         self.reply_lock = threading.Lock()
+
+    def receive(self, instance: Instance, waits: bool) -> Any:
+        """The next call, ``EMPTY`` if there is none. What it has of values that have stayed elsewhere is
+        fetched: not ``waits``, then there is none until they are here."""
+        reader = self.reader
+        if waits:
+            return instance.receive(reader.receive)
+        if self.arriving is None:
+            call = instance.receive(partial(reader.receive_undecoded, self._set_aside))
+            if call is not self.arriving:
+                return call
+        assert self.arriving is not None
+        read = (
+            self.arriving.unfetched if self.limits.cancelled(reader.tag) else self.arriving.decode
+        )
+        try:
+            call = instance.receive(read)
+        except BaseException:
+            self.drop_arriving()
+            raise
+        if call is not _core.EMPTY:
+            self.drop_arriving()
+        return call
+
+    def _set_aside(self, snapshot: _core.Snapshot) -> Arriving:
+        module = import_later("conveyor.runtime.actor.calls.arriving")
+        arriving: Arriving = module.Arriving(snapshot)
+        self.arriving = arriving
+        return arriving
+
+    def drop_arriving(self) -> None:
+        """What was to be fetched is here, or needed no more."""
+        arriving, self.arriving = self.arriving, None
+        if arriving is not None:
+            arriving.end()
 
     def reply_error(self, tag: int, meta: bytes) -> None:
         with self.reply_lock:

@@ -32,6 +32,7 @@ from conveyor.plan.steps import (
     assert_never,
 )
 from conveyor.runtime.actor.graphs.conduits import Conduits
+from conveyor.runtime.actor.graphs.inputs import Inputs
 from conveyor.runtime.actor.graphs.meetings import Meetings
 from conveyor.runtime.actor.graphs.producers import GeneratorStopped, Outlet, Producer, Producers
 from conveyor.runtime.actor.unwanted import Unwanted
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
 class Part(NamedTuple):
     """What an actor has of a graph, ready to run: its channel ends are open.
 
-    program, producers, conduits: its steps; its generators; what goes beside its frames.
+    program, producers, conduits, inputs: its steps; its generators; what goes beside its frames; what it
+    has fetched.
     labels: what its tasks are called, by their numbers.
     limits: its executions' deadlines and cancellations.
     """
@@ -58,13 +60,19 @@ class Part(NamedTuple):
     program: _core.Program
     producers: Producers
     conduits: Conduits
+    inputs: Inputs
     labels: dict[int, str]
     limits: _core.Limits
 
     def close(self) -> None:
         """Take it down. Each step is taken, whatever another one raises."""
         with ExitStack() as last:
-            for close in (self.conduits.close, self.producers.close, self.program.close):
+            for close in (
+                self.inputs.close,
+                self.conduits.close,
+                self.producers.close,
+                self.program.close,
+            ):
                 last.callback(close)
 
 
@@ -140,7 +148,10 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
     if assignment.conduits:
         program.set_progress(meetings.progress)
     producers = Producers()
-    part = Part(program, producers, conduits, labels, limits)
+    inputs = Inputs(program, limits)
+    if ground.coroutines is not None:  # else nothing but the program would run meanwhile
+        program.set_fetching(inputs.begin, inputs.take)
+    part = Part(program, producers, conduits, inputs, labels, limits)
     try:
         _Steps(
             ground,
