@@ -1,5 +1,6 @@
 """Calls of an actor whose next process takes long to be placed: they wait where any call of it waits."""
 
+import gc
 import os
 import signal
 import threading
@@ -74,6 +75,23 @@ def test_they_fail_if_it_does_not_come_back(struck):
         ActorDiedError, match="could not be started again: there is no place for it"
     ):
         conveyor.get(stage.same.remote(1), timeout=WAIT)
+
+
+def test_they_are_done_though_its_last_handle_is_gone(fresh_session, monkeypatch, wait_until):
+    stage = Stage.remote()
+    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
+    placing = Placing(monkeypatch)
+    os.kill(pid, signal.SIGKILL)
+    assert placing.begun.wait(WAIT)
+    refs, pid = [stage.same.remote(i) for i in range(200)], stage.pid.remote()
+    del stage
+    gc.collect()
+    context.running().chores.do()
+    placing.over.set()
+    assert conveyor.get(refs, timeout=WAIT) == list(range(200))
+    # Then it ends.
+    last = conveyor.get(pid, timeout=WAIT)
+    wait_until(lambda: not os.path.exists(f"/proc/{last}"), WAIT)
 
 
 def test_the_session_may_end_meanwhile(struck):

@@ -209,11 +209,13 @@ class Supervisor:
             if known.stopping:
                 return
             known.stopping = True
-            if record.calls is None:
-                known.ended = True  # should it be on its way back
+            # On its way back it may have been called already.
+            last = record if record.calls is not None else record.successor
+            calls = None if last is None else last.calls
+            if last is None or calls is None:
+                known.ended = True  # should it be about to come back
                 return
-            calls = record.calls
-        calls.when_all_sent(lambda: self._stop(record))
+        calls.when_all_sent(lambda: self._stop(last))
 
     def _stop(self, record: ActorRecord) -> None:
         """Nobody needs the actor any more: it ends when it has done what was asked of it. One that has
