@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime import context
 from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.calls.call_ref import CallRef
 
 
 @conveyor.remote
@@ -520,6 +522,43 @@ def test_what_makes_the_calls_goes_with_them(local, wait_until):
     assert get(with_retries(flaky).remote(2)) == (3, 0)
     # Its thread may not have come to its end yet.
     wait_until(lambda: gc.collect() >= 0 and not len(runtime.retrying), WAIT)
+
+
+class LoadedBy:
+    """It notes which threads of the process that has made it load it."""
+
+    threads: ClassVar = []
+
+    def __reduce__(self):
+        return LoadedBy.load, (os.getpid(),)
+
+    @classmethod
+    def load(cls, pid):
+        if os.getpid() == pid:
+            cls.threads.append(threading.current_thread().name)
+        return 0
+
+
+def test_who_has_called_does_not_make_it_again_himself(local, monkeypatch):
+    """Though the first try has failed by the time he looks at it a second time."""
+    done = CallRef.done
+    looks = []
+
+    def late(ref):
+        if looks or threading.current_thread() is not threading.main_thread():
+            return done(ref)
+        looks.append(ref)
+        ready, _ = conveyor.wait([ref], timeout=WAIT)
+        assert ready
+        return False
+
+    flaky = Flaky.remote()
+    get(flaky.pid.remote())
+    monkeypatch.setattr(CallRef, "done", late)
+    ref = with_retries(flaky).remote(2, ValueError, LoadedBy())
+    assert looks
+    assert get(ref) == (3, 0)
+    assert set(LoadedBy.threads) == {"conveyor-retries"}
 
 
 # Other calls, which wait for its result.

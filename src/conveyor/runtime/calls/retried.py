@@ -94,11 +94,12 @@ class Tries:
     def ref(self) -> RetriedRef:
         """The ref of the result; the tries go on by themselves from now on."""
         made = RetriedRef(self, -1)
-        # Where calls are run by who makes them, so are their tries. Otherwise others may come before.
-        if self.gate is not None and self.last.done() and self.last.has_failed():
-            self._others.see_soon(self)
-        else:
+        # Where calls are run by who makes them, so are their tries. Otherwise others may come before, and one
+        # thread makes them all: of two that find the same try over, each would make the next one.
+        if self.gate is None:
             self.see()
+        else:
+            self._watch(self.last)
         return made
 
     # What is done when a try is over
@@ -110,10 +111,13 @@ class Tries:
         return isinstance(failure_of(self.last._settled(None)), ActorRestartedError)
 
     def see(self) -> None:
-        """Look whether the last try is over, now and when it is; on any thread."""
+        """Look whether the last try is over, now and when it is."""
         while (last := self.last).done():
             if not self._go_on(last):
                 return
+        self._watch(last)
+
+    def _watch(self, last: Ref) -> None:
         watcher = self._runtime.watcher
         if watcher.closed:  # it would be told of at once, again and again
             self._end(Failure(ending.error()))
