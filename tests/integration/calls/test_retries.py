@@ -95,6 +95,14 @@ class Flaky:
             raise ValueError(f"at try {self.tries}")
         return values
 
+    def stay_once(self, _value):
+        """The first process of it does not come to its end."""
+        with open(self.noted, "a") as file:
+            file.write("x")
+        if (size := os.path.getsize(self.noted)) == 1:
+            time.sleep(3600)
+        return size
+
     def die(self, deaths):
         """That many processes die of it."""
         with open(self.noted, "a") as file:
@@ -369,26 +377,45 @@ def test_they_are_made_again_in_their_order(local):
         get(holds)
 
 
-def test_an_actor_that_dies_when_it_is_about_to_be_called(local, monkeypatch):
-    actor = Flaky.options(max_restarts=-1, max_task_retries=1).remote()
-    pid = get(actor.pid.remote())
-    known_link = CallingRuntime._known_link
+@pytest.fixture
+def struck(monkeypatch):
+    """Whom to kill when it has been found alive, to be called."""
+    known_link, pids = CallingRuntime._known_link, []
 
-    def killed(runtime, actor):
+    def found(runtime, actor):
         link = known_link(runtime, actor)
-        if not link.gone and not killed.yet:
-            killed.yet = True
-            os.kill(pid, signal.SIGKILL)
+        if pids and not link.gone:
+            os.kill(pids.pop(), signal.SIGKILL)
             while not link.gone:
                 runtime.inbox.wait(runtime.inbox.count, 0.01)
         return link
 
-    monkeypatch.setattr(CallingRuntime, "_known_link", killed)
-    killed.yet = False
+    monkeypatch.setattr(CallingRuntime, "_known_link", found)
+    return pids
+
+
+def test_an_actor_that_dies_when_it_is_about_to_be_called(local, struck):
+    actor = Flaky.options(max_restarts=-1, max_task_retries=1).remote()
+    pid = get(actor.pid.remote())
+    struck.append(pid)
     assert get(actor.pid.remote()) != pid
-    pid, killed.yet = get(actor.pid.remote()), False
+    struck.append(get(actor.pid.remote()))
     with pytest.raises(ActorRestartedError):
         get(actor.pid.options(max_task_retries=0).remote())
+
+
+def test_what_is_called_then_does_not_go_ahead_of_what_it_lacks(
+    local, struck, tmp_path, wait_until
+):
+    noted = tmp_path / "noted"
+    actor = Flaky.options(max_restarts=-1, max_task_retries=-1).remote(str(noted))
+    pid = get(actor.pid.remote())
+    lacked = actor.stay_once.remote(SlowHere())
+    wait_until(noted.exists, WAIT)
+    struck.append(pid)
+    lacks = actor.echo.remote(lacked)
+    SlowHere.allowed.set()  # only now the other one is made again
+    assert get([lacked, lacks]) == [2, 2]
 
 
 def test_calls_that_were_queued_are_made_again_and_so_are_those_of_actors(local, tmp_path):

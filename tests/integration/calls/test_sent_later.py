@@ -48,6 +48,25 @@ class Slow:
         return int, (5,)
 
 
+class UntilDone:
+    """What is not pickled before that ref is done."""
+
+    def __init__(self, ref):
+        self.ref = ref
+
+    def __reduce__(self):
+        conveyor.wait([self.ref], timeout=WAIT)
+        return int, (5,)
+
+
+def is_being_got(ref):
+    try:
+        conveyor.get(ref, timeout=0.01)
+    except WaitTimeoutError as error:
+        return "another thread of this process is getting it" in str(error)
+    raise AssertionError("it is done")
+
+
 def interrupted(handler, body):
     """Run ``body`` in the main thread, with ``handler`` in the middle of its wait."""
     before = signal.signal(signal.SIGALRM, lambda *_: handler())
@@ -132,6 +151,24 @@ def test_who_waits_for_one_call_does_not_send_those_of_others():
     assert get(other) == 6
     get(first.go_on.remote())
     assert get(waiting) == 2
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_who_gets_a_result_while_what_it_is_an_argument_of_is_sent(wait_until, retries):
+    """The result has come by then, and whoever gets it has not looked yet: he waits to send, too."""
+    first, second = Gate.remote(), Gate.remote()
+    add = second.add.options(max_task_retries=retries)
+    argument = add.remote(first.wait.remote())
+    second.__ray_call__.remote(lambda self, one: one, UntilDone(argument))
+    last = second.add.remote(argument)
+    got = []
+    gets = threading.Thread(target=lambda: got.append(get(argument)), daemon=True)
+    gets.start()
+    wait_until(lambda: is_being_got(argument), WAIT)
+    get(first.go_on.remote())
+    assert get(last) == 3
+    gets.join(WAIT)
+    assert got == [2]
 
 
 def test_chains_from_many_threads():

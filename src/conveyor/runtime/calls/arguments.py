@@ -11,8 +11,13 @@ from conveyor.runtime.refs.ref import Ref
 
 
 def lacked(call: Call) -> Ref | None:
-    """The first of the refs among its arguments that is not done."""
-    return values.lacking(call[1], call[2])
+    """The first of the refs among its arguments that is not done, or whose result some thread is just taking:
+    whoever sends has the link's lock, for which that thread may wait."""
+    args, kwargs = call[1], call[2]
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Ref) and not values.at_hand(value):
+            return value
+    return None
 
 
 def await_soon(first: Ref | None, seconds: float) -> None:

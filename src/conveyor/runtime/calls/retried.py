@@ -173,7 +173,7 @@ class Tries:
             except ActorRestartedError:  # since it was found alive, just now
                 if not self._take_one():
                     raise
-                again = True
+            # It has not been sent, and may lack the result of one that is made again: `again` is as before.
 
     def _names(self, error: TaskError) -> bool:
         """Whether a call that has raised it is to be made again."""

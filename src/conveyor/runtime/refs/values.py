@@ -22,7 +22,7 @@ from conveyor.plan.model import Argument, Const, Task
 from conveyor.runtime import ending
 from conveyor.runtime.refs.holding import Holding, same
 from conveyor.runtime.refs.imports import Claims, load
-from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.staying import stays_afar
 from conveyor.runtime.sights import PassingOn
 
@@ -44,6 +44,25 @@ def lacking(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Ref | No
         if isinstance(value, Ref) and not value.done():
             return value
     return None
+
+
+def at_hand(ref: Ref) -> bool:
+    """Whether it is done, and its result is had without waiting for a thread that is just taking it: that may
+    be this very one, or one that waits for a lock which the caller has. If there is one, the bell rings when
+    it has the result."""
+    return ref.done() and all(_is_free(part) for part in ref.parts())
+
+
+def _is_free(part: Ref) -> bool:
+    if (
+        part._outcome is not EMPTY or part._gate is None
+    ):  # what comes by message is nobody's to take
+        return True
+    by = object()
+    try:
+        return part._claim(by)
+    finally:
+        part._unclaim(by)
 
 
 def with_values(
