@@ -144,8 +144,8 @@ files = $(or $(shell $(PYTHON) tests/suites.py $(1)),$(error tests/suites.py $(1
 
 # What runs with engine="ray", on a Ray cluster of two nodes on this machine.
 RAY_TESTS = tests/ray $(call files,ray)
-# Those of it that `make test` runs: in one process, which has one cluster, and when nothing else runs. Some take
-# minutes by themselves, and are of what others use as well.
+# Those of it that `make test` runs: in two processes, each of which has a cluster of its own, and when nothing else
+# runs. Some take minutes by themselves, and are of what others use as well.
 RAY_LONG := transports graph_collectives
 RAY_FIRST = $(filter-out $(RAY_LONG:%=tests/ray/test_ray_%.py),$(sort $(wildcard tests/ray/test_*.py))) $(call files,ray test)
 # With actors on nodes that share no memory (tests/nodes_apart.py).
@@ -165,7 +165,7 @@ test: lint $(STAMPS)/tools
 	wait $$native || { cat $(NATIVE_LOG); exit 1; }; \
 	some -m alone | tee -a build/pytest.log; \
 	CONVEYOR_ENGINE=inline some $(INLINE_TESTS) | tee -a build/pytest.log; \
-	CONVEYOR_ENGINE=ray some $(RAY_FIRST) | tee -a build/pytest.log; \
+	CONVEYOR_ENGINE=ray some -n 2 --dist loadfile $(RAY_FIRST) | tee -a build/pytest.log; \
 	$(APART) some $(NODES_FIRST) | tee -a build/pytest.log; \
 	sed -n '/slowest.*durations/,/^=* .*summary/p' build/pytest.log >$(DURATIONS); \
 	cat $(NATIVE_LOG)
