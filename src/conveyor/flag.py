@@ -26,10 +26,14 @@ class Flag:
 
     def set(self) -> None:
         """Set it, and wake all who wait for it."""
-        self._set = True
-        for waiter in tuple(self._waiters):
-            with suppress(RuntimeError):  # another thread has woken that one
-                waiter.release()
+        try:
+            self._set = True
+            for waiter in tuple(self._waiters):
+                with suppress(RuntimeError):  # another thread has woken that one
+                    waiter.release()
+        except BaseException:  # a signal handler has raised: those behind it are woken all the same
+            self.set()
+            raise
 
     def clear(self) -> None:
         """Have those wait who come from now on."""

@@ -75,3 +75,23 @@ def test_others_go_on_wherever_one_is_broken_off(what):
         assert goes_on(lambda flag=flag: (flag.set(), flag.wait()))
         assert flag.is_set()
     assert step > 2
+
+
+def test_who_sets_it_may_be_broken_off_in_the_middle():
+    class Broken:
+        """A waiter at whose turn Ctrl-C comes, once."""
+
+        times = 0
+
+        def release(self):
+            self.times += 1
+            if self.times == 1:
+                raise KeyboardInterrupt
+
+    flag, first, behind = Flag(), Broken(), threading.Lock()
+    behind.acquire()
+    flag._waiters += [first, behind]
+    with pytest.raises(KeyboardInterrupt):
+        flag.set()
+    assert flag.is_set()
+    assert not behind.locked()
