@@ -118,12 +118,13 @@ nb::bytes header_of(const Frame& frame) {
   return nb::bytes(table->meta, table->meta_length);
 }
 
-void tell_header(const Frame& frame, PyObject* hook) {
-  if (hook == nullptr) return;  // the interpreter ends
+nb::object tell_header(const Frame& frame, PyObject* hook) {
+  if (hook == nullptr) return {};  // the interpreter ends
   const nb::bytes meta = header_of(frame);
   Calling python;
   nb::object result = nb::steal(PyObject_CallFunctionObjArgs(hook, meta.ptr(), nullptr));
   if (!result.is_valid()) throw nb::python_error();
+  return result;
 }
 
 }  // namespace
@@ -162,12 +163,12 @@ nb::object loose_buffers(const Frame& frame) {
   return buffers;
 }
 
-nb::object keep(const Frame& frame) {
+nb::object keep(const Frame& frame, nb::object refs) {
   if (frame.kind == Kind::kError || frame.codec < kFirstPython) return decode(frame);
   return or_python_error([&] {
     Frame kept = frame;
     kept.kept = kept.readonly = true;
-    return nb::cast(Snapshot{std::move(kept), Fd()}, nb::rv_policy::move);
+    return nb::cast(Snapshot{std::move(kept), Fd(), std::move(refs)}, nb::rv_policy::move);
   });
 }
 
@@ -187,6 +188,11 @@ void announce(const Frame& frame) {
 void discard(const Frame& frame) {
   if (!(frame.flags & kDefinitions) || frame.kind == Kind::kError) return;
   or_python_error([&] { tell_header(frame, frame.flags & kRefs ? hooks.discard : hooks.announce); });
+}
+
+nb::object take_claims(const Frame& frame) {
+  if (!(frame.flags & kRefs) || frame.kind == Kind::kError) return {};
+  return or_python_error([&] { return tell_header(frame, hooks.take); });
 }
 
 nb::object claims_of(const char* body, size_t size, size_t in_block) noexcept {

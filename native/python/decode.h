@@ -20,6 +20,7 @@ namespace conveyor {
 struct Snapshot {
   Frame frame;
   Fd fd;
+  nb::object refs{};  // that its value refers to, if they are held here, until a ref has the snapshot: that holds them
 };
 
 struct ErrorFrame {
@@ -38,8 +39,10 @@ bool fetches() noexcept;
 // or the lease lives: that of the frame which this thread is decoding, if it is kSure and names the value. Else null.
 std::shared_ptr<Lease> sure_lease(uint64_t number);
 // What stands for the value from now on: the value itself where its type is immutable (those that are
-// decoded natively), an ErrorFrame, else a Snapshot. Runs no Python code.
-nb::object keep(const Frame& frame);
+// decoded natively), an ErrorFrame, else a Snapshot, which holds `refs`. Runs no Python code.
+nb::object keep(const Frame& frame, nb::object refs);
+// Make a frame's claims good that is to be decoded later: its refs, to be held until then. Invalid if it has none.
+nb::object take_claims(const Frame& frame);
 // The parts that the codec has made; the buffers, a list or None, as if they could be written.
 nb::bytes meta_of(const Frame& frame);
 nb::object loose_buffers(const Frame& frame);

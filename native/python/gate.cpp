@@ -85,9 +85,10 @@ void Gate::stash_front(size_t i) {
     dropped_[i].erase(tag);
     return taken(tag, i, began, slot.size, slot.kind == Kind::kError);
   }
+  nb::object refs;
   try {
     reader.load_unread();
-    if (!reader.announce_front()) return;
+    if (!reader.announce_front() || !reader.take_front_claims(refs)) return;
   } catch (nb::python_error& error) {
     if (!is_final(error.value()) || reader.ring.next() != number || reader.ring.empty()) throw;
     return stash_broken(i);
@@ -101,14 +102,15 @@ void Gate::stash_front(size_t i) {
     return discard(f);
   }
   auto place = stashes_[i].try_emplace(tag).first;  // if this throws, the frame is still in the ring
-  place->second = reader.take_loaded();
+  static_cast<Frame&>(place->second) = reader.take_loaded();
+  place->second.refs = std::move(refs);
   const Frame& f = place->second;
   taken(f.tag, i, began, f.size + f.beside, f.kind == Kind::kError);
 }
 
 void Gate::stash_broken(size_t i) {
   Reader& reader = *readers_[i];
-  Frame failure;
+  Stashed failure;
   failure.tag = read_once(reader.ring.front()->tag);
   failure.kind = Kind::kError;
   failure.body = kBrokenMeta;
@@ -194,9 +196,9 @@ bool Gate::ready(uint64_t number, size_t i) {
 nb::object Gate::take_stashed(uint64_t number, size_t i) {
   auto& stash = stashes_[i];
   try {
-    Frame& frame = stash.find(number)->second;
+    Stashed& frame = stash.find(number)->second;
     frame.map();
-    nb::object value = keep(frame);  // runs no Python code
+    nb::object value = keep(frame, frame.refs);  // runs no Python code
     stash.erase(number);
     return value;
   } catch (...) {
@@ -278,7 +280,7 @@ void Gate::drop(uint64_t number, size_t i) {
   if (failures_ && failures_->close(number, i)) return;  // its frame is dropped anyway
   auto found = stashes_[i].find(number);
   if (found != stashes_[i].end()) {
-    const Frame f = std::move(found->second);
+    const Stashed f = std::move(found->second);
     stashes_[i].erase(found);
     try {
       discard(f);

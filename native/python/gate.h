@@ -20,6 +20,11 @@ struct GateLeftover : Leftover {
   Gated* gate = nullptr;
 };
 
+// A result that is out of its ring, with the refs that it refers to.
+struct Stashed : Frame {
+  nb::object refs{};
+};
+
 // Submits under consecutive numbers and collects results by number. Every submission yields exactly
 // one frame on each of the readers, tagged with its number, in any order.
 class Gate {
@@ -132,7 +137,7 @@ class Gate {
   void note_open(uint64_t number, std::vector<bool>& open) noexcept;
   std::vector<Writer*> writers_;
   std::vector<Reader*> readers_;
-  std::vector<std::unordered_map<uint64_t, Frame>> stashes_;
+  std::vector<std::unordered_map<uint64_t, Stashed>> stashes_;
   // No more than `depth_` each: their frames are all still to be taken out of the ring.
   std::vector<NumberSet> dropped_;
   std::shared_ptr<Leftovers> leftovers_;

@@ -25,11 +25,12 @@ struct Hooks {
   PyObject* held_alone = nullptr;   // (value): whether nothing but it refers to its memory
   PyObject* state_error = nullptr;  // the class of errors for what belongs to another process
   PyObject* refused = nullptr;      // (errno, text): makes what to raise for what the system has refused
+  PyObject* take = nullptr;         // (meta): the refs that a frame has claims on, to be held as long as it may be decoded
 };
 extern Hooks hooks;
 
 void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object discard, nb::object final_error, nb::object arena_full,
-               nb::object held_alone, nb::object state_error, nb::object refused = nb::none());
+               nb::object held_alone, nb::object state_error, nb::object refused = nb::none(), nb::object take = nb::none());
 void clear_codec();
 // Throws if this process was forked since `generation`: rings and results are the parent's.
 void check_owner(uint64_t generation);

@@ -49,6 +49,16 @@ bool Reader::announce_front(bool unwanted) {
   return ring.next() == number && !ring.empty();
 }
 
+bool Reader::take_front_claims(nb::object& refs) {
+  const SlotHeader slot = read_once(*ring.front());
+  if (!(slot.flags & kRefs) || slot.kind == Kind::kError) return true;
+  if (!front_) load_front();
+  const uint64_t number = ring.next();
+  const Frame f = *front_;
+  refs = take_claims(f);
+  return ring.next() == number && !ring.empty();
+}
+
 void Reader::skip() {
   const uint64_t number = ring.next();
   const SlotHeader slot = read_once(*ring.front());
@@ -206,9 +216,10 @@ nb::object Reader::receive_kept() {
   const uint64_t number = ring.next();
   try {
     if (decodes_natively()) return receive_native();
-    if (!announce_front()) return nb::object();
+    nb::object refs;
+    if (!announce_front() || !take_front_claims(refs)) return nb::object();
     load_front();
-    nb::object value = keep(*front_);  // runs no Python code: the frame is still ours
+    nb::object value = keep(*front_, std::move(refs));  // runs no Python code: the frame is still ours
     take();
     return value;
   } catch (...) {

@@ -37,19 +37,23 @@ class Reader : public Receiver {
   }
   // The next frame is decoded without any Python code.
   bool decodes_natively() const { return is_native(read_once(*ring.front())) && !front_; }
-  // What stands for the next frame's value (`keep`), its definitions learnt. If this throws, the frame is
+  // What stands for the next frame's value (`keep`), its definitions learnt and its claims made good. If this throws, the frame is
   // still there, unless it is not valid. Invalid if Python code that ran meanwhile has taken the frame.
   nb::object receive_kept();
   // Learn the next frame's definitions, since frames behind it may be decoded first; or if nobody will
   // ever decode it, let go of what it holds too. If this throws, the frame is still there. False if Python
   // code that ran meanwhile has taken it.
   bool announce_front(bool unwanted = false);
+  // Make the next frame's claims good, since it is to be decoded when it is out of the ring, where nobody knows any more that
+  // they are to be made good. As announce_front(), which goes before. `refs`: to be held with the frame.
+  bool take_front_claims(nb::object& refs);
   // The next frame, out of the ring unread: its lease ends, its claims are given up, and its definitions are
   // sent again.
   void give_up() noexcept;
   // The same for a frame that nobody wants, its definitions learnt if they can be.
   void skip();
-  // Nothing has come that was not received, and nothing is being decoded that was.
+  // Nothing has come that was not received, and nothing is being decoded that was. Nor has what was received claims that were
+  // not made good: those of what is kept to be decoded later are, before it is out of the ring.
   bool dry() const;
   // Take no more: what lies in the ring, and what still comes, is given back to its writer, and nobody
   // decodes it. Throws what is Python's, and has been closed then, too.

@@ -82,6 +82,9 @@ RefCore::~RefCore() {
 }
 
 void RefCore::settle(nb::object value) {
+  // It holds the refs from now on: what refers to each other over a snapshot could never be collected.
+  if (nb::inst_check(value) && nb::isinstance<Snapshot>(value))
+    if (nb::object& refs = nb::inst_ptr<Snapshot>(value)->refs; refs.is_valid()) std::swap(inner, refs);
   // What it replaces may run any code when it goes: last.
   std::swap(outcome, value);
   if (gate != nullptr && number >= 0) gate->gate->settled(uint64_t(number), reader);

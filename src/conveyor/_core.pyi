@@ -55,6 +55,7 @@ def set_codec(
     held_alone: Callable[[Any], bool],
     state_error: type[Exception],
     refused: Callable[[int, str], Exception],
+    take: Callable[[bytes], Any] | None = None,
 ) -> None:
     """Set what serves values that are not encoded natively, for the whole process.
 
@@ -63,7 +64,8 @@ def set_codec(
     definitions, ``discard(meta)`` hears of one that nobody will decode. ``final_error`` is the class of errors that decoding again would not mend,
     ``arena_full(message, holdings)`` makes what is raised at an arena's cap, ``state_error`` is raised
     in forked children; ``refused(errno, text)`` makes what is raised for what the system has refused;
-    ``held_alone(value)`` tells whether nothing else refers to a value's memory.
+    ``held_alone(value)`` tells whether nothing else refers to a value's memory. ``take(meta)`` gives the
+    refs that a frame which is decoded later has claims on, to be held until then.
     """
 
 def clear_codec() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conveyor import _core
 from conveyor.codec.alone import REFERENCES_OF_A_LOCAL, held_alone
-from conveyor.codec.claims import Reader
+from conveyor.codec.claims import Reader, take
 from conveyor.codec.encoded import SENT
 from conveyor.codec.errors.afresh import afresh
 from conveyor.codec.errors.encoding import append_to_message, decode_error, encode_error
@@ -53,4 +53,5 @@ def set_up_codec() -> None:
         held_alone=held_alone,
         state_error=RuntimeStateError,
         refused=refused,
+        take=take,
     )

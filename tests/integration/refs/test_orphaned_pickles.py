@@ -3,11 +3,13 @@
 import os
 import signal
 import time
+import weakref
 
 import numpy as np
 import pytest
 
 import conveyor
+from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime import context
 
@@ -47,12 +49,32 @@ class Stage:
     def last(self):
         return self.found
 
+    def ask(self, other, refs):
+        """Keep two results of the other's, and get a later one."""
+        self.asked = other.same.remote(refs), other.same.remote(refs)
+        conveyor.get(other.same.remote())
+
+    def answers(self):
+        return [number_in(one) for one in self.asked]
+
 
 def kept():
     """References to values, and pickles of them, that are noted."""
     exports = context.running().exports
     exports.tidy()
     return exports.kept
+
+
+def number_in(result):
+    return int(np.sum(conveyor.get(conveyor.get(result)[0])))
+
+
+def end_at_a_return(maker, wait_until, left=0):
+    """It is killed, and what it had pickled is settled: of a pickle that nobody gets nothing is kept, so that
+    what actors hold is ``left``."""
+    with pytest.raises(ActorDiedError):
+        conveyor.get(maker.end_at_the_return.remote([conveyor.put(np.arange(10))]), timeout=WAIT)
+    wait_until(lambda: kept() == left)
 
 
 @pytest.fixture
@@ -92,3 +114,46 @@ def test_what_the_dead_had_sent_before_is_still_got(ref, wait_until, latches):
     conveyor.get(busy, timeout=WAIT)
     wait_until(lambda: kept() == 0)
     assert conveyor.get(reader.last.remote(), timeout=WAIT) == [499500]
+
+
+def test_results_that_came_before_are_got_after_their_makers_end(fresh_session, wait_until):
+    """They have left their ring, since a later one was got, and are decoded when they are got."""
+    maker, ref = Stage.remote(), conveyor.put(np.arange(1000))
+    results = [maker.same.remote([ref]) for _ in range(2)]
+    conveyor.get(maker.same.remote(), timeout=WAIT)
+    del ref
+    end_at_a_return(maker, wait_until)
+    assert [number_in(one) for one in results] == [499500, 499500]
+
+
+def test_results_that_came_before_are_dropped_after_their_makers_end(fresh_session, wait_until):
+    maker, ref = Stage.remote(), conveyor.put(np.arange(1000))
+    results = [maker.same.remote([ref]) for _ in range(2)]
+    conveyor.get(maker.same.remote(), timeout=WAIT)
+    value = weakref.ref(ref)
+    del ref
+    end_at_a_return(maker, wait_until)
+    assert value() is not None
+    del results
+    wait_until(lambda: value() is None)
+
+
+def test_results_of_a_graph_that_came_before_are_got_after_their_makers_end(
+    fresh_session, wait_until
+):
+    maker, ref = Stage.remote(), conveyor.put(np.arange(1000))
+    with InputNode() as inp:
+        graph = maker.same.bind(inp).compile()
+    results = [graph.execute([ref]) for _ in range(2)]
+    conveyor.get(graph.execute([]), timeout=WAIT)
+    del ref
+    end_at_a_return(maker, wait_until)
+    assert {number_in(one) for one in results} == {499500}
+
+
+def test_an_actor_gets_what_came_to_it_before(fresh_session, wait_until):
+    maker, reader, ref = Stage.remote(), Stage.remote(), conveyor.put(np.arange(1000))
+    conveyor.get(reader.ask.remote(maker, [ref]), timeout=WAIT)
+    del ref
+    end_at_a_return(maker, wait_until, 1)
+    assert conveyor.get(reader.answers.remote(), timeout=WAIT) == [499500, 499500]
