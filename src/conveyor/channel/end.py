@@ -163,6 +163,9 @@ class End:
 
     # Meeting
 
+    def _begin(self) -> None:
+        """This end is about to be used for the first time: from then on the other one may be."""
+
     def _open(self, meeting: Meeting) -> None:
         """The process at the other end is known."""
         raise NotImplementedError
@@ -199,7 +202,9 @@ class End:
             return self._meeting is not None or self._have_met()
 
     def _have_met(self) -> bool:
-        self._used = True
+        if not self._used:
+            self._used = True
+            self._begin()
         runtime, number = self._runtime, self._number
         there = self._partner
         meeting = runtime.introductions.meet(number, self._side, there is not None)

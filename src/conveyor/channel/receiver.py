@@ -124,6 +124,14 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
         assert self._there is not None
         return self._there.after(self._reader.count)
 
+    @property
+    def unmet(self) -> bool:
+        """See ``runtime.sources.Unmet``: what has come may lie in the ring before it is opened here."""
+        return self._reader is None and not self._closed
+
+    def _begin(self) -> None:
+        self._runtime.process.sources.expect(self)
+
     def _open(self, meeting: Meeting) -> None:
         process, writer = (
             self._runtime.process,
@@ -135,6 +143,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
             meeting.segment, 0, 0, writer, meeting.view, carries, shared=False
         )
         process.reads(self)
+        process.sources.look()
 
     def _let_go(self) -> None:
         self.leave()

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from conveyor import _core
 from conveyor.codec import Reader
@@ -17,13 +17,27 @@ class _Awaited(NamedTuple):
     then: Callable[[], object]
 
 
+class Unmet(Protocol):
+    """What will read from a process of which this one does not know yet."""
+
+    @property
+    def unmet(self) -> bool:
+        """Whether that is so still."""
+
+
 class Sources:
     """Of one process. Takes no lock: each operation on a dictionary is one step, and finalizers come here."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._ends: dict[int, tuple[Reader, weakref.ref[_core.Reader]]] = {}
+        self._unmet: dict[int, weakref.ref[Unmet]] = {}
         self._awaited: dict[int, _Awaited] = {}
+
+    def expect(self, end: Unmet) -> None:
+        """Somebody may send to ``end`` from now on, and until it is known who, anybody may have."""
+        number = next(self._numbers)
+        self._unmet[number] = weakref.ref(end, partial(self._met, number))
 
     def note(self, writer: Reader, end: _core.Reader) -> None:
         """``end`` reads what ``writer`` sends."""
@@ -41,11 +55,20 @@ class Sources:
         """A reading end may have nothing any more."""
         if not self._awaited:
             return
+        for number, expected in list(self._unmet.items()):
+            unmet = expected()
+            if unmet is not None and unmet.unmet:
+                return
+            self._unmet.pop(number, None)
         ends = [(writer, end()) for writer, end in list(self._ends.values())]
         full = {writer for writer, end in ends if end is not None and not end.dry}
         for number, awaited in list(self._awaited.items()):
             if full.isdisjoint(awaited.writers) and self._awaited.pop(number, None) is not None:
                 awaited.then()
+
+    def _met(self, number: int, _end: object) -> None:
+        self._unmet.pop(number, None)
+        self.look()
 
     def _ended(self, number: int, _end: object) -> None:
         self._ends.pop(number, None)

@@ -10,7 +10,7 @@ import pytest
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.exceptions import ActorDiedError
+from conveyor.exceptions import ActorDiedError, WaitTimeoutError
 from conveyor.runtime import context
 
 WAIT = 60
@@ -157,3 +157,48 @@ def test_an_actor_gets_what_came_to_it_before(fresh_session, wait_until):
     del ref
     end_at_a_return(maker, wait_until, 1)
     assert conveyor.get(reader.answers.remote(), timeout=WAIT) == [499500, 499500]
+
+
+@conveyor.remote
+class Ended:
+    """It has an end of a channel."""
+
+    def take(self, ends):
+        (self.end,) = ends
+
+    def look(self):
+        with pytest.raises(WaitTimeoutError):
+            self.end.receive(timeout=0)
+
+    def send(self, refs):
+        self.end.send(refs, timeout=WAIT)
+
+    def receive(self):
+        return int(np.sum(conveyor.get(self.end.receive(timeout=WAIT))[0]))
+
+    def close(self):
+        self.end.close()
+
+    def end_at_the_return(self, refs):
+        return [*refs, Kills()]
+
+
+@pytest.mark.parametrize("how", ["receives", "closes"])
+def test_what_a_channel_has_brought_before_it_was_looked_at(ref, wait_until, how):
+    """Its reader does not know yet from whom that is: it has used its end, and met nobody."""
+    sending, receiving = conveyor.channel.open(depth=8)
+    maker, reader = Ended.remote(), Ended.remote()
+    conveyor.get([maker.take.remote([sending]), reader.take.remote([receiving])])
+    del sending, receiving
+    conveyor.get(reader.look.remote(), timeout=WAIT)
+    conveyor.get(maker.send.remote([ref]), timeout=WAIT)
+    died = maker.end_at_the_return.remote([ref])
+    with pytest.raises(ActorDiedError):
+        conveyor.get(died, timeout=WAIT)
+    del ref, died
+    assert kept() > 0
+    if how == "receives":
+        assert conveyor.get(reader.receive.remote(), timeout=WAIT) == 499500
+    else:
+        conveyor.get(reader.close.remote(), timeout=WAIT)
+    wait_until(lambda: kept() == 0)
