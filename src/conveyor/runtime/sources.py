@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from conveyor import _core
 from conveyor.codec import Reader
+from conveyor.runtime.chores import Chores
 
 
 class _Awaited(NamedTuple):
@@ -26,50 +27,71 @@ class Unmet(Protocol):
 
 
 class Sources:
-    """Of one process. Takes no lock: each operation on a dictionary is one step, and finalizers come here."""
+    """Of one process. Takes no lock: each operation on a dictionary is one step.
+
+    What an end leaves behind is taken away by native code, and what follows from that is a chore
+    (``Chores.will``): a finalizer in Python would swallow a Ctrl-C that comes in it.
+    """
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._ends: dict[int, tuple[Reader, weakref.ref[_core.Reader]]] = {}
-        self._unmet: dict[int, weakref.ref[Unmet]] = {}
+        self._ends: dict[int, tuple[Reader, weakref.ref[_core.Reader], _core.Will | None]] = {}
+        self._unmet: dict[int, tuple[weakref.ref[Unmet], _core.Will | None]] = {}
         self._awaited: dict[int, _Awaited] = {}
 
     def expect(self, end: Unmet) -> None:
         """Somebody may send to ``end`` from now on, and until it is known who, anybody may have."""
         number = next(self._numbers)
-        self._unmet[number] = weakref.ref(end, partial(self._met, number))
+        self._unmet[number] = weakref.ref(end, partial(self._unmet.pop, number)), None
 
     def note(self, writer: Reader, end: _core.Reader) -> None:
         """``end`` reads what ``writer`` sends."""
         number = next(self._numbers)
-        self._ends[number] = writer, weakref.ref(end, partial(self._ended, number))
+        self._ends[number] = writer, weakref.ref(end, partial(self._ends.pop, number)), None
 
-    def when_dry(self, writers: Iterable[Reader], then: Callable[[], object]) -> None:
-        """Have ``then()`` called, on any thread and maybe by a finalizer, once nothing that these processes
-        have sent is left to be read here: now, or when the reading ends go that have something. They are
-        dead, and what was to come has come."""
+    def when_dry(
+        self, writers: Iterable[Reader], then: Callable[[], object], chores: Chores
+    ) -> None:
+        """Have ``then()`` called, on any thread, once nothing that these processes have sent is left to be
+        read here: now, or as one of ``chores`` when the reading ends go that have something. They are dead,
+        and what was to come has come."""
         self._awaited[next(self._numbers)] = _Awaited(tuple(writers), then)
         self.look()
+        if not self._awaited:
+            return
+        look = partial(_look, weakref.ref(self))
+        for number, (writer, end, will) in list(self._ends.items()):
+            if will is None and any(
+                writer in awaited.writers for awaited in self._awaited.values()
+            ):
+                self._ends[number] = writer, end, chores.will(look)
+        for number, (unmet, will) in list(self._unmet.items()):
+            if will is None:
+                self._unmet[number] = unmet, chores.will(look)
+        self.look()  # one of them may have gone meanwhile
 
     def look(self) -> None:
         """A reading end may have nothing any more."""
         if not self._awaited:
             return
-        for number, expected in list(self._unmet.items()):
+        for number, (expected, _) in list(self._unmet.items()):
             unmet = expected()
             if unmet is not None and unmet.unmet:
                 return
             self._unmet.pop(number, None)
-        ends = [(writer, end()) for writer, end in list(self._ends.values())]
-        full = {writer for writer, end in ends if end is not None and not end.dry}
+        full = set()
+        for number, (writer, reading, _) in list(self._ends.items()):
+            end = reading()
+            if end is None:
+                self._ends.pop(number, None)
+            elif not end.dry:
+                full.add(writer)
         for number, awaited in list(self._awaited.items()):
             if full.isdisjoint(awaited.writers) and self._awaited.pop(number, None) is not None:
                 awaited.then()
 
-    def _met(self, number: int, _end: object) -> None:
-        self._unmet.pop(number, None)
-        self.look()
 
-    def _ended(self, number: int, _end: object) -> None:
-        self._ends.pop(number, None)
-        self.look()
+def _look(sources: weakref.ref[Sources]) -> None:
+    there = sources()
+    if there is not None:
+        there.look()

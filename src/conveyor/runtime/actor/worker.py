@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core, system_limits
@@ -86,7 +87,7 @@ class Worker:
             arena_of_driver,
             orders,
             self.runtime.refuse,
-            self.runtime.exports.settle,
+            partial(self.runtime.exports.settle, chores=self.runtime.chores),
             self.stop,
             self.end,
         )

@@ -14,6 +14,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
+from conveyor.runtime.chores import Chores
 from conveyor.runtime.refs.asked import tell_of
 from conveyor.runtime.refs.connection import Connection
 from conveyor.runtime.refs.exchange import (
@@ -194,11 +195,11 @@ class ActorExports(Imports):
         finally:
             del answer  # what is raised refers to this frame
 
-    def settle(self, question: int, writers: Sequence[Reader]) -> None:
+    def settle(self, question: int, writers: Sequence[Reader], chores: Chores) -> None:
         """Have the driver told when nothing is left here of what these dead processes have sent. What was
         loaded of it goes ahead of that."""
         connection = self._open()
-        self._sources.when_dry(writers, lambda: connection.send(Dry(question)))
+        self._sources.when_dry(writers, lambda: connection.send(Dry(question)), chores)
 
     def ask(self, export: ExportId, question: int) -> None:
         self._send(Ask(export, question))

@@ -77,8 +77,7 @@ def ask_readers(
     def ask(reader: Reader, question: int, writers: tuple[Reader, ...]) -> None:
         if reader == process.identity:
             settle = partial(orphans.settle, question, reader)
-            # A finalizer may be who finds that out.
-            process.sources.when_dry(writers, lambda: chores.soon(settle))
+            process.sources.when_dry(writers, lambda: chores.soon(settle), chores)
             return
         for record in table:
             if record.reader == reader:
