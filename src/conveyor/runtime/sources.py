@@ -6,11 +6,13 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from conveyor import _core
 from conveyor.codec import Reader
-from conveyor.runtime.chores import Chores
+
+if TYPE_CHECKING:
+    from conveyor.runtime.chores import Chores
 
 
 class _Awaited(NamedTuple):

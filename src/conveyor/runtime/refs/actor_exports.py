@@ -8,13 +8,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.chores import Chores
 from conveyor.runtime.refs.asked import tell_of
 from conveyor.runtime.refs.connection import Connection
 from conveyor.runtime.refs.exchange import (
@@ -40,6 +39,9 @@ from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.sources import Sources
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.watcher import Watcher
+
+if TYPE_CHECKING:
+    from conveyor.runtime.chores import Chores
 
 
 class ActorExports(Imports):
