@@ -54,9 +54,8 @@ def at_hand(ref: Ref) -> bool:
 
 
 def _is_free(part: Ref) -> bool:
-    if (
-        part._outcome is not EMPTY or part._gate is None
-    ):  # what comes by message is nobody's to take
+    # What comes by message is nobody's to take.
+    if part._outcome is not EMPTY or part._gate is None:
         return True
     by = object()
     try:
