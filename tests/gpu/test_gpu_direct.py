@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("on_gpu")
 MIB = 1 << 20
 
 
-@conveyor.remote(num_cpus=0)
+@conveyor.remote(num_gpus=0.1)
 class Keeper:
     @conveyor.method(tensor_transport="auto")
     def make(self, seed, count):

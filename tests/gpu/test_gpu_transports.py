@@ -25,7 +25,7 @@ MIB = 1 << 20
 SIDE = 10000
 
 
-@conveyor.remote(num_cpus=0)
+@conveyor.remote(num_gpus=0.1)
 class Worker:
     """All of them are on one GPU."""
 
