@@ -238,11 +238,11 @@ def test_a_consumer_that_is_killed_before_it_has_read(make, overlap):
         get(graph.execute(n))
     pid = get(consumer.pid.remote())
     get(consumer.behind.remote(FOR_EVER))
-    get(graph.execute(4))
+    for n in range(5):  # in memory whose copies are not done
+        get(graph.execute(n))
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ActorDiedError, match=f"mortal reader {overlap}"):
-        for n in range(4):  # whose memory is that of the copies which are not done
-            get(graph.execute(n))
+        get(graph.execute(9))
     assert get(producer.sum.remote()) == 1000
     graph.teardown()
     assert works(producer, make(), "cuda_ipc")
