@@ -1,4 +1,4 @@
-"""What CUDA's driver does between processes, by itself: what the library counts on, and what its calls cost."""
+"""What CUDA's driver does between processes by itself, and what its calls cost."""
 
 from __future__ import annotations
 

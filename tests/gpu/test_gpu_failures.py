@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("on_gpu_preloaded", "limited")
 KIND = "cuda"
 MIB = 1 << 20
 #: Seconds that a kernel takes which is killed with its actor, and one that is waited for.
-FOR_EVER, A_WHILE = 60, 1.0
+FOR_EVER, A_WHILE = 60, 0.5
 #: Seconds in which a death is told, and for what has to be done in much less.
 SOON, WAIT = 1, 15
 SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
