@@ -1,7 +1,4 @@
-"""NVIDIA's GPUs, and what else torch calls ``cuda``: one or two calls of torch for each method.
-
-An H100 has run it; where there is none it is tried with a stand-in for ``torch.cuda``.
-"""
+"""NVIDIA's GPUs, and what else torch calls ``cuda``: one or two calls of torch for each method."""
 
 from __future__ import annotations
 
@@ -59,6 +56,12 @@ class CudaStream(Stream):
         self.device = device
         self.stream = stream
         self.index = stream.device_index
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CudaStream) and bool(self.stream == other.stream)
+
+    def __hash__(self) -> int:
+        return hash(self.stream)
 
     def wait_event(self, event: Event) -> None:
         """As the base says."""
