@@ -21,6 +21,7 @@ from conveyor.codec.direct import Located, Route
 from conveyor.codec.parcels import TensorSpec
 from conveyor.codec.tensors.beside import Collected
 from conveyor.device import Device, Event
+from conveyor.device.lasting import outlast
 from conveyor.exceptions import ActorDiedError, TransportError, WaitTimeoutError
 from conveyor.runtime import context
 from conveyor.transport.packing import Layout
@@ -91,7 +92,7 @@ class Devices(Route):
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:
         """As the base says."""
-        self._filled.pop(number, None)
+        outlast(self._filled.pop(number, ()))
 
     @staticmethod
     def _part(tensors: list[Any], mine: list[int], events: list[Event]) -> _Part:
@@ -160,6 +161,8 @@ def _fetch(part: _Part, specs: Sequence[TensorSpec], made: list[Any], where: Loc
         ) from error
     if filled is not None:
         _wait_for(filled, where)
+        # The host's look says nothing to the streams of some devices.
+        device.current_stream(index).wait_event(filled)
     _still_copied[:] = [one for one in _still_copied if not one[0].query()]
     layout = Layout.of([specs[place] for place, _, _ in part.lying])
     target = device.empty(layout.size, index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import statistics
@@ -28,6 +29,8 @@ from conveyor.transport.nccl import NcclTransport
 
 torch = pytest.importorskip("torch")
 accelerator = pytest.importorskip("conveyor.testing.accelerator")
+from conveyor.testing.accelerator.streams import SimEvent  # noqa: E402
+
 if accelerator.cannot_simulate() is not None:
     pytest.skip(accelerator.cannot_simulate(), allow_module_level=True)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -129,6 +132,12 @@ class TorchTensorWorker:
         made = accelerator.install()
         made.synchronize(0)
         return made.memory(0)[0]
+
+    def told_of(self):
+        """How many events there are here of which other processes have been told."""
+        gc.collect()
+        events = [one for one in gc.get_objects() if type(one) is SimEvent]
+        return sum(one._interprocess for one in events)
 
     def nothing(self, *_):
         return None
@@ -324,6 +333,18 @@ def test_its_memory_is_given_back(workers, overlap, wait_until):
         if before is None:
             before = conveyor.get([a.free.remote(), b.free.remote()])
     wait_until(lambda: conveyor.get([a.free.remote(), b.free.remote()]) >= before)
+
+
+def test_events_outlive_the_graph_whose_other_end_may_still_ask_for_them(workers):
+    a, *_, b = workers
+    with InputNode() as inp:
+        dag = b.ends.bind(a.again.bind(inp).with_tensor_transport("sim_ipc"))
+    before = conveyor.get([a.told_of.remote(), b.told_of.remote()])
+    with dag.compile() as graph:
+        assert conveyor.get(graph.execute(1), timeout=60) == (1, 1)
+        during = conveyor.get([a.told_of.remote(), b.told_of.remote()])
+    assert all(now > then for now, then in zip(during, before, strict=True))
+    assert conveyor.get([a.told_of.remote(), b.told_of.remote()]) == during
 
 
 @both

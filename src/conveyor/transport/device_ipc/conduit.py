@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 from conveyor.device import Device, Event, Stream
+from conveyor.device.lasting import outlast
 from conveyor.flag import Flag
 from conveyor.futures import Future
 from conveyor.transport.base import Conduit, Enqueued, Sending, TensorSpec, Wire
@@ -196,6 +197,7 @@ class DeviceIpcConduit(Conduit):
         self._let_go()
         self._streams.clear()
         self._reads.clear()
+        outlast(self._read.values())
 
     def _stream(self, index: int) -> Stream:
         """Where work is enqueued: beside the program's with overlap, else as a part of it."""

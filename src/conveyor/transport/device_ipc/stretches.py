@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conveyor.device import Device, Event, Stream
+from conveyor.device.lasting import outlast
 from conveyor.transport.pool import fits
 
 #: Stretches of one device that wait for their next use.
@@ -65,6 +66,7 @@ class Stretches:
         for one in of_its_device[:-_SPARE]:
             self._free.remove(one)
             self._gone.append(one.number)
+            outlast([one.filled])
             # Whoever gets its memory next comes behind.
             self._wait_for_reads(one, one.home)
 
@@ -77,6 +79,7 @@ class Stretches:
         """Let go of all."""
         for stretch in self._free:
             self._wait_for_reads(stretch, stretch.home)
+        outlast([stretch.filled for stretch in self._free])
         self._free.clear()
 
     def _new(self, size: int, stream: Stream) -> Stretch:
