@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 _LAZY_PEER_ACCESS = 1  # of cuIpcOpenMemHandle: from other GPUs, once it is used there
+_BUFFER_ID = 7  # of cuPointerGetAttribute: a number that no other allocation of the process has
 
 #: The library, which comes with the kernel's module.
 LIBRARY = "libcuda.so.1"
@@ -39,6 +40,7 @@ def _driver() -> ctypes.CDLL:
         "cuCtxPushCurrent_v2": (context,),
         "cuCtxPopCurrent_v2": (ctypes.POINTER(context),),
         "cuMemGetAddressRange_v2": (out, ctypes.POINTER(ctypes.c_size_t), pointer),
+        "cuPointerGetAttribute": (out, ctypes.c_int, pointer),
         "cuIpcGetMemHandle": (ctypes.POINTER(_Handle), pointer),
         "cuIpcOpenMemHandle_v2": (out, _Handle, flags),
         "cuIpcCloseMemHandle": (pointer,),
@@ -82,15 +84,18 @@ def _on(index: int) -> Iterator[None]:
 
 
 def export(index: int, address: int) -> tuple[bytes, int]:
-    """Describe the allocation that an address of a GPU lies in. Returns the handle, and how far the address
-    is behind the allocation's beginning.
+    """Describe the allocation that an address of a GPU lies in. Returns the handle, behind which stands the
+    number that the allocation has in this process, and how far the address is behind its beginning. So no
+    two allocations have the same handle, although one may be where another was.
 
     Raises:
         RuntimeError: CUDA cannot share memory of this kind (``expandable_segments``, say).
     """
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
+    number = ctypes.c_uint64()
     with _on(index):
         _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
+        _call("cuPointerGetAttribute", ctypes.byref(number), _BUFFER_ID, address)
         try:
             _call("cuIpcGetMemHandle", ctypes.byref(handle), base)
         except RuntimeError as error:
@@ -98,7 +103,7 @@ def export(index: int, address: int) -> tuple[bytes, int]:
                 f"{error}: other processes cannot open memory of this kind. torch makes such memory where "
                 "PYTORCH_CUDA_ALLOC_CONF says expandable_segments:True"
             ) from None
-    return bytes(handle.bytes), address - base.value
+    return bytes(handle.bytes) + bytes(number), address - base.value
 
 
 class Opened:

@@ -22,6 +22,7 @@ from conveyor.codec.parcels import TensorSpec
 from conveyor.codec.tensors.beside import Collected
 from conveyor.device import Device, Event
 from conveyor.device.lasting import outlast
+from conveyor.direct.opened import OPENED
 from conveyor.exceptions import ActorDiedError, TransportError, WaitTimeoutError
 from conveyor.runtime import context
 from conveyor.transport.packing import Layout
@@ -151,7 +152,7 @@ def _fetch(part: _Part, specs: Sequence[TensorSpec], made: list[Any], where: Loc
         )
     index = device.current_index()
     try:
-        opened = [device.open_memory(memory) for memory in part.memories]
+        opened = [OPENED.open(device, memory, where) for memory in part.memories]
         filled = device.open_event(part.filled, index) if part.filled else None
     except RuntimeError as error:
         raise TransportError(

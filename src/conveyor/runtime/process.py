@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -260,6 +261,7 @@ class Process:
             if not ending.begun_here():  # else all of its memory goes at once
                 for part in reading:
                     last.callback(part.leave)
+                last.callback(_close_opened)
             last.callback(self.pinning.close)  # first: while what it has pinned is mapped
 
     def forget(self, slot: int) -> None:
@@ -345,6 +347,13 @@ def close_all(fds: Iterable[int]) -> None:
 def dup_all(fds: Sequence[int]) -> list[int]:
     """Duplicate all of them, or none. They are the caller's to close."""
     return _core.Duplicates(fds).taken()
+
+
+def _close_opened() -> None:
+    """Close the memory of other processes' devices, if any was opened here."""
+    opened = sys.modules.get("conveyor.direct.opened")
+    if opened is not None:
+        opened.OPENED.close()
 
 
 class BellBits:

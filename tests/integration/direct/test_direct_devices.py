@@ -9,6 +9,7 @@ from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode
+from conveyor.direct import opened as opened_memory
 from conveyor.exceptions import (
     ActorDiedError,
     ObjectLostError,
@@ -238,17 +239,55 @@ def test_an_event_is_made_only_for_values_that_are_not_there(pair, monkeypatch):
     assert get(other.total.remote(there)) == (50.0, "sim:0")
 
 
-def test_what_copies_still_use_outlives_a_fetch_that_is_interrupted(pair, monkeypatch, wait_until):
-    maker, _ = pair
-    sim, goes_on, opened = accelerator.install(), threading.Event(), []
-    ref, next_one = maker.make.remote(10), maker.make.remote(10)
-    conveyor.wait([ref, next_one], num_returns=2)
-    open_memory = type(sim).open_memory
+def noting(opened):
+    """What opens memory, and notes what it has opened, weakly."""
+    open_memory = type(accelerator.install()).open_memory
 
     def noted(self, handle):
         tensor = open_memory(self, handle)
         opened.append(weakref.ref(tensor))
         return tensor
+
+    return noted
+
+
+def test_memory_is_opened_once_and_closed_when_it_is_not_used(pair, monkeypatch, wait_until):
+    maker, _ = pair
+    ref, opened = maker.make.remote(10), []
+    monkeypatch.setattr(type(accelerator.install()), "open_memory", noting(opened))
+    for value in range(1, 4):
+        assert get(ref).tolist() == [float(value)] * 10
+        get(maker.add.remote())
+    assert len(opened) == 1
+    monkeypatch.setattr(opened_memory, "IDLE", 0.0)  # the thread sleeps for 3 s by now
+    wait_until(lambda: opened[0]() is None, WAIT, "what is not used to be closed")
+    assert get(ref).tolist() == [4.0] * 10
+    assert len(opened) == 2
+
+
+def test_what_is_open_gives_way_to_what_cannot_be_opened_beside_it(pair, monkeypatch):
+    maker, _ = pair
+    first, opened = maker.make.remote(10), []
+    noted = noting(opened)
+    assert get(first).tolist() == [1.0] * 10
+
+    def refuses(self, handle):
+        if opened_memory.OPENED._open:
+            raise RuntimeError("other memory is open at its address")
+        return noted(self, handle)
+
+    monkeypatch.setattr(type(accelerator.install()), "open_memory", refuses)
+    assert get(maker.make.remote(20)).tolist() == [1.0] * 20
+    assert len(opened) == 1
+
+
+def test_what_copies_still_use_outlives_a_fetch_that_is_interrupted(pair, monkeypatch, wait_until):
+    maker, _ = pair
+    sim, goes_on, opened = accelerator.install(), threading.Event(), []
+    ref, next_one = maker.make.remote(10), maker.make.remote(10)
+    conveyor.wait([ref, next_one], num_returns=2)
+    noted = noting(opened)
+    monkeypatch.setattr(opened_memory, "IDLE", 0.05)
 
     class Interrupted(BaseException):
         pass
@@ -262,13 +301,13 @@ def test_what_copies_still_use_outlives_a_fetch_that_is_interrupted(pair, monkey
         patched.setattr(SimEvent, "synchronize", interrupt)
         with pytest.raises(Interrupted):
             get(ref)
+    wait_until(lambda: not opened_memory.OPENED._open, WAIT, "what is not used to be closed")
     gc.collect()
     assert [one() is None for one in opened] == [False]
     goes_on.set()
     sim.synchronize()
     assert get(next_one).sum().item() == 10
-    gc.collect()
-    assert [one() is None for one in opened] == [True]
+    wait_until(lambda: all(one() is None for one in opened), WAIT, "the memory to be closed")
 
 
 def test_waiting_until_it_is_freed(pair):
@@ -319,7 +358,7 @@ def test_an_actor_that_dies_while_it_computes_is_named(pair):
 
 def test_a_device_that_cannot_be_reached_is_named(pair, monkeypatch):
     maker, _ = pair
-    ref = maker.make.remote(10)
+    ref = maker.make.remote(1234)  # in memory that is not open here
     conveyor.wait([ref])
     sim = accelerator.install()
 
@@ -330,7 +369,7 @@ def test_a_device_that_cannot_be_reached_is_named(pair, monkeypatch):
         patch.setattr(type(sim), "open_memory", refuse)
         with pytest.raises(TransportError, match=r"Holder.*sim:0.*it is hidden here"):
             get(ref)
-    assert get(ref).tolist() == [1.0] * 10
+    assert get(ref).tolist() == [1.0] * 1234
 
 
 def test_into_memory_of_the_host(pair):

@@ -127,6 +127,11 @@ int cuCtxPopCurrent_v2(void** context) { --depth; *context = 0; return 0; }
 int cuMemGetAddressRange_v2(uint64_t* base, size_t* size, uint64_t address) {
   *base = address & ~(uint64_t)0xffff; *size = 0x10000; return depth != 1;
 }
+static uint64_t allocations;
+void free_and_allocate(void) { ++allocations; }
+int cuPointerGetAttribute(uint64_t* number, int attribute, uint64_t address) {
+  *number = allocations; return attribute != 7 || depth != 1;
+}
 int cuIpcGetMemHandle(Handle* handle, uint64_t base) {
   memset(handle, 0x5a, sizeof *handle);
   memcpy(handle->bytes, &base, sizeof base);
@@ -188,6 +193,13 @@ def test_memory_is_opened_where_it_lies_in_its_allocation(fake, cuda, driver):
     del opened, again
     gc.collect()
     assert (driver.depth_of(), driver.opened()) == (0, 0)
+
+
+def test_memory_that_was_made_anew_has_another_handle(fake, cuda, driver):
+    first = cuda.export_memory(of_storage(0x7F0000020040, 64))
+    assert cuda.export_memory(of_storage(0x7F0000020040, 64)) == first
+    driver.free_and_allocate()
+    assert cuda.export_memory(of_storage(0x7F0000020040, 64)) != first
 
 
 def test_memory_finds_the_gpu_by_its_name_not_its_number(fake, cuda, driver):
