@@ -33,7 +33,7 @@ MIB = 1 << 20
 #: Seconds that a kernel takes which is killed with its actor, and one that is waited for.
 FOR_EVER, A_WHILE = 60, 0.5
 #: Seconds in which a death is told, and for what has to be done in much less.
-SOON, WAIT = 1, 15
+SOON, WAIT = 1, 8
 SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
@@ -189,10 +189,8 @@ def test_a_producer_that_is_killed_while_its_kernels_run(make, tmp_path, name, o
     graph = transfers(producer, consumer, name, overlap=overlap)
     assert get(graph.execute(1, 0, None, None)) == (1, 1)
     pid = get(producer.pid.remote())
-    # By CUDA IPC the consumer has the tensor, and waits for its values; by NCCL it has none yet.
     done = str(tmp_path / "done")
-    given = (None, done) if name == "cuda_ipc" else (done, None)
-    ref = graph.execute(2, FOR_EVER, *given)
+    ref = graph.execute(2, FOR_EVER, done, None)
     appears(done)
     begin = time.monotonic()
     os.kill(pid, signal.SIGKILL)
@@ -238,7 +236,7 @@ def test_a_consumer_that_is_killed_before_it_has_read(make, overlap):
         get(graph.execute(n))
     pid = get(consumer.pid.remote())
     get(consumer.behind.remote(FOR_EVER))
-    for n in range(5):  # in memory whose copies are not done
+    for n in range(3):  # in memory whose copies are not done
         get(graph.execute(n))
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ActorDiedError, match=f"mortal reader {overlap}"):
@@ -353,18 +351,20 @@ def test_a_producer_without_room(make):
 
 @names
 def test_a_consumer_without_room(make, name):
-    """Its transfer fails, and no other."""
+    """Its transfer fails, and no other, but for those that are on their way behind it by NCCL: they belong to
+    a group that is made anew."""
     skip_without(name)
     producer, consumer = make(), make()
     with transfers(producer, consumer, name, method="large", given=1, depth=4) as graph:
         assert get(graph.execute(MIB, None)) == (1, 1)
         get(consumer.room.remote(64 * MIB))
-        refs = [graph.execute(nbytes, None) for nbytes in (MIB, 256 * MIB, 2 * MIB)]
+        sizes = (MIB, 256 * MIB, 2 * MIB) if name == "cuda_ipc" else (MIB, 256 * MIB)
+        refs = [graph.execute(nbytes, None) for nbytes in sizes]
         assert get(refs[0]) == (1, 1)
         with pytest.raises(Exception, match="out of memory") as told:
             get(refs[1])
         assert not isinstance(told.value, (WaitTimeoutError, ActorDiedError))
-        assert get(refs[2]) == (1, 1)
+        assert get(refs[2] if name == "cuda_ipc" else graph.execute(2 * MIB, None)) == (1, 1)
         get(consumer.room.remote(None))
         assert get(graph.execute(256 * MIB, None)) == (1, 1)
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("on_gpu_preloaded", "limited")
 
 KIND = "cuda"
 MIB = 1 << 20
-WAIT = 20
+WAIT = 8
 SHARE = "NCCL_MULTI_RANK_GPU_ENABLE"
 DTYPES = [
     torch.bool,

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -333,9 +334,9 @@ sys.stdin.readline()
         peer.wait()
         peer.stdin.close()
         peer.stdout.close()
-    with pytest.raises(RuntimeError, match=rf"process {peer.pid}, .* has ended"):
-        stream.synchronize()
-    stream.synchronize()
+    time.sleep(0.2)
+    assert not stream.query()  # an event of a process that was killed never happens, as in CUDA
+    sim.current_stream(1).synchronize()  # and others of this process go on
     assert opened.tolist() == [5.0] * 8  # the memory stays with who has opened it
     del opened
     with pytest.raises(RuntimeError, match=rf"the memory of process {peer.pid} cannot be opened"):

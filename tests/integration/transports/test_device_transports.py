@@ -108,9 +108,18 @@ class TorchTensorWorker:
             time.sleep(0.002)
         return torch.full((SIDE, SIDE), float(value), device=self.device)
 
-    def far_behind(self):
+    def far_behind(self, seconds=LATE * 5):
         """Work on the device that is not waited for."""
-        accelerator.kernel(LATE * 5)
+        accelerator.kernel(seconds)
+
+    def after(self, value, seconds):
+        """A tensor that is written when so much time has gone by."""
+        made = torch.zeros(SIDE, SIDE, device=self.device)
+        accelerator.kernel(seconds, lambda tensor: tensor.fill_(value), made)
+        return made
+
+    def fresh(self, value):
+        return torch.full((SIDE, SIDE), float(value), device=self.device)
 
     def keep_first(self, tensor):
         """Hold a tensor that nobody has looked at."""
@@ -439,6 +448,69 @@ def test_a_writer_that_dies_with_work_enqueued(workers, name):
     assert conveyor.get(b.nothing.remote(), timeout=60) is None
     assert time.monotonic() - begin < 5
     graph.teardown()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_is_left_when_a_writer_dies_with_work_enqueued_goes_on(workers, overlap):
+    """No stream of its waits for an event of the dead one, which never happens."""
+    a, *_, b = workers
+    mortal = TorchTensorWorker.remote()
+    with InputNode() as inp:
+        dag = b.ends.bind(mortal.after.bind(inp[0], inp[1]).with_tensor_transport("sim_ipc"))
+    graph = dag.compile(overlap=overlap)
+    assert conveyor.get(graph.execute(1, 0), timeout=60) == (1, 1)
+    pid = conveyor.get(mortal.pid.remote())
+    lost = graph.execute(2, 1000)
+    assert conveyor.get(mortal.nothing.remote(), timeout=60) is None  # it has been sent
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorDiedError):
+        conveyor.get(lost, timeout=60)
+    graph.teardown()
+    conveyor.get(b.free.remote(), timeout=60)  # it waits for all that is enqueued
+    with InputNode() as inp:
+        dag = b.ends.bind(a.again.bind(inp).with_tensor_transport("sim_ipc"))
+    with dag.compile(overlap=overlap) as other:
+        assert conveyor.get(other.execute(3), timeout=60) == (3, 3)
+
+
+def test_who_is_left_when_a_reader_dies_with_copies_enqueued_goes_on(workers, wait_until):
+    a, *_, b = workers
+    mortal = TorchTensorWorker.remote()
+    pid = conveyor.get(mortal.pid.remote())
+    before = conveyor.get(a.free.remote())
+    with InputNode() as inp:
+        dag = mortal.keep_first.bind(a.fresh.bind(inp).with_tensor_transport("sim_ipc"))
+    graph = dag.compile(depth=2)
+    conveyor.get(mortal.far_behind.remote(1000))
+    for number in range(3):
+        conveyor.get(graph.execute(number), timeout=60)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorDiedError):
+        conveyor.get(graph.execute(3), timeout=60)
+    graph.teardown()
+    wait_until(lambda: conveyor.get(a.free.remote(), timeout=60) >= before)
+    with InputNode() as inp:
+        dag = b.ends.bind(a.again.bind(inp).with_tensor_transport("sim_ipc"))
+    with dag.compile() as other:
+        assert conveyor.get(other.execute(3), timeout=60) == (3, 3)
+
+
+def test_a_reader_is_not_far_ahead_of_its_device(workers):
+    """So the writer has as much memory for an edge as that is deep, and a little more."""
+    a, *_ = workers
+    reader = TorchTensorWorker.remote()
+    with InputNode() as inp:
+        dag = reader.nothing.bind(a.fresh.bind(inp).with_tensor_transport("sim_ipc"))
+    with dag.compile(depth=2) as graph:
+        conveyor.get(graph.execute(0), timeout=60)
+        before = conveyor.get(a.free.remote())
+        conveyor.get(reader.far_behind.remote(2))
+        refs = [graph.execute(number) for number in range(20)]
+        assert not refs[-1].done()
+        least = conveyor.get(a.free.remote())
+        conveyor.get(refs, timeout=60)
+    assert before - least <= 10 * SIZE
+    conveyor.kill(reader)
 
 
 def test_two_that_send_to_each_other(workers):

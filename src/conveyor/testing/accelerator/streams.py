@@ -133,8 +133,8 @@ class SimStream(Stream):
         while not event.word.happened(number):
             if self._machine.ending.is_set():
                 return
+            # That of a process which is killed never happens, as in CUDA.
             event.word.sleep(number, _LOOK)
-            event.check()
 
     def _work(self) -> None:
         while True:

@@ -7,6 +7,7 @@ from typing import Any
 
 from conveyor.device import Device, Event, Stream
 from conveyor.device.lasting import outlast
+from conveyor.transport.device_ipc.leaving import Left, happened
 from conveyor.transport.pool import fits
 
 #: Stretches of one device that wait for their next use.
@@ -29,8 +30,18 @@ class Stretch:
     memory_handle: bytes
     filled: Event
     filled_handle: bytes
-    #: Events of readers, which happen when they have read it.
-    reads: list[Event] = field(default_factory=list)
+    #: By the process of each reader, its events, which happen when it has read this.
+    reads: dict[int, list[Event]] = field(default_factory=dict)
+
+    def is_read(self) -> bool:
+        """Whether all that readers have enqueued to read it is done. The host asks, and no stream waits for
+        that: one that waits for an event of a process which is killed waits for ever in CUDA."""
+        self.reads = {
+            reader: events
+            for reader, events in self.reads.items()
+            if not all(map(happened, events))
+        }
+        return not self.reads
 
 
 class Stretches:
@@ -44,8 +55,7 @@ class Stretches:
         self._gone: list[int] = []
 
     def take(self, size: int, stream: Stream) -> Stretch:
-        """Give one of at least ``size`` bytes on the device of ``stream``. What is enqueued there from now on
-        comes behind the reads of its last use.
+        """Give one of at least ``size`` bytes on the device of ``stream``, which nobody reads any more.
 
         Raises:
             torch.OutOfMemoryError: there is none.
@@ -53,9 +63,8 @@ class Stretches:
         """
         for stretch in reversed(self._free):
             here = stretch.home.index == stream.index
-            if here and fits(stretch.memory.numel(), size):
+            if here and fits(stretch.memory.numel(), size) and stretch.is_read():
                 self._free.remove(stretch)
-                self._wait_for_reads(stretch, stream)
                 return stretch
         return self._new(size, stream)
 
@@ -63,24 +72,27 @@ class Stretches:
         """All readers have said when they will have read it."""
         self._free.append(stretch)
         of_its_device = [one for one in self._free if one.home.index == stretch.home.index]
-        for one in of_its_device[:-_SPARE]:
+        for one in [one for one in of_its_device if one.is_read()][:-_SPARE]:
             self._free.remove(one)
             self._gone.append(one.number)
             outlast([one.filled])
-            # Whoever gets its memory next comes behind.
-            self._wait_for_reads(one, one.home)
 
     def gone(self) -> list[int]:
         """Say which are no more, once each: readers let go of them."""
         gone, self._gone = self._gone, []
         return gone
 
-    def close(self) -> None:
-        """Let go of all."""
-        for stretch in self._free:
-            self._wait_for_reads(stretch, stretch.home)
+    def close(self) -> list[Left]:
+        """Let go of all that nobody reads. What is left is returned."""
+        left = [
+            Left(stretch.memory, events, reader)
+            for stretch in self._free
+            if not stretch.is_read()
+            for reader, events in stretch.reads.items()
+        ]
         outlast([stretch.filled for stretch in self._free])
         self._free.clear()
+        return left
 
     def _new(self, size: int, stream: Stream) -> Stretch:
         device = self._device
@@ -91,9 +103,3 @@ class Stretches:
         handle = device.export_memory(memory)
         self._made += 1
         return Stretch(self._made, memory, stream, handle, filled, filled.handle())
-
-    @staticmethod
-    def _wait_for_reads(stretch: Stretch, stream: Stream) -> None:
-        for event in stretch.reads:
-            stream.wait_event(event)
-        stretch.reads.clear()

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 class DeviceIpcTransport(Transport):
     """Moves tensors of one kind of device between processes of one host, from memory of the device to memory
-    of the device. The host waits for nothing: streams of both processes wait for each other's events.
+    of the device. A reader's task begins when they are there at the writer, and comes behind their copy on
+    the reader's stream. No stream waits for another process.
 
     What else a value has, tensors of the CPU too, travels in its frame.
     """
@@ -32,6 +33,7 @@ class DeviceIpcTransport(Transport):
 
     def open(self, wire: Wire) -> DeviceIpcConduit:
         """As for :class:`Transport`."""
-        from conveyor.transport.device_ipc.conduit import DeviceIpcConduit  # needs torch
+        from conveyor.transport.device_ipc.reader import Reader  # needs torch
+        from conveyor.transport.device_ipc.writer import Writer
 
-        return DeviceIpcConduit(wire, self.device)
+        return (Reader if wire.rank else Writer)(wire, self.device)

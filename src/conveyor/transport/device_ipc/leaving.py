@@ -1,0 +1,86 @@
+"""Memory that is not needed any more is let go of when nobody reads it, by a thread: that may take a while,
+and to close another process's memory takes until the device has done all that it has been given."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from conveyor.device import Event
+from conveyor.transport.base import Wire
+
+#: Seconds between two looks, at first and at most.
+_SHORT, _LONG = 0.001, 0.05
+
+
+@dataclass(eq=False)
+class Left:
+    """Something that may still be read.
+
+    what: it.
+    reads: the events that happen when it has been read.
+    reader: the process whose events these are. ``None``: this one.
+    """
+
+    what: object
+    reads: Sequence[Event]
+    reader: int | None = None
+
+    def is_read(self) -> bool:
+        """Whether nobody reads it: all has been read, or who was to read it is dead."""
+        return all(map(happened, self.reads)) or (
+            self.reader is not None and _has_ended(self.reader)
+        )
+
+
+#: What no thread was to be had for.
+_waiting: list[Left] = []
+
+
+def let_go(wire: Wire, left: list[Left]) -> None:
+    """Let go of ``left`` when nobody reads it. It belongs to this function."""
+    left += _waiting
+    _waiting.clear()
+    if not left:
+        return
+    try:
+        wire.start_thread(functools.partial(_wait_for, left), "device-ipc-ends")
+    except OSError:
+        _waiting.extend(left)
+
+
+def happened(event: Event) -> bool:
+    """Whether an event has happened, or cannot any more since the device has failed."""
+    with suppress(Exception):  # whoever uses the device is told
+        return event.query()
+    return True
+
+
+def _wait_for(left: list[Left]) -> None:
+    pause = _SHORT
+    while True:
+        left[:] = [one for one in left if not one.is_read()]
+        if not left:
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, _LONG)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:  # no descriptor is free
+        return False
+    try:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        return bool(poll.poll(0))
+    finally:
+        os.close(process)

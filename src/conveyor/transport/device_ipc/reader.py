@@ -1,0 +1,259 @@
+"""A reader's end."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from conveyor.device import Device, Event
+from conveyor.device.lasting import outlast
+from conveyor.flag import Flag
+from conveyor.futures import Future
+from conveyor.transport.base import Enqueued, Sending, TensorSpec, Wire
+from conveyor.transport.device_ipc.conduit import DeviceIpcConduit
+from conveyor.transport.device_ipc.leaving import Left, happened, let_go
+from conveyor.transport.device_ipc.messages import Closed, Gone, Part, Taken
+from conveyor.transport.packing import Layout
+
+#: A writer that dies is known to be dead, and its graph to be torn down, within milliseconds. Until then
+#: nobody is told that its memory cannot be opened, which would say less.
+_GRACE = 1.0
+#: How many copies that its device has not done yet a reader has enqueued at most. As many stretches more than
+#: the edge is deep are in use then.
+_AHEAD = 4
+#: Seconds for which a reader asks by itself, since to hand over to a thread, and back, takes longer.
+_MOMENT = 0.00003
+#: How long a thread sleeps between two looks at events, in seconds: at first, and at most.
+_SHORT, _LONG = 0.00002, 0.0005
+
+
+class _Opened(NamedTuple):
+    """A stretch of the writer's.
+
+    filled: happens when the tensors are in it.
+    reads: by the device here, what happens when they have been read.
+    """
+
+    memory: Any
+    filled: Event
+    reads: dict[int, Event]
+
+
+class _Asked(NamedTuple):
+    """A transfer whose copies are not enqueued yet. ``opened`` is empty where nobody wants it any more."""
+
+    transfer: int
+    specs: Sequence[TensorSpec]
+    opened: list[tuple[Part, _Opened]]
+    future: Future[Any]
+
+
+class Reader(DeviceIpcConduit):
+    """It opens stretches, and copies from them when they are filled."""
+
+    def __init__(self, wire: Wire, device: Device) -> None:
+        super().__init__(wire, device)
+        self._writer_closed = False
+        #: By their numbers.
+        self._opened: dict[int, _Opened] = {}
+        #: In order.
+        self._asked: deque[_Asked] = deque()
+        #: The events of the last copies. Those that have happened are taken out when it is looked at.
+        self._copies: deque[Event] = deque()
+        #: What the thread looks at: ``_awaited``, when ``_looks`` is set.
+        self._looks = Flag()
+        self._awaited: list[Event] = []
+        self._has_thread = False
+
+    def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
+        """Refuse: the writer sends."""
+        raise RuntimeError("a reader of an edge sends nothing")
+
+    def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[Any]:
+        """As for :class:`Conduit`. The tensors come to the current device of this process."""
+        future: Future[Any] = Future()
+        if self._over is not None:
+            future.set_exception(self._over)
+            return future
+        try:
+            opened = [(part, self._open(part)) for part in pickle.loads(note)]
+        except Exception as error:
+            words = f"the memory of {self._wire.members[0]} cannot be opened: {error}"
+            self._fail_later(future, ConnectionError(words))
+            # In its turn the writer is told that it has been taken.
+            self._asked.append(_Asked(transfer, specs, [], Future()))
+        else:
+            self._asked.append(_Asked(transfer, specs, opened, future))
+        self._go_on()
+        return future
+
+    def drop(self, transfer: int) -> None:
+        """As for :class:`Conduit`. The writer is told of it in its turn."""
+        for place, asked in enumerate(self._asked):
+            if asked.transfer == transfer:
+                self._asked[place] = asked._replace(opened=[])
+        self._go_on()
+
+    def progress(self) -> None:
+        """As for :class:`Conduit`."""
+        self._hear()
+        self._go_on()
+
+    def abort(self, reason: BaseException) -> None:
+        """As for :class:`Conduit`."""
+        super().abort(reason)
+        self._looks.set()
+        for asked in self._asked:
+            with suppress(InvalidStateError):
+                asked.future.set_exception(reason)
+        self._asked.clear()
+
+    def close(self) -> None:
+        """As for :class:`Conduit`."""
+        let_go(self._wire, [left for number in list(self._opened) for left in self._forget(number)])
+        self._copies.clear()
+        super().close()
+
+    def _hear(self) -> None:
+        """Take what the writer has told."""
+        for _, message in self._wire.receive():
+            if isinstance(message, Closed):
+                self._writer_closed = True
+            elif isinstance(message, Gone):
+                let_go(self._wire, [left for one in message.numbers for left in self._forget(one)])
+
+    def _open(self, part: Part) -> _Opened:
+        if part.number not in self._opened:
+            memory = self._device.open_memory(part.memory)
+            filled = self._device.open_event(part.filled, memory.device.index)
+            self._opened[part.number] = _Opened(memory, filled, {})
+        return self._opened[part.number]
+
+    def _go_on(self) -> None:
+        """Enqueue the copies of what is there, in order, and have a thread look after the next."""
+        while self._asked:
+            self._awaited = self._not_yet(self._asked[0])
+            if self._awaited and not _soon(self._awaited):
+                if not self._has_thread:
+                    self._wire.start_thread(self._look, "device-ipc-looks")
+                    self._has_thread = True
+                self._looks.set()
+                return
+            self._take(self._asked.popleft())
+
+    def _not_yet(self, asked: _Asked) -> list[Event]:
+        """The events that have to happen before the copies of ``asked`` are enqueued."""
+        if self._writer_closed or not asked.opened:
+            return []
+        while self._copies and happened(self._copies[0]):
+            self._copies.popleft()
+        ahead = [self._copies[0]] if len(self._copies) >= _AHEAD else []
+        return ahead + [one.filled for _, one in asked.opened if not happened(one.filled)]
+
+    def _look(self) -> None:
+        """Have :meth:`progress` called when what is awaited has happened. It is a thread."""
+        while True:
+            self._looks.wait()
+            self._looks.clear()
+            pause = _SHORT
+            while not all(map(happened, self._awaited)) and not self._ends.wait(pause):
+                pause = min(2 * pause, _LONG)
+            if self._ends.is_set():
+                return
+            self._wire.ring()
+
+    def _take(self, asked: _Asked) -> None:
+        """Enqueue the copies of what is there, and tell the writer."""
+        index = self._device.current_index()
+        made: Enqueued | Exception
+        reads = []
+        opened = [] if self._writer_closed else asked.opened
+        try:
+            made = self._copy(index, asked.specs, opened)
+            for _, one in opened:
+                read = self._read_event(one, index)
+                read.record(self._stream(index))
+                self._copies.append(read)
+                reads.append(read.handle())
+        except Exception as error:
+            made = error
+        self._tell_taken(asked.transfer, tuple(reads))
+        # A writer that has not been told in time says so before it lets go.
+        self._hear()
+        if self._writer_closed:
+            who = self._wire.members[0]
+            made = ConnectionError(f"{who} has let go of the tensors: its graph is torn down")
+        if isinstance(made, Exception):
+            asked.future.set_exception(made)
+        else:
+            asked.future.set_result(made)
+
+    def _tell_taken(self, transfer: int, reads: tuple[bytes, ...]) -> None:
+        self._wire.send(Taken(transfer, reads, os.getpid()))
+
+    def _copy(
+        self, index: int, specs: Sequence[TensorSpec], opened: list[tuple[Part, _Opened]]
+    ) -> Enqueued:
+        """Enqueue the copies of stretches that are filled."""
+        device, stream = self._device, self._stream(index)
+        made: list[Any] = [None] * len(specs)
+        targets = []
+        with self._enqueuing_on(stream):
+            for part, (memory, _, _) in opened:
+                layout = Layout.of([specs[place] for place in part.places])
+                target = device.empty(layout.size, index)
+                device.copy(target, memory[: layout.size])
+                targets.append(target)
+                for place, tensor in zip(part.places, layout.open(target), strict=True):
+                    made[place] = tensor
+        copied = stream.record() if self._wire.overlap else None
+
+        def join() -> None:
+            program = device.current_stream(index)
+            if copied is not None:
+                program.wait_event(copied)
+            elif program == stream:
+                return
+            else:  # the program has chosen another one meanwhile
+                program.wait_stream(stream)
+            for target in targets:
+                device.keep(target, program)
+
+        return Enqueued(made, join)
+
+    def _read_event(self, opened: _Opened, index: int) -> Event:
+        if index not in opened.reads:
+            opened.reads[index] = self._device.new_event(index, interprocess=True)
+        return opened.reads[index]
+
+    def _fail_later(self, future: Future[Any], error: BaseException) -> None:
+        def fail() -> None:
+            self._ends.wait(_GRACE)
+            with suppress(InvalidStateError):
+                future.set_exception(error)
+
+        self._wire.start_thread(fail, "device-ipc")
+
+    def _forget(self, number: int) -> list[Left]:
+        """What is to be let go of of a stretch, once its reads are done."""
+        found = self._opened.pop(number, None)
+        if found is None:
+            return []
+        reads = tuple(found.reads.values())
+        outlast(reads)
+        return [Left(found, reads)]
+
+
+def _soon(events: list[Event]) -> bool:
+    """Whether all of them happen within a moment."""
+    end = time.perf_counter() + _MOMENT
+    while not all(map(happened, events)):
+        if time.perf_counter() > end:
+            return False
+    return True

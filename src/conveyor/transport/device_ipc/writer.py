@@ -1,0 +1,159 @@
+"""The writer's end."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from conveyor.device import Device, Event
+from conveyor.futures import Future
+from conveyor.transport.base import Sending, TensorSpec, Wire
+from conveyor.transport.device_ipc.conduit import DeviceIpcConduit
+from conveyor.transport.device_ipc.leaving import let_go
+from conveyor.transport.device_ipc.messages import Closed, Gone, Part, Taken
+from conveyor.transport.device_ipc.stretches import Stretch, Stretches
+from conveyor.transport.packing import Layout
+
+
+class _Transfer(NamedTuple):
+    """One that is under way: who has not taken it yet."""
+
+    stretches: list[Stretch]
+    missing: set[int]
+    sent: Future[None]
+
+
+class Writer(DeviceIpcConduit):
+    """It copies tensors to stretches."""
+
+    def __init__(self, wire: Wire, device: Device) -> None:
+        super().__init__(wire, device)
+        self._stretches = Stretches(device)
+        self._under_way: dict[int, _Transfer] = {}
+        #: Of the readers, by their handles.
+        self._reads: dict[bytes, Event] = {}
+
+    def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
+        """As for :class:`Conduit`. The copy is enqueued here, since the note must tell of an event that has
+        been recorded; what is withdrawn has been copied for nothing."""
+        if self._over is not None:
+            raise self._over
+        places: dict[int, list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            places.setdefault(tensor.device.index or 0, []).append(place)
+        stretches: list[Stretch] = []
+        parts: list[Part] = []
+
+        def withdraw() -> None:
+            for stretch in stretches:
+                self._stretches.give_back(stretch)
+
+        try:
+            for index, mine in places.items():
+                stretch = self._fill(index, [tensors[place] for place in mine], stretches)
+                told = stretch.number, stretch.memory_handle, stretch.filled_handle, tuple(mine)
+                parts.append(Part(*told))
+        except BaseException:
+            withdraw()
+            raise
+
+        def begin() -> Future[None]:
+            sent: Future[None] = Future()
+            readers = set(range(1, len(self._wire.members)))
+            self._under_way[transfer] = _Transfer(stretches, readers, sent)
+            self._tell_gone()
+            return sent
+
+        return Sending(begin, pickle.dumps(parts, 5), withdraw)
+
+    def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[Any]:
+        """Refuse: readers receive."""
+        raise RuntimeError("the writer of an edge receives nothing")
+
+    def progress(self) -> None:
+        """As for :class:`Conduit`."""
+        for rank, message in self._wire.receive():
+            if isinstance(message, Taken):
+                self._taken(rank, message)
+
+    def abort(self, reason: BaseException) -> None:
+        """As for :class:`Conduit`."""
+        super().abort(reason)
+        for transfer in self._under_way.values():
+            with suppress(InvalidStateError):
+                transfer.sent.set_exception(reason)
+
+    def close(self) -> None:
+        """Let go of all stretches, when whoever has told of reads has done them.
+
+        A reader tells of its reads and looks then whether this end is closed; this end says that it is, and
+        looks then what it has been told. So one of the two knows of the other. (Each word rings a bell, which
+        is atomic, before the look. A reader has room for its word, since it takes no more transfers than its
+        edge is deep before this end has heard of them.)
+        """
+        try:
+            self._wire.send(Closed())
+            self.progress()
+        finally:
+            for transfer in self._under_way.values():
+                for stretch in transfer.stretches:
+                    self._stretches.give_back(stretch)
+            self._under_way.clear()
+            let_go(self._wire, self._stretches.close())
+            self._reads.clear()
+            super().close()
+
+    def _fill(self, index: int, tensors: list[Any], taken: list[Stretch]) -> Stretch:
+        """Enqueue the copy of ``tensors`` to a stretch, which is added to ``taken``."""
+        device, stream = self._device, self._stream(index)
+        program = device.current_stream(index) if self._wire.overlap else stream
+        layout = Layout.of([TensorSpec.of(tensor) for tensor in tensors])
+        stretch = self._stretches.take(layout.size, stream)
+        taken.append(stretch)
+        with self._enqueuing_on(stream):
+            if self._wire.overlap:
+                stream.wait_stream(program)
+            layout.fill(stretch.memory, tensors)
+        if stretch.home != stream:
+            device.keep(stretch.memory, stream)
+        stretch.filled.record(stream)
+        if self._wire.overlap:
+            for tensor in tensors:
+                device.keep(tensor, stream)
+            # The next task may write to them.
+            program.wait_event(stretch.filled)
+        return stretch
+
+    def _taken(self, rank: int, message: Taken) -> None:
+        """A reader has all transfers up to this one. Also when this end is over, its reads are waited for."""
+        for number in [one for one in self._under_way if one <= message.transfer]:
+            transfer = self._under_way[number]
+            if rank not in transfer.missing:
+                continue
+            transfer.missing.discard(rank)
+            if number == message.transfer:
+                for stretch, read in zip(transfer.stretches, message.reads, strict=False):
+                    events = stretch.reads.setdefault(message.reader, [])
+                    events.append(self._read_of(read, stretch.home.index))
+            if not transfer.missing:
+                del self._under_way[number]
+                for stretch in transfer.stretches:
+                    self._stretches.give_back(stretch)
+                with suppress(InvalidStateError):  # it was aborted
+                    transfer.sent.set_result(None)
+        if self._over is None:
+            self._tell_gone()
+
+    def _read_of(self, handle: bytes, index: int) -> Event:
+        """Open a reader's event, once."""
+        if handle not in self._reads:
+            self._reads[handle] = self._device.open_event(handle, index)
+        return self._reads[handle]
+
+    def _tell_gone(self) -> None:
+        gone = self._stretches.gone()
+        if gone:
+            self._wire.send(Gone(tuple(gone)))
