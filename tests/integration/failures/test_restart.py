@@ -594,7 +594,11 @@ def test_nothing_is_left_of_many_restarts(wait_until):
             lambda: all(now <= then for now, then in zip(counts(), before, strict=True)),
             what=f"at most {before}; {counts()}",
         )
-    assert not [t for t in threading.enumerate() if t.name == "conveyor-restart"]
+    # The thread of the last one ends after those who wait for it have been told.
+    wait_until(
+        lambda: not [t for t in threading.enumerate() if t.name == "conveyor-restart"],
+        what="the end of the last restart's thread",
+    )
 
 
 @pytest.mark.parametrize("ready", [True, False])
