@@ -37,6 +37,7 @@ def test_an_agent_dials_again_though_no_thread_is_left(monkeypatch, wait_until):
         if len(dialled) < 3:
             raise ConnectionRefusedError
 
+    others = set(threading.enumerate())  # of tests before this one
     agent, lost, dialled = Agent.__new__(Agent), [], []
     agent._redials, agent._news = Redials(dial), queue.SimpleQueue()
     agent._redials.prepare(2)
@@ -51,7 +52,9 @@ def test_an_agent_dials_again_though_no_thread_is_left(monkeypatch, wait_until):
     assert agent._news.get_nowait() == LostHost(3, "it is silent")
     assert lost == [3]
     wait_until(lambda: dialled == [2, 2, 2], 60)
-    (thread,) = [one for one in threading.enumerate() if one.name == "conveyor-redial"]
+    (thread,) = [
+        one for one in threading.enumerate() if one.name == "conveyor-redial" and one not in others
+    ]
     agent._redials.lost(2)
     thread.join(60)
     assert not thread.is_alive()
