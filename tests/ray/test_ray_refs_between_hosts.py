@@ -101,7 +101,7 @@ def test_its_value_comes_to_a_node_once(pair, wait_until):
     wait_until(lambda: len(depot) == 0, WAIT)  # nobody there has it any more
     get([a.keep.remote([ref]) for a in readers])
     assert get([a.total.remote() for a in readers]) == [[total(LARGE)]] * 3
-    assert len(depot) == 1
+    wait_until(lambda: len(depot) == 1, WAIT)
     get([a.forget.remote() for a in readers])
     wait_until(lambda: len(depot) == 0, WAIT)
     for other in others:
@@ -115,7 +115,7 @@ def test_it_lives_as_long_as_somebody_anywhere_has_it(pair, wait_until):
         gc.collect()
         get(maker.through.remote(1))
         assert get(keeper.total.remote()) == [total(LARGE)]
-        assert kept() == 1
+        wait_until(lambda: kept() == 1, WAIT)  # the pickle on its way is noted, too
         get(keeper.forget.remote())
         wait_until(lambda: kept() == 0, WAIT)
     # Nor does a pickle that nobody has loaded yet.
@@ -128,7 +128,7 @@ def test_its_holder_dies(pair, wait_until):
     doomed = holder(THERE)
     get(doomed.keep.remote([conveyor.put(np.arange(LARGE)), *get(here.put.remote(SMALL))]))
     assert get(doomed.total.remote()) == [total(LARGE), total(SMALL)]
-    assert kept() == 2
+    wait_until(lambda: kept() == 2, WAIT)
     os.kill(get(doomed.pid.remote()), signal.SIGKILL)
     wait_until(lambda: kept() == 0, WAIT)
 
