@@ -282,6 +282,40 @@ def test_what_the_calls_cost(peer, record):
         record(what, f"{cost:.1f} us")
 
 
+def test_memory_that_is_opened_beside_other_work(peer, record):
+    """Whether a fetch waits for kernels of other streams of its process, which take 0.4 s here."""
+    cuda = devices.get("cuda")
+    large, _, handle = peer(EVENTS).hear()
+    _, packed, offset, nbytes = pickle.loads(large)
+    side = cuda.new_stream(0)
+    held = [cuda_memory.Opened(0, packed, offset, nbytes)]
+    calls = {
+        "memory is opened that is open": lambda: held.append(
+            cuda_memory.Opened(0, packed, offset, nbytes)
+        ),
+        "memory is closed that is open twice": held.pop,
+        "memory is closed": held.pop,
+        "memory is opened": lambda: held.append(cuda_memory.Opened(0, packed, offset, nbytes)),
+        "an interprocess event is made and goes": lambda: cuda.new_event(
+            0, interprocess=True
+        ).record(cuda.current_stream(0)),
+        "an event is opened and goes": lambda: cuda.open_event(handle, 0),
+        "memory of the device is made and goes to the card": lambda: (
+            torch.empty(256 * MIB, dtype=torch.uint8, device="cuda"),
+            torch.cuda.empty_cache(),
+        ),
+    }
+    for what, call in calls.items():
+        with cuda.using(side):
+            torch.cuda._sleep(int(0.4 * 2e9))
+        begin = time.perf_counter()
+        call()
+        took = time.perf_counter() - begin
+        waited = "has waited for it" if side.query() else "has not"
+        record(f"{what} beside a kernel", f"{took * 1e3:.2f} ms: {waited}")
+        side.synchronize()
+
+
 PONG = """
 theirs, mine = hear(), cuda.new_event(0, interprocess=True)
 mine.record(cuda.current_stream(0))
