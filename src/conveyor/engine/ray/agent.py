@@ -39,7 +39,7 @@ from conveyor.engine.net.redials import Redials
 from conveyor.engine.net.station import Station, Told
 from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
-from conveyor.engine.ray.news import Arrived, Asked, Ended, LostHost, News, Sent, Unclaimed
+from conveyor.engine.ray.news import Arrived, Asked, Come, Ended, LostHost, News, Sent, Unclaimed
 from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.engine.ray.visitors import Visitors
@@ -362,6 +362,8 @@ class Agent:
             guarded(partial(self._heed, kind, host, reason))  # the next are heeded in any case
         for header, slot, incarnation in self._station.pump.left():
             self._news.put(Unclaimed(header, (slot, incarnation)))
+        for number in self._station.pump.come():
+            self._news.put(Come(number))
 
     def _heed(self, kind: int, host: int, reason: str) -> None:
         if kind == _core.HOST_DISCONNECTED:
