@@ -40,7 +40,7 @@ def test_an_agent_dials_again_though_no_thread_is_left(monkeypatch, wait_until):
             raise ConnectionRefusedError
 
     agent, lost, dialled = Agent.__new__(Agent), [], []
-    agent._redials, agent._news = Redials(dial), queue.SimpleQueue()
+    agent._redials, agent._news = Redials(dial, 1.0), queue.SimpleQueue()
     agent._redials.prepare(2)
     monkeypatch.setattr(redials.threads, "start", refuse)
     with pytest.raises(SystemLimitError):  # and so does not begin with one that it could not keep
