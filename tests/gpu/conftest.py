@@ -1,5 +1,7 @@
 """Sessions for what needs a GPU."""
 
+import signal
+
 import pytest
 
 import conveyor
@@ -19,6 +21,28 @@ def on_gpu():
     conveyor.init()
     yield
     conveyor.shutdown()
+
+
+@pytest.fixture(scope="module")
+def on_gpu_preloaded():
+    """For tests that start many actors."""
+    conveyor.init(preload=["torch"])
+    yield
+    conveyor.shutdown()
+
+
+@pytest.fixture
+def limited():
+    """Ends a test that hangs, with an error and a traceback."""
+
+    def too_long(_signal, _frame):
+        raise TimeoutError("the test has taken too long")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(45)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

@@ -50,6 +50,48 @@ class Keeper:
         torch.cuda.synchronize()
         return len(value)
 
+    @conveyor.method(tensor_transport="auto")
+    def small(self):
+        return torch.ones(1024, device="cuda")
+
+    def watch(self):
+        """Note what the parts of a fetch take, from now on."""
+        from conveyor import _core
+        from conveyor.device import cuda, cuda_memory
+        from conveyor.direct import devices, fetching
+
+        self.taken = {}
+        for owner, names in {
+            devices.Devices: ("offer", "fetch", "forget"),
+            devices: ("_fetch", "_filled", "_wait_for"),
+            fetching: ("fetch", "_beside", "decode_with", "_fetched"),
+            _core: ("read_peer_joined", "fetch_peer"),
+            cuda_memory: ("export", "_call"),
+            cuda_memory.Opened: ("__init__", "__del__"),
+            cuda.CudaDevice: ("viable", "identity", "open_memory", "open_event", "empty"),
+            cuda.CudaEvent: ("handle", "synchronize"),
+        }.items():
+            for name in names:
+                self.note(owner, name)
+
+    def note(self, owner, name):
+        function = getattr(owner, name)
+        whose = getattr(owner, "__name__", "").rpartition(".")[2]
+
+        def noted(*args, **kwargs):
+            begin = time.perf_counter_ns()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                what = f"{whose}.{args[0] if name == '_call' else name}"
+                self.taken.setdefault(what, []).append(time.perf_counter_ns() - begin)
+
+        setattr(owner, name, noted)
+
+    def noted(self):
+        taken, self.taken = self.taken, {}
+        return {what: (len(times), statistics.median(times) / 1e3) for what, times in taken.items()}
+
 
 @pytest.fixture(scope="module")
 def keepers(on_gpu):
@@ -88,3 +130,31 @@ def test_how_long_a_fetch_takes(keepers, record, nbytes):
     record(
         f"direct, {nbytes} bytes and half of it again", f"{statistics.median(times) * 1e3:.2f} ms"
     )
+
+
+def test_where_the_time_of_a_fetch_goes(on_gpu, record):
+    """Of 4 KiB: the same value again and again, and one that is made for it."""
+    maker, other = Keeper.remote(), Keeper.remote()
+    ref = maker.small.remote()
+    conveyor.wait([ref])
+    fetches = {
+        "the same": lambda: conveyor.get(other.took.remote(ref)),
+        "a new one": lambda: conveyor.get(other.took.remote(maker.small.remote())),
+    }
+    for watched in (False, True):
+        if watched:
+            conveyor.get([maker.watch.remote(), other.watch.remote()])
+        for what, fetch in fetches.items():
+            times = []
+            for _ in range(100):
+                begin = time.perf_counter()
+                fetch()
+                times.append(time.perf_counter() - begin)
+            record(f"direct, 4 KiB, {what}", f"{statistics.median(times) * 1e6:.0f} us")
+            if watched:
+                for who in (maker, other):
+                    lines = conveyor.get(who.noted.remote()).items()
+                    told = "".join(f"\n    {name} ({n}, {us:.1f})" for name, (n, us) in lines)
+                    record("us in the maker" if who is maker else "us in the reader", told)
+    for keeper in (maker, other):
+        conveyor.kill(keeper)

@@ -46,7 +46,7 @@ class Event(ABC):
 
 
 class Stream(ABC):
-    """A queue of work on one device.
+    """A queue of work on one device. Two are equal if they are the same queue.
 
     device: the kind of device.
     index: which of them.

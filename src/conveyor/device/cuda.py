@@ -1,11 +1,12 @@
 """NVIDIA's GPUs, and what else torch calls ``cuda``: one or two calls of torch for each method.
 
-It has been tried with a stand-in for ``torch.cuda`` only: nobody has run it on a GPU yet.
+An H100 has run it; where there is none it is tried with a stand-in for ``torch.cuda``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +60,12 @@ class CudaStream(Stream):
         self.stream = stream
         self.index = stream.device_index
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CudaStream) and bool(self.stream == other.stream)
+
+    def __hash__(self) -> int:
+        return hash(self.stream)
+
     def wait_event(self, event: Event) -> None:
         """As the base says."""
         assert isinstance(event, CudaEvent)
@@ -83,9 +90,14 @@ class CudaDevice(Device):
         if find_spec("torch") is None:
             return "torch is not installed"
         import_later("torch")  # under the lock of imports
-        if not torch.cuda.is_available():
-            return "torch finds no GPU"
-        return None
+        if torch.cuda.is_available():
+            return None
+        if os.environ.get(_VISIBLE) == "":
+            return (
+                f"torch finds no GPU, since {_VISIBLE} is empty: an actor that asks for no GPU sees none, so "
+                "start it with num_gpus=1, or with a part of one (num_gpus=0.1)"
+            )
+        return "torch finds no GPU"
 
     def count(self) -> int:
         """As the base says."""
@@ -186,6 +198,8 @@ class CudaDevice(Device):
         return self.current_index() if index is None else index
 
 
+#: Which GPUs the process sees.
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: Of cudaHostRegister: pinned for all contexts.
 _PORTABLE = 1
 

@@ -91,7 +91,13 @@ def export(index: int, address: int) -> tuple[bytes, int]:
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
     with _on(index):
         _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
-        _call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+        try:
+            _call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{error}: other processes cannot open memory of this kind. torch makes such memory where "
+                "PYTORCH_CUDA_ALLOC_CONF says expandable_segments:True"
+            ) from None
     return bytes(handle.bytes), address - base.value
 
 

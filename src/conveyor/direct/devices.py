@@ -1,6 +1,8 @@
 """Tensors of devices stay where they are: others map the memory, and copy what they want of it.
 
-The values may not be there yet when a method returns. The note names an event that happens when they are.
+The values may not be there yet when a method returns. The note names an event that happens when they are. It
+names none where they are there already: to make an event for other processes, to open it and to let it go
+costs much more than to ask.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class _Part(NamedTuple):
     """The tensors of a value that are on one device.
 
     device, identity: which.
-    filled: the handle of the event that happens when their values are there.
+    filled: the handle of the event that happens when their values are there; empty: they are.
     memories: the handles of the storages that they lie in.
     lying: of each tensor its place in the value, which of the storages it lies in, and where it begins there.
     """
@@ -97,9 +99,6 @@ class Devices(Route):
         device = devices.of(first)
         assert device is not None
         index = first.device.index
-        filled = device.new_event(index, interprocess=True)
-        filled.record(device.current_stream(index))
-        events.append(filled)
         memories: list[bytes] = []
         seen: dict[int, int] = {}
         lying = []
@@ -110,10 +109,24 @@ class Devices(Route):
                 memories.append(device.export_memory(tensors[place]))
             begin = tensors[place].data_ptr() - storage
             lying.append((place, seen[storage], begin))
-        return _Part(device, device.identity(index), filled.handle(), memories, lying)
+        return _Part(
+            device, device.identity(index), _filled(device, index, events), memories, lying
+        )
 
     def __reduce__(self) -> str:
         return "DEVICES"
+
+
+def _filled(device: Device, index: int, events: list[Event]) -> bytes:
+    """The handle of an event that is added to ``events``, and happens with what is enqueued by now; empty:
+    all of that is done."""
+    stream = device.current_stream(index)
+    if stream.query():
+        return b""
+    filled = device.new_event(index, interprocess=True)
+    filled.record(stream)
+    events.append(filled)
+    return filled.handle()
 
 
 class _Exportable(Collected):
@@ -138,17 +151,16 @@ def _fetch(part: _Part, specs: Sequence[TensorSpec], made: list[Any], where: Loc
     index = device.current_index()
     try:
         opened = [device.open_memory(memory) for memory in part.memories]
-        filled = device.open_event(part.filled, index)
+        filled = device.open_event(part.filled, index) if part.filled else None
     except RuntimeError as error:
         raise TransportError(
             f"this process cannot open memory of {where.keeper}'s {device.kind} device {part.identity}, "
             f"where a value lies: {error}. It must see that device, too; otherwise return the value without "
             "tensor_transport="
         ) from error
-    _wait_for(filled, where)
+    if filled is not None:
+        _wait_for(filled, where)
     _still_copied[:] = [one for one in _still_copied if not one[0].query()]
-    stream = device.current_stream(index)
-    stream.wait_event(filled)
     layout = Layout.of([specs[place] for place, _, _ in part.lying])
     target = device.empty(layout.size, index)
     for (place, memory, begin), tensor in zip(part.lying, layout.open(target), strict=True):
@@ -156,7 +168,7 @@ def _fetch(part: _Part, specs: Sequence[TensorSpec], made: list[Any], where: Loc
         device.copy(flat, opened[memory][begin : begin + flat.numel()])
         made[place] = tensor
     # What was opened may be let go of, and the frame with it, when this is done.
-    copied = stream.record()
+    copied = device.current_stream(index).record()
     try:
         copied.synchronize()
     except BaseException:

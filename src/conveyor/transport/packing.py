@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,31 +14,29 @@ from conveyor.transport.base import TensorSpec
 _ALIGNMENT = 64
 
 
+#: So many tensors' layout is kept for the next transfer, which mostly carries the like.
+_KEPT_UP_TO = 16
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where each tensor lies. Both ends work it out for themselves, from what both know.
 
     specs: what they are.
-    begins: where each begins, in bytes.
+    begins, ends: where each begins and ends, in bytes.
     size: of them all, in bytes.
     """
 
     specs: tuple[TensorSpec, ...]
     begins: tuple[int, ...]
+    ends: tuple[int, ...]
     size: int
 
-    @classmethod
-    def of(cls, specs: Sequence[TensorSpec]) -> Layout:
+    @staticmethod
+    def of(specs: Sequence[TensorSpec]) -> Layout:
         """Lay out tensors, in their order."""
-        import torch
-
-        begins, end = [], 0
-        for spec in specs:
-            begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-            begins.append(begin)
-            dtype = getattr(torch, spec.dtype)
-            end = begin + torch.Size(spec.shape).numel() * dtype.itemsize
-        return cls(tuple(specs), tuple(begins), end)
+        work_out = _kept if len(specs) <= _KEPT_UP_TO else _worked_out
+        return work_out(tuple(specs))
 
     def fill(self, memory: Any, tensors: Sequence[Any]) -> None:
         """Copy ``tensors`` to their places in ``memory``, a tensor of bytes."""
@@ -50,9 +50,22 @@ class Layout:
         """Make the tensors that lie in ``memory``. They hold it."""
         import torch
 
-        made = []
-        for spec, begin in zip(self.specs, self.begins, strict=True):
-            dtype = getattr(torch, spec.dtype)
-            end = begin + torch.Size(spec.shape).numel() * dtype.itemsize
-            made.append(memory[begin:end].view(dtype).view(spec.shape))
-        return made
+        return [
+            memory[begin:end].view(getattr(torch, spec.dtype)).view(spec.shape)
+            for spec, begin, end in zip(self.specs, self.begins, self.ends, strict=True)
+        ]
+
+
+def _worked_out(specs: tuple[TensorSpec, ...]) -> Layout:
+    import torch
+
+    begins, ends, end = [], [], 0
+    for spec in specs:
+        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = begin + math.prod(spec.shape) * getattr(torch, spec.dtype).itemsize
+        begins.append(begin)
+        ends.append(end)
+    return Layout(specs, tuple(begins), tuple(ends), end)
+
+
+_kept = functools.lru_cache(maxsize=64)(_worked_out)

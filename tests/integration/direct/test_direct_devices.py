@@ -216,6 +216,28 @@ def test_whoever_fetches_waits_for_the_values(leaves_nothing, pair):
     assert got == [[7.0] * 10]
 
 
+def test_an_event_is_made_only_for_values_that_are_not_there(pair, monkeypatch):
+    _, other = pair
+    sim, made, goes_on = accelerator.install(), [], threading.Event()
+    new_event = type(sim).new_event
+
+    def noted(self, index=None, *, interprocess=False):
+        made.append(interprocess)
+        return new_event(self, index, interprocess=interprocess)
+
+    monkeypatch.setattr(type(sim), "new_event", noted)
+    tensor = torch.ones(10, device="sim")
+    sim.synchronize()
+    there = conveyor.put(tensor, tensor_transport="auto")
+    assert True not in made
+    accelerator.kernel(0, lambda t: (goes_on.wait(WAIT), t.fill_(5)), tensor)
+    late = conveyor.put(tensor, tensor_transport="auto")
+    assert made.count(True) == 1
+    goes_on.set()
+    assert get(other.total.remote(late)) == (50.0, "sim:0")
+    assert get(other.total.remote(there)) == (50.0, "sim:0")
+
+
 def test_what_copies_still_use_outlives_a_fetch_that_is_interrupted(pair, monkeypatch, wait_until):
     maker, _ = pair
     sim, goes_on, opened = accelerator.install(), threading.Event(), []

@@ -16,11 +16,13 @@ from integration_helpers import measured
 import conveyor
 from conveyor import testing, transport
 from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.device.cuda import CudaDevice
 from conveyor.exceptions import (
     ActorDiedError,
     DeadlineExceededError,
     ExecutionCancelledError,
     GraphError,
+    TransportError,
 )
 from conveyor.transport.nccl import NcclTransport
 
@@ -297,6 +299,16 @@ def test_one_without_a_device_is_refused(workers):
         dag = b.sums.bind(a.pair.bind(inp).with_tensor_transport("cuda_ipc"))
     with pytest.raises(GraphError, match="'cuda_ipc', which cannot be used: torch finds no GPU"):
         dag.compile()
+
+
+def test_an_actor_that_asks_for_no_gpu_is_told_so(workers, monkeypatch):
+    a, *_, b = workers
+    with InputNode() as inp:
+        dag = b.sums.bind(a.pair.bind(inp).with_tensor_transport("cuda_ipc"))
+    monkeypatch.setattr(CudaDevice, "viable", lambda self: None)  # as if the driver saw one
+    why = r"CUDA_VISIBLE_DEVICES is empty.*with num_gpus=1"
+    with pytest.raises(TransportError, match=why), dag.compile() as graph:
+        conveyor.get(graph.execute(1), timeout=60)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

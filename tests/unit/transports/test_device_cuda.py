@@ -36,7 +36,8 @@ def cuda():
     return device.get("cuda")
 
 
-def test_which_there_are(fake, cuda):
+def test_which_there_are(fake, cuda, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert cuda.viable() is None
     assert (cuda.count(), cuda.current_index(), cuda.identity()) == (2, 1, "uuid-1")
     assert cuda.identity(0) == "uuid-0"
@@ -44,6 +45,8 @@ def test_which_there_are(fake, cuda):
     fake.cuda.mem_get_info.assert_called_once_with(0)
     fake.cuda.is_available.return_value = False
     assert cuda.viable() == "torch finds no GPU"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "asks for no GPU sees none, so start it with num_gpus=1" in cuda.viable()
 
 
 def test_streams_and_events(fake, cuda):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import InvalidStateError
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 from conveyor.device import Device, Event, Stream
@@ -205,6 +205,11 @@ class DeviceIpcConduit(Conduit):
             self._streams[index] = self._device.new_stream(index, urgent=True)
         return self._streams[index]
 
+    def _enqueuing_on(self, stream: Stream) -> AbstractContextManager[None]:
+        """Have what is enqueued go to the stream of :meth:`_stream`. Without overlap it does already, and to
+        say so would take a good part of the time of a small transfer."""
+        return self._device.using(stream) if self._wire.overlap else nullcontext()
+
     # The writer.
 
     def _close_writer(self) -> None:
@@ -228,15 +233,15 @@ class DeviceIpcConduit(Conduit):
     def _fill(self, index: int, tensors: list[Any], taken: list[Stretch]) -> Stretch:
         """Enqueue the copy of ``tensors`` to a stretch, which is added to ``taken``."""
         device, stream = self._device, self._stream(index)
-        program = device.current_stream(index)
+        program = device.current_stream(index) if self._wire.overlap else stream
         layout = Layout.of([TensorSpec.of(tensor) for tensor in tensors])
         stretch = self._stretches.take(layout.size, stream)
         taken.append(stretch)
-        with device.using(stream):
+        with self._enqueuing_on(stream):
             if self._wire.overlap:
                 stream.wait_stream(program)
             layout.fill(stretch.memory, tensors)
-        if stretch.home is not stream:
+        if stretch.home != stream:
             device.keep(stretch.memory, stream)
         stretch.filled.record(stream)
         if self._wire.overlap:
@@ -292,7 +297,7 @@ class DeviceIpcConduit(Conduit):
         device, stream = self._device, self._stream(index)
         made: list[Any] = [None] * len(specs)
         targets = []
-        with device.using(stream):
+        with self._enqueuing_on(stream):
             for part, memory, filled in opened:
                 stream.wait_event(filled)
                 layout = Layout.of([specs[place] for place in part.places])
@@ -301,11 +306,16 @@ class DeviceIpcConduit(Conduit):
                 targets.append(target)
                 for place, tensor in zip(part.places, layout.open(target), strict=True):
                     made[place] = tensor
-        copied = stream.record()
+        copied = stream.record() if self._wire.overlap else None
 
         def join() -> None:
             program = device.current_stream(index)
-            program.wait_event(copied)
+            if copied is not None:
+                program.wait_event(copied)
+            elif program == stream:
+                return
+            else:  # the program has chosen another one meanwhile
+                program.wait_stream(stream)
             for target in targets:
                 device.keep(target, program)
 
