@@ -7,6 +7,7 @@ import pickle
 import resource
 import signal
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -56,13 +57,23 @@ def test_in_arguments_and_results(pair, size):
 
 
 @pytest.mark.parametrize("where", [(THERE, 0), (HERE, 1)], ids=["there", "here"])
-def test_of_a_process_that_is_killed_while_it_pickles(pair, where):
-    """Its node lives, and what it had sent before comes. For the rest the fixture waits."""
+def test_of_a_process_that_is_killed_while_it_pickles(pair, where, monkeypatch, wait_until):
+    """Its node lives, and what it had sent before comes, of which the reader's host tells. For the rest the
+    fixture waits."""
     place, reader = where
+    looks = context.running().abroad.looks
+    told = Mock(wraps=looks.tell_when_come)
+    monkeypatch.setattr(looks, "tell_when_come", told)
     maker = holder(place)
     dies = maker.end_half.remote(pair[reader], [conveyor.put(np.arange(SMALL))])
     with pytest.raises(ActorDiedError):
         get(dies)
+    gc.collect()
+    wait_until(lambda: kept() == 0, WAIT)
+    told.assert_called_once()
+    arrivals = context.running().abroad.on_given_up.__self__
+    assert not arrivals._asked
+    assert not arrivals._come
 
 
 def test_in_graphs_constructors_and_errors(pair):
