@@ -151,13 +151,21 @@ def wait_until():
     return _wait_until
 
 
-def _descriptors():
+def _open_descriptors():
     found = {}
     for entry in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the listing's own
             found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
+    return found
+
+
+def _descriptors():
     # Ray's connections come and go; what is shared and who is watched is ours.
-    return {fd: what for fd, what in found.items() if not _ON_RAY or re.search("memfd|pidfd", what)}
+    return {
+        fd: what
+        for fd, what in _open_descriptors().items()
+        if not _ON_RAY or re.search("memfd|pidfd", what)
+    }
 
 
 def _processes():
@@ -227,6 +235,24 @@ def _leaves_nothing():
 def leaves_nothing():
     """A context manager that asserts that nothing is left of what happened inside it."""
     return _leaves_nothing
+
+
+@pytest.fixture
+def opened_since():
+    """Begins to count: ``opened = opened_since()``, and ``opened()`` are the descriptors of this process that
+    have been opened since then, and what they are.
+
+    A number of all of them would be that of tests before this one, too: their garbage and their threads let
+    go of some at any time."""
+
+    def begin():
+        gc.collect()
+        before = _open_descriptors()
+        return lambda: {
+            fd: what for fd, what in _open_descriptors().items() if before.get(fd) != what
+        }
+
+    return begin
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,7 @@ void HostPump::stop() {
     abandon(std::move(mirrors_));
     abandon(std::move(by_bell_));
     abandon(std::move(peers_));
+    abandon(std::move(awaited_));
     return;
   }
   {
@@ -241,6 +242,7 @@ bool HostPump::turn() {
     known.state = peer.state();
     known.connections = connections;
   }
+  see_awaited();
   return any;
 }
 

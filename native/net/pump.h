@@ -65,6 +65,9 @@ class HostPump final : private Hub {
   // What other hosts are to have of all that was published here until now; and whether this one has that of another.
   std::vector<Due> due();
   bool has(uint32_t host, const std::vector<Due>& frames);
+  // Have `number` be among come(), once, when this host has these frames of another one, or nothing of that one comes here
+  // any more. It is told nowhere where all hosts are given up, or the pump is stopped.
+  void tell_when_come(uint32_t host, std::vector<Due> frames, uint64_t number);
   void stop();
 
   // Of all bells of proxies: every process that rings one needs it (Board::set_eventfd).
@@ -74,9 +77,11 @@ class HostPump final : private Hub {
   std::list<Event> events();
   // To be asked behind events(): what comes later makes notice_fd() readable again.
   std::list<Left> left();
+  std::list<uint64_t> come();
   // These could not be told: they come first the next time. Needs no memory.
   void untold(std::list<Event>&& events) noexcept;
   void untold(std::list<Left>&& left) noexcept;
+  void untold(std::list<uint64_t>&& come) noexcept;
 
  private:
   uint32_t host_of(uint32_t slot) const override;
@@ -111,6 +116,7 @@ class HostPump final : private Hub {
   bool obey();
   void rung(const Proxy& proxy, uint32_t bit);
   void see_deaths();
+  void see_awaited() noexcept;
   void note(Event::Kind kind, uint32_t host, const std::string& reason = {});
   // At the latest. What was due before stays so: by that the pump sees that it is late itself.
   void tick_by(uint64_t ns) { next_tick_ = next_tick_ == 0 ? ns : std::min(next_tick_, ns); }
@@ -138,6 +144,13 @@ class HostPump final : private Hub {
     uint64_t clock_answers = 0, connections = 0;
   };
   std::map<uint32_t, Known> peers_;
+  // What is to be told when it has come: frames that may still be missing, and under which number.
+  struct Awaited {
+    uint32_t host;
+    std::vector<Due> frames;
+    std::list<uint64_t> number;  // a list of one, which is told without a need of memory
+  };
+  std::list<Awaited> awaited_;
   std::vector<Death> deaths_;
   uint32_t deaths_seen_;
   uint64_t next_tick_ = 0;  // when it is due to look at the clock for the peers; 0: never
@@ -149,6 +162,7 @@ class HostPump final : private Hub {
   std::atomic<bool> ordered_{false};
   std::list<Event> events_;
   std::list<Left> left_;
+  std::list<uint64_t> come_;
   std::map<uint32_t, uint64_t> clock_answers_;  // by host, for who waits for some
   bool stop_ = false, stopped_ = false;
   char failed_[128] = {};              // why the thread has given all hosts up

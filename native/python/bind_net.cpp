@@ -11,6 +11,16 @@ uint64_t ns_of(double seconds) {
   return uint64_t(seconds * 1e9);
 }
 
+std::vector<net::Due> frames_of(uint32_t host, const nb::tuple& frames) {
+  std::vector<net::Due> due;
+  for (nb::handle one : frames) {
+    const nb::tuple parts = nb::cast<nb::tuple>(one);
+    if (parts.size() != 3) throw nb::value_error("conveyor: frames are a segment, a ring and a number");
+    due.push_back({host, nb::cast<uint64_t>(parts[0]), nb::cast<uint32_t>(parts[1]), nb::cast<uint64_t>(parts[2])});
+  }
+  return due;
+}
+
 // What `made(one)` gives of each. Where Python has no memory for it, all of it is told the next time.
 template <class T, class Made>
 nb::object listed(net::HostPump& pump, std::list<T> all, const Made& made) {
@@ -113,15 +123,18 @@ void bind_net(nb::module_& m) {
              return all;
            })
       .def("has", [](HostPump& p, uint32_t host, nb::tuple frames) {
-             std::vector<net::Due> due;
-             for (nb::handle one : frames) {
-               const nb::tuple parts = nb::cast<nb::tuple>(one);
-               if (parts.size() != 3) throw nb::value_error("conveyor: frames are a segment, a ring and a number");
-               due.push_back({host, nb::cast<uint64_t>(parts[0]), nb::cast<uint32_t>(parts[1]), nb::cast<uint64_t>(parts[2])});
-             }
+             const std::vector<net::Due> due = frames_of(host, frames);
              Unlocked unlocked;
              return p.has(host, due);
            }, "host"_a, "frames"_a)
+      .def("tell_when_come", [](HostPump& p, uint32_t host, nb::tuple frames, uint64_t number) {
+             std::vector<net::Due> due = frames_of(host, frames);
+             Unlocked unlocked;
+             p.tell_when_come(host, std::move(due), number);
+           }, "host"_a, "frames"_a, "number"_a)
+      .def("come", [](HostPump& p) {
+             return listed(p, p.come(), [](uint64_t number) { return PyLong_FromUnsignedLongLong(number); });
+           })
       .def("events", [](HostPump& p) {
              return listed(p, p.events(), [](const net::Event& e) { return Py_BuildValue("iIs", int(e.kind), e.host, e.reason.c_str()); });
            })

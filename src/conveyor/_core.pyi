@@ -1758,6 +1758,15 @@ class HostPump:
         """Whether all of these frames of ``host`` are in their rings here: (number of the segment, ring,
         frames). Of a ring that is not here, or no more, none is waited for."""
 
+    def tell_when_come(
+        self, host: int, frames: tuple[tuple[int, int, int], ...], number: int
+    ) -> None:
+        """Have ``number`` be among ``come``, once, when ``has`` is true of these, or nothing of that host
+        comes here any more."""
+
+    def come(self) -> list[int]:
+        """Numbers of ``tell_when_come``. To be asked behind ``events``, as ``left`` is."""
+
     def ask_clock(self, host: int, times: int, timeout: float) -> list[tuple[int, int, int]]:
         """Ask that host's clock so often, one question after the other, over the connection: when each was
         asked and answered, by this host's ``CLOCK_MONOTONIC``, and, in the middle, what the other one said.

@@ -109,7 +109,7 @@ def fetching():
 
 
 @pytest.mark.parametrize("n", [SMALL, LARGE])
-def test_an_async_actor_runs_on_until_an_argument_has_come(actors, held, n):
+def test_an_async_actor_runs_on_until_an_argument_has_come(actors, held, wait_until, n):
     maker, loop, other = actors
     begun, go = held
     ref = made(maker, n)
@@ -117,14 +117,14 @@ def test_an_async_actor_runs_on_until_an_argument_has_come(actors, held, n):
     assert begun.wait(WAIT)
     assert get(other.ping.remote(), timeout=WAIT) == "pong"
     behind = loop.ping.remote()
-    assert fetching().value == ref.value_id()
+    assert wait_until(fetching).value == ref.value_id()
     assert fetching().node == context.running().abroad.name_of(1)
     assert conveyor.wait([waiting, behind], num_returns=2, timeout=0)[0] == []
     go.set()
     assert get([waiting, behind], timeout=WAIT) == [total(n), "pong"]
 
 
-def test_an_async_actor_runs_on_until_the_input_of_a_step_has_come(actors, held):
+def test_an_async_actor_runs_on_until_the_input_of_a_step_has_come(actors, held, wait_until):
     maker, loop, _ = actors
     begun, go = held
     with InputNode() as inp:
@@ -132,7 +132,8 @@ def test_an_async_actor_runs_on_until_the_input_of_a_step_has_come(actors, held)
     total_of = graph.execute(made(maker, LARGE))
     assert begun.wait(WAIT)
     assert get(loop.ping.remote(), timeout=WAIT) == "pong"
-    assert f"on {context.running().abroad.name_of(1)}" in str(graph.status())
+    there = f"on {context.running().abroad.name_of(1)}"
+    wait_until(lambda: there in str(graph.status()))
     go.set()
     assert get(total_of, timeout=WAIT) == total(LARGE)
     graph.teardown()

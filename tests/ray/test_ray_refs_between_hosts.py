@@ -7,6 +7,7 @@ import pickle
 import resource
 import signal
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -56,13 +57,23 @@ def test_in_arguments_and_results(pair, size):
 
 
 @pytest.mark.parametrize("where", [(THERE, 0), (HERE, 1)], ids=["there", "here"])
-def test_of_a_process_that_is_killed_while_it_pickles(pair, where):
-    """Its node lives, and what it had sent before comes. For the rest the fixture waits."""
+def test_of_a_process_that_is_killed_while_it_pickles(pair, where, monkeypatch, wait_until):
+    """Its node lives, and what it had sent before comes, of which the reader's host tells. For the rest the
+    fixture waits."""
     place, reader = where
+    looks = context.running().abroad.looks
+    told = Mock(wraps=looks.tell_when_come)
+    monkeypatch.setattr(looks, "tell_when_come", told)
     maker = holder(place)
     dies = maker.end_half.remote(pair[reader], [conveyor.put(np.arange(SMALL))])
     with pytest.raises(ActorDiedError):
         get(dies)
+    gc.collect()
+    wait_until(lambda: kept() == 0, WAIT)
+    told.assert_called_once()
+    arrivals = context.running().abroad.on_given_up.__self__
+    assert not arrivals._asked
+    assert not arrivals._come
 
 
 def test_in_graphs_constructors_and_errors(pair):
@@ -101,7 +112,7 @@ def test_its_value_comes_to_a_node_once(pair, wait_until):
     wait_until(lambda: len(depot) == 0, WAIT)  # nobody there has it any more
     get([a.keep.remote([ref]) for a in readers])
     assert get([a.total.remote() for a in readers]) == [[total(LARGE)]] * 3
-    assert len(depot) == 1
+    wait_until(lambda: len(depot) == 1, WAIT)
     get([a.forget.remote() for a in readers])
     wait_until(lambda: len(depot) == 0, WAIT)
     for other in others:
@@ -115,7 +126,7 @@ def test_it_lives_as_long_as_somebody_anywhere_has_it(pair, wait_until):
         gc.collect()
         get(maker.through.remote(1))
         assert get(keeper.total.remote()) == [total(LARGE)]
-        assert kept() == 1
+        wait_until(lambda: kept() == 1, WAIT)  # the pickle on its way is noted, too
         get(keeper.forget.remote())
         wait_until(lambda: kept() == 0, WAIT)
     # Nor does a pickle that nobody has loaded yet.
@@ -128,7 +139,7 @@ def test_its_holder_dies(pair, wait_until):
     doomed = holder(THERE)
     get(doomed.keep.remote([conveyor.put(np.arange(LARGE)), *get(here.put.remote(SMALL))]))
     assert get(doomed.total.remote()) == [total(LARGE), total(SMALL)]
-    assert kept() == 2
+    wait_until(lambda: kept() == 2, WAIT)
     os.kill(get(doomed.pid.remote()), signal.SIGKILL)
     wait_until(lambda: kept() == 0, WAIT)
 

@@ -1,4 +1,7 @@
-"""NVIDIA's GPUs, and what else torch calls ``cuda``: one or two calls of torch for each method."""
+"""NVIDIA's GPUs, and what else torch calls ``cuda``: one or two calls of torch for each method.
+
+An H100 has run it; where there is none it is tried with a stand-in for ``torch.cuda``.
+"""
 
 from __future__ import annotations
 

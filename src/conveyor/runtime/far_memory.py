@@ -71,11 +71,11 @@ class Room:
     def __init__(self, arena: _core.Arena, size: int) -> None:
         self._size = size
         self._memory: _core.Buffer | None = None
-        self._file: _Closing | None = None
+        self._file: Closing | None = None
         try:
             self._memory = arena.allocate(size)
         except ArenaFullError:
-            self._file = _Closing(os.memfd_create("conveyor-value", os.MFD_CLOEXEC))
+            self._file = Closing(os.memfd_create("conveyor-value", os.MFD_CLOEXEC))
             os.ftruncate(self._file.fd, size)
             self.fd, self.at = self._file.fd, 0
             return
@@ -98,7 +98,7 @@ class RoomAt(NamedTuple):
     at: int
 
 
-class _Closing:
+class Closing:
     """A file that is closed with whoever has it."""
 
     __slots__ = ("fd",)

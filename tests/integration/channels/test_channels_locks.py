@@ -51,7 +51,7 @@ def test_who_introduces_two_actors_waits_for_no_lock_of_the_table(local, monkeyp
     with driver.table.lock:
         received = receiving.receive.remote()
         assert introducing.wait(WAIT)
-        free = driver.introductions.lock.acquire(timeout=1)
+        free = driver.introductions.lock.acquire(timeout=WAIT)  # others may have it for a moment
         if free:
             driver.introductions.lock.release()
             unused.close()

@@ -157,7 +157,6 @@ class Sockets(Counting):
     def __init__(self):
         super().__init__()
         self.listening = {}
-        self.accepting = {}
 
     @staticmethod
     def is_one_sided():
@@ -179,15 +178,19 @@ class Sockets(Counting):
         return Meeting(address, src_actor, dst_actor)
 
     def recv_multiple_tensors(self, obj_id, meta, communicator, target_buffers=None):
-        with self.listening.pop(communicator.address) as listener:
-            if meta.mark == FAILS_TO_RECEIVE:
-                raise OSError("unplugged")
-            if meta.mark == KILLS:
-                os._exit(3)
-            self.accepting[communicator.address] = listener
-            sender, _ = listener.accept()
+        # It stays where `abort_transport` finds it: that may come before this has begun.
+        with self.listening[communicator.address] as listener:
+            try:
+                if meta.mark == KILLS:
+                    os._exit(3)
+                sender, _ = listener.accept()
+            finally:
+                del self.listening[communicator.address]
             with sender, sender.makefile("rb") as file:
                 tensors = pickle.load(file)
+        if meta.mark == FAILS_TO_RECEIVE:
+            # Once all has come: a sender that cannot connect would say so, maybe before this is told.
+            raise OSError("unplugged")
         return tensors[1:] if meta.mark == TOO_FEW else tensors
 
     def send_multiple_tensors(self, tensors, meta, communicator):
@@ -212,7 +215,7 @@ class Sockets(Counting):
                 self.changed.notify_all()
 
     def abort_transport(self, obj_id, communicator):
-        listener = self.accepting.pop(communicator.address, None)
+        listener = self.listening.get(communicator.address)
         if listener is not None:
             with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)

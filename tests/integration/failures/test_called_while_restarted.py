@@ -94,11 +94,12 @@ def test_they_are_done_though_its_last_handle_is_gone(fresh_session, monkeypatch
     wait_until(lambda: not os.path.exists(f"/proc/{last}"), WAIT)
 
 
-def test_the_session_may_end_meanwhile(struck):
-    stage, placing = struck
+def test_the_session_may_end_meanwhile(struck, wait_until):
+    (stage, placing), table = struck, context.running().table
     ref = stage.same.remote(1)
     ender = threading.Thread(target=conveyor.shutdown)
     ender.start()
+    wait_until(lambda: table.closed, WAIT)  # else it might come back before
     placing.over.set()
     ender.join(WAIT)
     assert not ender.is_alive()

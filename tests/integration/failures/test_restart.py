@@ -23,7 +23,6 @@ from conveyor.runtime import context
 from conveyor.runtime.driver.processes import restart
 from conveyor.runtime.driver.processes.burial import Burial, Step
 from conveyor.runtime.driver.processes.restart import Restarts
-from conveyor.runtime.protocol import PID_MASK
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -595,7 +594,11 @@ def test_nothing_is_left_of_many_restarts(wait_until):
             lambda: all(now <= then for now, then in zip(counts(), before, strict=True)),
             what=f"at most {before}; {counts()}",
         )
-    assert not [t for t in threading.enumerate() if t.name == "conveyor-restart"]
+    # The thread of the last one ends after those who wait for it have been told.
+    wait_until(
+        lambda: not [t for t in threading.enumerate() if t.name == "conveyor-restart"],
+        what="the end of the last restart's thread",
+    )
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -731,27 +734,33 @@ def test_one_that_is_brought_back_while_it_is_buried_comes_back_once(monkeypatch
     pid = get(counter.pid.remote())
     supervisor = context.running().supervisor
     started, revivals, start = [], [], supervisor._restarts._start
+    buried = threading.Event()
+
+    def ours(record):  # and not one that another test has let go of
+        return record.id == counter._id
 
     def revive(record):
-        if record.pid & PID_MASK != pid:
-            return  # one that another test has let go of
-        thread = threading.Thread(target=supervisor.revive, args=(record.id,))
-        revivals.append(thread)
-        thread.start()
-        wait_until(lambda: record.restarting)
+        if ours(record):
+            thread = threading.Thread(target=supervisor.revive, args=(record.id,))
+            thread.start()
+            revivals.append(thread)  # once it runs: the test joins whatever it finds here
+            wait_until(lambda: record.restarting)
 
     def note(record):
-        started.append(record)
+        if ours(record):
+            started.append(record)
         start(record)
 
     steps = list(supervisor.burial.steps)
     steps.insert(-1, Step("a graph is restarted", revive))
+    steps.append(Step("the test is told", lambda record: ours(record) and buried.set()))
     monkeypatch.setattr(supervisor, "burial", Burial(*steps))
     monkeypatch.setattr(supervisor._restarts, "_start", note)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: revivals)
+    assert buried.wait(WAIT)  # its last step is what could start another
     revivals[0].join(WAIT)
-    monkeypatch.undo()
+    assert not revivals[0].is_alive()
     supervisor._restarts.join()
+    monkeypatch.undo()
     assert len(started) == 1
     assert get(counter.pid.remote()) != pid

@@ -145,7 +145,8 @@ before = used()
 actors = [A.remote() for _ in range(10)]
 conveyor.get([a.f.remote(1) for a in actors])
 limit = time.monotonic() + 20
-while used() - before != 70:  # what was passed on is closed behind it
+# What was passed on is closed behind it, that of the first one, too.
+while round((used() - before) / 10) != 7:
     assert time.monotonic() < limit, (used() - before) / 10
 """
     )
@@ -353,7 +354,7 @@ def test_who_calls_an_actor_that_cannot_be_introduced_is_told(fresh_session, spa
     assert conveyor.get(getattr(caller, how).remote(full)) == 1
 
 
-def test_refused_callers_take_nothing_of_an_actor(fresh_session):
+def test_refused_callers_take_nothing_of_an_actor(fresh_session, wait_until):
     """Neither bits of its bell, of which there are 1024, nor descriptors of the driver."""
     full, caller = Tight.options(name="full").remote(), Tight.remote()
     conveyor.get(full.fill.remote(0))
@@ -361,15 +362,16 @@ def test_refused_callers_take_nothing_of_an_actor(fresh_session):
     def refused():
         with pytest.raises(SystemLimitError):
             conveyor.get(caller.call.remote(full))
-        return len(os.listdir("/proc/self/fd"))
 
-    before = refused()
-    for _ in range(20):
+    refused()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(21):
         refused()
-    assert refused() <= before
+    # The driver may close some once the caller has been told.
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
     records = {record.id.name: record for record in context.current().table}
-    assert not any(record.mailboxes for record in records.values())
-    assert len(records["full"].introduced) <= 1
+    wait_until(lambda: not any(record.mailboxes for record in records.values()))
+    wait_until(lambda: len(records["full"].introduced) <= 1)
     assert records["full"].bits._next < 20
 
 

@@ -242,7 +242,7 @@ def test_an_actor_cannot_execute_a_graph_that_it_is_in(local):
         conveyor.get(controller.own.remote(controller))
 
 
-def test_hundreds_of_graphs_in_an_actor_leak_nothing(local):
+def test_hundreds_of_graphs_in_an_actor_leak_nothing(local, wait_until):
     stage, controller = Stage.remote(), Controller.remote()
 
     def rounds(count: int) -> None:
@@ -257,7 +257,8 @@ def test_hundreds_of_graphs_in_an_actor_leak_nothing(local):
     rounds(20)
     before = descriptors()
     rounds(300)
-    assert descriptors() == before
+    # Of this process some may be closed, and of all of them what ends by itself takes a moment.
+    wait_until(lambda: all(now <= then for now, then in zip(descriptors(), before, strict=True)))
 
 
 def test_whoever_waits_for_a_member_is_told_what_it_runs_by_name(

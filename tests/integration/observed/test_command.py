@@ -127,19 +127,19 @@ def test_what_is_not_there_is_said():
     assert "invalid int value" in err
 
 
-def test_the_last_graph_takes_the_roster_with_it():
+def test_the_last_graph_takes_the_roster_with_it(opened_since):
     roster = Roster()
-    before = os.listdir("/proc/self/fd")
+    opened = opened_since()
     try:
         for number in range(3):
             roster.note(number, f"graph {number}", {0: "some.task"})
-            assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+            assert len(opened()) == 1
             roster.note(number + 10, "another", {})
             roster.forget(number)
-            assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+            assert len(opened()) == 1
             roster.forget(number + 10)
             roster.forget(number + 10)
-            assert len(os.listdir("/proc/self/fd")) == len(before)
+            assert not opened()
     finally:
         roster.close()
 
@@ -182,18 +182,15 @@ def _target(fd):
 
 
 @pytest.mark.parametrize("laid", [1, 40])
-def test_a_roster_stays_small(laid):
-    roster = Roster()
-    before = set(os.listdir("/proc/self/fd"))
+def test_a_roster_stays_small(laid, opened_since):
+    roster, opened = Roster(), opened_since()
     try:
         for number in range(2_000):
             roster.note(number, f"graph {number}", {0: "some.task" * 10})
             roster.forget(number - laid)
             roster.forget(number - laid)
         (file,) = [
-            f"/proc/self/fd/{fd}"
-            for fd in set(os.listdir("/proc/self/fd")) - before
-            if "conveyor-roster" in os.readlink(f"/proc/self/fd/{fd}")
+            f"/proc/self/fd/{fd}" for fd, what in opened().items() if "conveyor-roster" in what
         ]
         assert os.stat(file).st_size < 100_000
         with open(file, "rb") as lines:

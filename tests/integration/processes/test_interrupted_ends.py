@@ -27,6 +27,15 @@ PROGRAM = """
             [f"{p.pid} {p.status()}" for p in psutil.Process().children()],
         )
 
+    def settled(condition):
+        '''Whether it comes true: a thread that has done its work, and said so, may still be about to end.'''
+        end = time.monotonic() + 20
+        while not condition():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.001)
+        return True
+
     def in_finalizer(frame):
         # What it raises is printed, and not raised.
         while frame is not None:
@@ -94,7 +103,7 @@ def test_a_shutdown_that_is_interrupted_at_any_line(scripts):
             pid = conveyor.get(actor.pid.remote())
             where = inject(k, conveyor.shutdown)
             conveyor.shutdown()
-            assert state() == before, (k, where, state(), before)
+            assert settled(lambda: state() == before), (k, where, state(), before)
             assert not psutil.pid_exists(pid), (k, where)
             assert not conveyor.is_initialized()
         print("interrupted" if k > 20 else k)
@@ -114,7 +123,7 @@ def test_a_session_after_a_shutdown_that_was_interrupted_at_any_line(scripts):
             conveyor.init(ignore_reinit_error=True)
             assert conveyor.get(Actor.remote().pid.remote()) != os.getpid(), (k, where)
         conveyor.shutdown()
-        assert state() == before, (state(), before)
+        assert settled(lambda: state() == before), (state(), before)
         print("went on" if k > 20 else k)
     """
     assert scripts.run(program(body), timeout=220) == "went on\n"
@@ -128,7 +137,7 @@ def test_a_start_that_is_interrupted_at_any_line(scripts):
             k += STEP
             where = inject(k, conveyor.init)
             conveyor.shutdown()
-            assert state() == before, (k, where, state(), before)
+            assert settled(lambda: state() == before), (k, where, state(), before)
         print("interrupted" if k > 20 else k)
     """
     assert scripts.run(program(body), timeout=220) == "interrupted\n"
@@ -147,7 +156,7 @@ def test_an_actor_whose_start_is_interrupted_at_any_line(scripts):
         assert conveyor.get(Actor.remote().pid.remote()) != os.getpid()
         del first
         conveyor.shutdown()
-        assert state() == before, (state(), before)
+        assert settled(lambda: state() == before), (state(), before)
         print("interrupted" if k > 50 else k)
     """
     assert scripts.run(program(body), timeout=220) == "interrupted\n"
@@ -185,11 +194,7 @@ STORM = """
             except KeyboardInterrupt:  # between the lines of `end`
                 pass
         signal.setitimer(signal.ITIMER_REAL, 0)
-        # A thread that has done its work, and said so, may still be about to end.
-        patience = time.monotonic() + 10
-        while (now := state()) != before:
-            assert time.monotonic() < patience, (now, before)
-            time.sleep(0.01)
+        assert settled(lambda: state() == before), (state(), before)
         assert not psutil.pid_exists(pid)
     print("calm again")
 """
@@ -229,7 +234,7 @@ def test_ctrl_c_in_shutdown_ends_the_grace_period(scripts):
         else:
             raise AssertionError("not interrupted")
         assert not psutil.pid_exists(pid)
-        assert state() == before, (state(), before)
+        assert settled(lambda: state() == before), (state(), before)
         print("ended")
     """
     assert scripts.run(program(body)) == "ended\n"
@@ -267,10 +272,7 @@ def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
         sys.settrace(None)
         # Where nobody hears of the actors' ends, each wait for them takes ten seconds or more.
         assert took and took[0] < 8, took
-        limit = time.monotonic() + 20
-        while state()[1:] != before[1:]:
-            assert time.monotonic() < limit, (state(), before)
-            time.sleep(0.01)
+        assert settled(lambda: state()[1:] == before[1:]), (state(), before)
         print("ended")
     """
     assert scripts.run(program(body)) == "ended\n"
@@ -383,12 +385,6 @@ def test_a_graph_that_is_interrupted_at_any_line(scripts):
         from conveyor.dag import InputNode
         from conveyor.runtime import context
 
-        def settled(condition):
-            end = time.monotonic() + 20
-            while not condition():
-                assert time.monotonic() < end
-                time.sleep(0.001)
-
         before = state()
         conveyor.init()
         a, b = Actor.remote(), Actor.remote()
@@ -400,19 +396,16 @@ def test_a_graph_that_is_interrupted_at_any_line(scripts):
         while where:
             k += STEP
             where = inject(k, lambda: dag.compile().teardown())
-            try:
-                settled(lambda: len(driver.layer) == 0)
-            except AssertionError:
-                raise AssertionError((k, where)) from None
+            assert settled(lambda: len(driver.layer) == 0), (k, where)
             if k % 10 == 0:
                 graph = dag.compile()
                 assert conveyor.get(graph.execute(k)) == k, (k, where)
                 graph.teardown()
         del a, b, inp, dag
         graph = None
-        settled(lambda: not any(map(psutil.pid_exists, pids)))
+        assert settled(lambda: not any(map(psutil.pid_exists, pids)))
         conveyor.shutdown()
-        assert state() == before, (state(), before)
+        assert settled(lambda: state() == before), (state(), before)
         print("interrupted" if k > 50 else k)
     """
     assert scripts.run(program(body), timeout=220) == "interrupted\n"

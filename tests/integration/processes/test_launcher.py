@@ -603,7 +603,7 @@ class TestEnd:
         assert host.exits[actor.pid] == -signal.SIGKILL
         assert children() == []
 
-    def test_nothing_leaks(self, monkeypatch):
+    def test_nothing_leaks(self, monkeypatch, opened_since):
         for limit in ("CLOSE_TIMEOUT", "KILL_TIMEOUT", "PRINT_TIMEOUT"):
             monkeypatch.setattr(launcher_module, limit, 2 * WAIT)
 
@@ -621,12 +621,11 @@ class TestEnd:
             assert time.monotonic() - begin < WAIT
 
         round_trip()
-        before = sorted(os.listdir("/proc/self/fd"))
-        threads = threading.active_count()
+        opened, threads = opened_since(), set(threading.enumerate())
         for _ in range(12):
             round_trip()
-        assert sorted(os.listdir("/proc/self/fd")) == before
-        assert threading.active_count() == threads
+        assert not opened()
+        assert threads.issuperset(threading.enumerate())
         assert children() == []
 
 

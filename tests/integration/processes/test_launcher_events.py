@@ -33,14 +33,16 @@ def settle(events):
     assert done.wait(WAIT)
 
 
-def test_nothing_exists_before_the_first_use():
-    before = (os.listdir("/proc/self/fd"), threading.active_count())
+def test_nothing_exists_before_the_first_use(opened_since):
+    opened, threads = opened_since(), set(threading.enumerate())
     events = EventLoop()
-    assert (os.listdir("/proc/self/fd"), threading.active_count()) == before
+    assert not opened()
+    assert threads.issuperset(threading.enumerate())
     events.close()
     events.add(0, print)
     events.call(print)
-    assert (os.listdir("/proc/self/fd"), threading.active_count()) == before
+    assert not opened()
+    assert threads.issuperset(threading.enumerate())
 
 
 def test_readable_descriptors_call_back(events, pipe):

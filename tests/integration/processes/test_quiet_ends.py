@@ -10,23 +10,24 @@ from integration_helpers import get
 import conveyor
 
 
-def wait_for(go):
-    """Sleep until somebody opens the pipe for writing."""
+def wait_for(inside, go):
+    """Say so, and sleep until somebody opens the pipe for writing."""
+    inside.touch()
     with open(go):
         return True
 
 
 class Busy:
-    def work(self, go):
-        return wait_for(go)
+    def work(self, inside, go):
+        return wait_for(inside, go)
 
     def pid(self):
         return os.getpid()
 
 
 class AsyncBusy:
-    async def work(self, go):
-        return await asyncio.to_thread(wait_for, go)
+    async def work(self, inside, go):
+        return await asyncio.to_thread(wait_for, inside, go)
 
     async def pid(self):
         return os.getpid()
@@ -40,16 +41,21 @@ def processor(pid):
 
 
 @pytest.mark.parametrize("kind", [Busy, AsyncBusy])
-def test_they_wait_for_it_asleep(local, tmp_path, kind):
+def test_they_wait_for_it_asleep(local, tmp_path, wait_until, kind):
     options = {"max_concurrency": 2} if kind is Busy else {}
     actor = conveyor.remote(kind).options(**options).remote()
-    pid, go = get(actor.pid.remote()), str(tmp_path / "go")
+    pid, inside, go = get(actor.pid.remote()), tmp_path / "inside", str(tmp_path / "go")
     os.mkfifo(go)
-    work = actor.work.remote(go)
+    work = actor.work.remote(inside, go)
     del actor
-    time.sleep(0.1)  # it has heard of that, mostly; if not, it sleeps as well
-    before = processor(pid)
-    time.sleep(0.5)
-    assert processor(pid) - before < 0.1
+    wait_until(inside.exists)
+
+    def sleeps():
+        before = processor(pid)
+        time.sleep(0.5)
+        return processor(pid) - before < 0.1
+
+    # Not from the first moment on: it hears of its end, and imports what it needs for that.
+    wait_until(sleeps)
     os.close(os.open(go, os.O_WRONLY))
     assert get(work)

@@ -77,12 +77,15 @@ def pair(local):
     return named("ann", "bob")
 
 
-def test_every_process_lists_what_all_of_them_keep(pair):
+def test_every_process_lists_what_all_of_them_keep(pair, wait_until):
     ann, bob = pair
     made, copied = ann.make.remote(10), bob.copy.remote(20)
     mine = conveyor.put([np.ones(5), np.ones(6)], tensor_transport="shm")
     theirs = get(ann.put.remote(7))
     ids = [made.value_id(), copied.value_id(), mine.value_id(), theirs]
+    holders = [("driver",)] * 3 + [("ann",)]
+    # Who has made one holds it until that has been received.
+    wait_until(lambda: [one.holders for one in map(by_id().get, ids)] == holders)
     found = by_id()
     assert set(found) == set(ids)
     assert [found[one].keeper for one in ids] == ["ann", "bob", "driver", "ann"]
@@ -90,7 +93,7 @@ def test_every_process_lists_what_all_of_them_keep(pair):
     assert [found[one].transport for one in ids] == ["auto", "auto", "shm", "shm"]
     assert [found[one].snapshot for one in ids] == [False, True, False, False]
     assert [found[one].route for one in ids] == [FROM_ANN, "read", "here", FROM_ANN]
-    assert [found[one].holders for one in ids] == [("driver",)] * 3 + [("ann",)]
+    assert [found[one].holders for one in ids] == holders
     ages = [one.age for one in conveyor.objects()]
     assert ages == sorted(ages, reverse=True)
     assert all(0 <= age < WAIT for age in ages)

@@ -172,6 +172,7 @@ def test_the_descriptor_is_closed_with_the_ref_and_the_thread_ends(latches, wait
             return os.readlink(f"/proc/self/fd/{fd}").startswith("anon_inode:[eventfd]")
         return False
 
+    wait_until(lambda: not watchers(), WAIT, "the end of that of another test")
     a = Actor.remote()
     go = latches()
     refs = [a.hold.remote(i, go.path) for i in range(50)]

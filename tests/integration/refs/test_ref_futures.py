@@ -60,7 +60,7 @@ class Actor:
 pytestmark = pytest.mark.usefixtures("session")
 
 
-def test_futures_of_all_kinds_are_done_and_call_back(latches):
+def test_futures_of_all_kinds_are_done_and_call_back(latches, wait_until):
     a, b = Actor.remote(), Actor.remote()
     go = latches()
     with InputNode() as inp:
@@ -80,6 +80,7 @@ def test_futures_of_all_kinds_are_done_and_call_back(latches):
     assert [*plain, put] == [1, 1, 2, 2, 4]
     assert (array.sum(), part.tolist()) == (3000, [3, 3])
     assert futures[4].result() is array
+    wait_until(lambda: len(told) == len(futures))  # they are told behind those who wait
     assert {id(one) for one, _ in told} == {id(future) for future in futures}
     assert threading.main_thread() not in {thread for one, thread in told if one is futures[2]}
     graph.teardown()

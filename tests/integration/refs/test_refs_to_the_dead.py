@@ -188,7 +188,7 @@ def test_of_two_readers_one_is_killed_and_the_other_still_loads_it(
     conveyor.kill(b)
     with pytest.raises(ActorDiedError):
         get(results[1])
-    assert kept() == 1
+    wait_until(lambda: kept() == 1)
     go.open()
     wait_until(lambda: [value.sum() for value in get(a.values_kept.remote())] == [size])
     get(a.drop.remote())
@@ -319,7 +319,7 @@ def test_a_submitter_dies_that_waits_for_room(members, go, wait_until):
     for value in range(2, 5):
         submitter.execute.remote(graph, value)
     wait_until(lambda: wait_for_room() == 3, what="the others to wait for room")
-    assert kept() == 5  # a result, and all arguments
+    wait_until(lambda: kept() == 5)  # a result, and all arguments
     conveyor.kill(submitter)
     go.open()
     wait_until(lambda: kept() == 0)

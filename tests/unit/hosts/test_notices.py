@@ -14,13 +14,15 @@ from conveyor.engine.net.redials import Redials
 from conveyor.engine.ray.agent import Agent
 from conveyor.engine.ray.agents import Agents
 from conveyor.engine.ray.news import LostHost
+from conveyor.engine.ray.ray_hosts import RayHosts
 from conveyor.exceptions import SystemLimitError
 
 
-def pump(*events, overslept=0.0):
+def pump(*events, overslept=0.0, come=()):
     return SimpleNamespace(
         events=lambda: list(events),
         left=list,
+        come=lambda: list(come),
         give_up=lambda *_: None,
         overslept=lambda _within: overslept,
     )
@@ -37,8 +39,9 @@ def test_an_agent_dials_again_though_no_thread_is_left(monkeypatch, wait_until):
         if len(dialled) < 3:
             raise ConnectionRefusedError
 
+    others = set(threading.enumerate())  # of tests before this one
     agent, lost, dialled = Agent.__new__(Agent), [], []
-    agent._redials, agent._news = Redials(dial), queue.SimpleQueue()
+    agent._redials, agent._news = Redials(dial, 1.0), queue.SimpleQueue()
     agent._redials.prepare(2)
     monkeypatch.setattr(redials.threads, "start", refuse)
     with pytest.raises(SystemLimitError):  # and so does not begin with one that it could not keep
@@ -51,11 +54,28 @@ def test_an_agent_dials_again_though_no_thread_is_left(monkeypatch, wait_until):
     assert agent._news.get_nowait() == LostHost(3, "it is silent")
     assert lost == [3]
     wait_until(lambda: dialled == [2, 2, 2], 60)
-    (thread,) = [one for one in threading.enumerate() if one.name == "conveyor-redial"]
+    (thread,) = [
+        one for one in threading.enumerate() if one.name == "conveyor-redial" and one not in others
+    ]
     agent._redials.lost(2)
     thread.join(60)
     assert not thread.is_alive()
     assert dialled == [2, 2, 2]
+
+
+def test_what_has_come_to_a_host_is_told_to_who_waits_for_it():
+    """By the pump of the driver's host, or by a node's agent."""
+    agents, told = Agents(None, None, 1.0, lambda *_: None, lambda _: None), []
+    agents._home, agents._pump = SimpleNamespace(come=told.append), pump(come=(3, 4))
+    agents._on_notice()
+    assert told == [3, 4]
+    agent = Agent.__new__(Agent)
+    agent._news, agent._station = queue.SimpleQueue(), SimpleNamespace(pump=pump(come=(5,)))
+    agent._on_notice()
+    hosts = RayHosts.__new__(RayHosts)
+    hosts._home = agents._home
+    hosts._on_news(SimpleNamespace(), agent._news.get_nowait())
+    assert told == [3, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import errno
 import os
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from conveyor import _core
@@ -42,33 +41,35 @@ def station():
 
 
 def test_a_process_of_another_host_can_be_introduced_again_where_that_has_failed(
-    station, monkeypatch
+    station, monkeypatch, opened_since
 ):
     stand = Stand(3, 1, 0, "another")
     monkeypatch.setattr(station._watches, "add", Refuses(station._watches.add, 1))
-    before = psutil.Process().num_fds()
+    opened = opened_since()
     with pytest.raises(OSError, match=os.strerror(errno.EAGAIN)):
         station.do(stand)
     assert station.board.gone(3, 1)
-    assert psutil.Process().num_fds() == before
+    assert not opened()
     station.do(stand)
     assert not station.board.gone(3, 1)
     station.do(Bury(3, 1))
     assert station.board.gone(3, 1)
-    assert psutil.Process().num_fds() == before
+    assert not opened()
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_of_a_process_that_cannot_be_adopted_nothing_is_left(station, monkeypatch, at):
+def test_of_a_process_that_cannot_be_adopted_nothing_is_left(
+    station, monkeypatch, at, opened_since
+):
     from conveyor.engine.net import station as module
 
     pair = Refuses(module.socket.socketpair, at)
     monkeypatch.setattr(module.socket, "socketpair", pair)
-    before = psutil.Process().num_fds()
+    opened = opened_since()
     with pytest.raises(OSError, match=os.strerror(errno.EAGAIN)) as raised:
         station.do(Adopt(3, 1, "one"))
     # Also while somebody has the error, and with it the frames that it went through.
-    assert psutil.Process().num_fds() == before, raised
+    assert not opened(), raised
     assert station.board.gone(3, 1)
     assert station.board.eventfd(3) == -1
     station.do(Adopt(3, 1, "one"))

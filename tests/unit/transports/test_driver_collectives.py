@@ -62,16 +62,15 @@ def opened(world, creator=None):
     return world.groups.open([record.id for record in world.records[:2]], creator=creator)
 
 
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
-
-
-def test_one_that_is_destroyed_while_it_is_joined_gives_no_descriptor(world):
-    number, held = opened(world), descriptors()
+def test_one_that_is_destroyed_while_it_is_joined_gives_no_descriptor(world, opened_since):
+    number, more = opened(world), opened_since()
+    segment = world.groups._groups[number].segment.fd
     world.network.meanwhile = lambda: world.groups.close(number)
     with pytest.raises(RuntimeStateError, match="has been destroyed"):
         world.groups.joined_by(world.records[0], number)
-    assert descriptors() == held - 1
+    assert not more()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(segment)
 
 
 def test_it_is_there_for_who_joins_until_then(world):
@@ -82,15 +81,16 @@ def test_it_is_there_for_who_joins_until_then(world):
 
 
 @pytest.mark.parametrize("dead", [(2,), (0, 1)])
-def test_a_burial_closes_what_is_nobodys(world, dead):
-    held = descriptors()
+def test_a_burial_closes_what_is_nobodys(world, dead, opened_since):
+    more = opened_since()
     number = opened(world, creator=world.records[2])
+    assert more()
     for index in dead:
         assert number in world.groups._groups
         world.records[index].alive = False
         world.groups.actor_ended(world.records[index])
     assert number not in world.groups._groups
-    assert descriptors() == held
+    assert not more()
 
 
 def test_one_whose_creator_has_died_meanwhile_is_closed_at_once(world):

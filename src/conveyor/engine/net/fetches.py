@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 from conveyor.codec import Reader
 from conveyor.engine.net.flights import NOBODY_WAITS, Flight, Waiter, failure
 from conveyor.engine.net.source import Source
-from conveyor.runtime.actor.requests.far_memory import Come, GiveUp, ToHost, Want
+from conveyor.runtime.actor.requests.far_memory import Come, GiveUp, Hold, ToHost, Want
+from conveyor.runtime.actor.requests.lease import LeaseThere
 from conveyor.runtime.far_memory import Brought, Room, RoomAt, Wanted
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.refs.connection import Connection
@@ -230,6 +231,9 @@ class FarMemoryService:
         self._fetches, self._over = fetches, over
         #: Of what is under way, how to have it given up.
         self._given_up: dict[int, Callable[[], object]] = {}
+        self._lease = LeaseThere()
+        #: Why that has not come: nothing is written without it.
+        self._refused: OSError | None = None
         self.connection = Connection(sock, "memory", self._on_message, self._on_end)
 
     def _on_message(self, message: ToHost, fds: list[int]) -> None:
@@ -238,7 +242,15 @@ class FarMemoryService:
     def _on_end(self) -> None:
         for give_up in list(self._given_up.values()):
             give_up()
+        self._lease.end()
         self._over(self)
+
+    def _hold(self, _message: Hold, fds: list[int]) -> None:
+        try:
+            fd = all_of(fds, 1)[0]
+            self._lease.begin(socket.fromfd(fd, socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        except OSError as error:  # no descriptor is left here
+            self._refused = error
 
     def _want(self, message: Want, fds: list[int]) -> None:
         number, came = message.number, False
@@ -250,7 +262,13 @@ class FarMemoryService:
             came = True
             self._given_up.pop(number, None)
             self.connection.send(Come(number, brought))
+            self._lease.written(number)
 
+        self._lease.writes(number)
+        if self._refused is not None:
+            tell(failure(self._refused))
+            self.connection.soon(self.connection.hang_up)  # the next one may have it
+            return
         try:
             room = None if message.at is None else RoomAt(all_of(fds, 1)[0], message.at)
             waiter = Waiter(room, tell, note)
@@ -270,4 +288,4 @@ class FarMemoryService:
     #: What is done for each kind of message.
     handlers: ClassVar[
         Mapping[type[ToHost], Callable[[FarMemoryService, Any, list[int]], None]]
-    ] = {Want: _want, GiveUp: _give_up}
+    ] = {Hold: _hold, Want: _want, GiveUp: _give_up}

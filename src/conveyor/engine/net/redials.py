@@ -1,4 +1,9 @@
-"""Connections that one host makes to others, made again whenever they break."""
+"""Connections that one host makes to others, made again whenever they break.
+
+Nothing tells a host that it can reach another one again, so that has to be tried. The pump takes a host for
+lost after a window without a connection (``native/net/peer_life.cpp``). So the pauses between the tries are
+parts of a window: who can be reached again before its end is reached before its end.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,21 @@ import threading
 from collections.abc import Callable
 
 from conveyor.engine.net.handshake import HandshakeError
+from conveyor.engine.net.pauses import Pauses
 from conveyor.flag import Flag
 from conveyor.runtime import threads
 
-#: Seconds between two attempts.
-_PAUSE = 0.05
+#: Seconds before the second try, and at most between two; that is also at most this share of the window.
+_FIRST_PAUSE, _LONGEST_PAUSE, _SHARE = 0.01, 0.5, 0.125
 
 
 class _Host:
     """One that is connected to."""
 
-    def __init__(self) -> None:
+    def __init__(self, pauses: Pauses) -> None:
+        self.pauses = pauses
+        #: It has greeted over the last connection.
+        self.greeted = False
         #: So often a connection has ended, or the host was lost, and that was not seen to.
         self.ends = threading.Semaphore(0)
         self.lost = Flag()
@@ -26,18 +35,25 @@ class Redials:
     """Of one host. For each other one there is a thread from before the first connection on: when that breaks
     there may be none to be had, and without a connection the host would be lost."""
 
-    def __init__(self, dial: Callable[[int], object]) -> None:
-        """``dial(host)`` makes a connection, or raises ``OSError`` or ``HandshakeError``."""
+    def __init__(self, dial: Callable[[int], object], window: float) -> None:
+        """``dial(host)`` makes a connection, or raises ``OSError`` or ``HandshakeError``. ``window``: seconds
+        without one, after which a host is lost."""
         self._dial = dial
+        self._longest = min(_LONGEST_PAUSE, _SHARE * window)
         self._hosts: dict[int, _Host] = {}
 
     def prepare(self, host: int) -> None:
         """It is about to be connected to. ``SystemLimitError`` if there is no thread for that."""
         if host in self._hosts:
             return
-        one = _Host()
+        one = _Host(Pauses(_FIRST_PAUSE, self._longest))
         threads.start(self._keep, "redial", host, one)
         self._hosts[host] = one
+
+    def greeted(self, host: int) -> None:
+        """A connection to that host has come about for both pumps."""
+        if host in self._hosts:
+            self._hosts[host].greeted = True
 
     def broken(self, host: int) -> None:
         """A connection to that host has ended: there is to be another one, if this host makes them."""
@@ -54,10 +70,16 @@ class Redials:
         while True:
             one.ends.acquire()
             while not one.lost.is_set():
+                if one.greeted:
+                    one.greeted = False
+                    one.pauses.begin_anew()
+                # One that has given this host up lets it in, and ends each connection before it greets.
+                elif one.lost.wait(one.pauses.next()):
+                    return
                 try:
                     self._dial(host)
                     break
                 except (OSError, HandshakeError):
-                    one.lost.wait(_PAUSE)
+                    continue
             if one.lost.is_set():
                 return

@@ -19,12 +19,14 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
+from conveyor.engine.net.members import Local, Proxy
 from conveyor.runtime.calls.link_segment import Refusal
 from conveyor.runtime.driver.hosts.far_orders import (
     Adopt,
     Answer,
     BreakGroup,
     Bury,
+    CountDue,
     Cut,
     FarOrder,
     Forget,
@@ -36,6 +38,7 @@ from conveyor.runtime.driver.hosts.far_orders import (
     Reach,
     Spread,
     Stand,
+    TellWhenCome,
 )
 from conveyor.runtime.driver.hosts.protocol import Page as LastPage
 from conveyor.runtime.driver.processes.deaths import DeathWatches
@@ -46,50 +49,12 @@ from conveyor.runtime.message import send_with_ticket
 from conveyor.runtime.process import ArenaSize, close_all
 from conveyor.runtime.refs.messages import receive_pickled, send_pickled
 from conveyor.runtime.status import Page
-from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
-from conveyor.runtime.waiting.lookout import look_at_waits
+from conveyor.runtime.waiting.inquiry import Frames, LookAtWaits, WaitsThere
+from conveyor.runtime.waiting.lookout import due_to, look_at_waits
 
 #: Seconds that a process may take to read what is sent to it before the next answer, and for the rest of what
 #: it has begun to say.
 _PATIENCE = 1.0
-
-
-class Local(Struct, eq=False):
-    """A process of this host. ``passed`` is what it gets last: its ends of both sockets."""
-
-    slot: int
-    incarnation: int
-    arena_fd: int
-    eventfd: int
-    view: _core.ArenaView
-    control: socket.socket
-    requests: socket.socket
-    passed: list[socket.socket]
-
-    @property
-    def process(self) -> Reader:
-        """As others know it."""
-        return self.slot, self.incarnation
-
-    def cut(self) -> None:
-        """Nothing more is said on its requests' socket: it hears that, and waits for no answer."""
-        with suppress(OSError):  # it has gone, or has heard
-            self.requests.shutdown(socket.SHUT_RDWR)
-
-    def close_passed(self) -> None:
-        """It has them, or never will."""
-        for sock in self.passed:
-            sock.close()
-        self.passed.clear()
-
-
-class Proxy(Struct, eq=False):
-    """A process of another host."""
-
-    incarnation: int
-    host: int
-    arena_fd: int
-    arena: _core.Arena
 
 
 class Told(Struct):
@@ -280,6 +245,12 @@ class Station:
     def _give_up(self, order: GiveUp) -> None:
         self.pump.give_up(order.host, "the driver has lost it")
 
+    def _count_due(self, order: CountDue) -> Frames:
+        return due_to(self.pump, order.to)
+
+    def _tell_when_come(self, order: TellWhenCome) -> None:
+        self.pump.tell_when_come(order.host, order.frames, order.number)
+
     def _spread(self, order: Spread) -> None:
         segment = self._segments[order.number] = order.blueprint.make()
         if not order.joined:
@@ -364,6 +335,8 @@ class Station:
         Reach: _reach,
         Locate: _locate,
         GiveUp: _give_up,
+        CountDue: _count_due,
+        TellWhenCome: _tell_when_come,
         Spread: _spread,
         BreakGroup: _break_group,
         Forget: _forget,

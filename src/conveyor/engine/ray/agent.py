@@ -39,7 +39,7 @@ from conveyor.engine.net.redials import Redials
 from conveyor.engine.net.station import Station, Told
 from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
-from conveyor.engine.ray.news import Arrived, Asked, Ended, LostHost, News, Sent, Unclaimed
+from conveyor.engine.ray.news import Arrived, Asked, Come, Ended, LostHost, News, Sent, Unclaimed
 from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.engine.ray.visitors import Visitors
@@ -53,8 +53,8 @@ from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
 
-#: Seconds for the first connection to another host, and between two tries to have one again.
-_PATIENCE, _PAUSE = 10.0, 0.05
+#: Seconds for the first connection to another host.
+_PATIENCE = 10.0
 #: The driver's host.
 _DRIVER = 0
 #: Of a process that was buried before it had ended, as nobody wanted it any more.
@@ -117,7 +117,7 @@ class Agent:
         self._events = EventLoop()
         #: Of all hosts that are known.
         self._places: dict[int, tuple[str, int]] = {}
-        self._redials = Redials(partial(self._dial, patience=terms.window))
+        self._redials = Redials(partial(self._dial, patience=terms.window), terms.window)
         arena = replace(terms.arena, cap=min(terms.arena.cap, max(memory_limit() // 2, 1 << 20)))
         told = Told(
             self._asked, self._headless, self._reach, self._locate, self._line, self._memory
@@ -362,9 +362,13 @@ class Agent:
             guarded(partial(self._heed, kind, host, reason))  # the next are heeded in any case
         for header, slot, incarnation in self._station.pump.left():
             self._news.put(Unclaimed(header, (slot, incarnation)))
+        for number in self._station.pump.come():
+            self._news.put(Come(number))
 
     def _heed(self, kind: int, host: int, reason: str) -> None:
-        if kind == _core.HOST_DISCONNECTED:
+        if kind == _core.HOST_CONNECTED:
+            self._redials.greeted(host)
+        elif kind == _core.HOST_DISCONNECTED:
             self._redials.broken(host)
         elif kind == _core.HOST_LOST:
             self._redials.lost(host)

@@ -65,9 +65,11 @@ class AgentHost:
         """Have it do something; what comes of it."""
         return self._call(self.agent.do, order)
 
-    def tell(self, order: FarOrder) -> None:
+    def tell(self, order: FarOrder) -> Future[Any]:
         """The same where nobody waits for it."""
-        self._unawaited(self.send(order))
+        sent = self.send(order)
+        self._unawaited(sent)
+        return sent
 
     def carry(self, sock: socket.socket) -> int:
         """See :class:`conveyor.runtime.driver.hosts.far_host.FarHost`, also for what follows."""

@@ -278,6 +278,9 @@ class Agents:
                 self.lose(host, self._silence(reason))
         for header, slot, incarnation in self._pump.left():
             guarded(partial(_withdraw, header, (slot, incarnation)))
+        for number in self._pump.come():
+            assert self._home is not None
+            guarded(partial(self._home.come, number))
 
     def _silence(self, why: str) -> str:
         """What else may have been the reason, over TLS."""

@@ -44,6 +44,13 @@ class LostHost(Struct, frozen=True):
     reason: str
 
 
+class Come(Struct, frozen=True):
+    """What was to be told of under that number has come to this host, or does not come any more: see
+    :class:`conveyor.runtime.driver.hosts.far_orders.TellWhenCome`."""
+
+    number: int
+
+
 class Sent(Struct, frozen=True):
     """What goes to the driver's host over connections of processes."""
 
@@ -57,4 +64,4 @@ class Unclaimed(Struct, frozen=True):
     process: Reader
 
 
-News = Arrived | Asked | Ended | LostHost
+News = Arrived | Asked | Come | Ended | LostHost

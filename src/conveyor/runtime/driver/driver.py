@@ -127,7 +127,7 @@ class Driver(CallingRuntime):
         self.supervisor = Supervisor(
             self.table, household, hosts, self.chores, grace, self._life_event, self.abroad
         )
-        ask_readers(self.exports.orphans, self.table, self.abroad, process, self.chores)
+        come = ask_readers(self.exports.orphans, self.table, self.abroad, process, self.chores)
         self._attachments = Attachments(self.table, self.supervisor)
         self.network = Network(self.table, self.chores, self.abroad)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
@@ -163,6 +163,7 @@ class Driver(CallingRuntime):
             self.abroad.gone,
             self.abroad.host_of,
             self.abroad.looks.kept_afar,
+            come,
             process,
         )
         hosts.start(self.supervisor.on_exit, home)

@@ -292,7 +292,6 @@ class Exports(Imports):
         """The session is over, with ``error`` for who still waits."""
         with self.lock:
             self._closed = True
-        self.orphans.over.set()
         self.all_fail(error)
 
     @property

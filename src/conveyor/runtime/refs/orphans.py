@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from conveyor.codec import Reader
-from conveyor.flag import Flag
 from conveyor.runtime.refs.tickets import Tickets
 
 #: Have a process say :class:`conveyor.runtime.refs.exchange.Dry`, with that number, once it has nothing left
@@ -36,8 +35,6 @@ class Orphans:
         self._tickets, self._lock, self._gone = tickets, lock, gone
         self._ask: Ask | None = None
         self._arrives: Arrives = lambda _host, _maker, _reader: True
-        #: Set when the session is over.
-        self.over = Flag()
         self._questions: dict[int, tuple[Reader, set[int]]] = {}
         self._numbers = itertools.count(1)
 

@@ -28,3 +28,8 @@ def look_at_waits(board: _core.Board, pump: _core.HostPump | None, look: LookAtW
         due.setdefault(host, []).append((frames[0], frames[1], frames[2]))
     sent: dict[int, Frames] = {host: tuple(frames) for host, frames in due.items()}
     return WaitsThere(has, asked, processes, sent)
+
+
+def due_to(pump: _core.HostPump, host: int) -> Frames:
+    """The frames that ``host`` is to have of what was published where that pump is."""
+    return tuple((segment, ring, upto) for to, segment, ring, upto in pump.due() if to == host)

@@ -7,9 +7,10 @@ import itertools
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from conveyor.codec import Reader
+from conveyor.runtime.actor.requests.lease import Lease
 from conveyor.runtime.actor.requests.messages import Introduce, KeptAfar, OpenFarMemory, Request
 from conveyor.runtime.far_memory import Brought, Room, Wanted
 from conveyor.runtime.kept import KeptAt
@@ -21,6 +22,10 @@ from conveyor.system_limits import explained
 
 class ToHost(Message, frozen=True):
     """From a process to its host."""
+
+
+class Hold(ToHost, frozen=True):
+    """Said first: what comes with this is the host's end of a :class:`Lease`."""
 
 
 class Want(ToHost, frozen=True):
@@ -50,6 +55,13 @@ class Come(FromHost, frozen=True):
     brought: Brought
 
 
+class _Line(NamedTuple):
+    """A connection to the host, and what says that nothing is written on its behalf any more."""
+
+    connection: Connection
+    lease: Lease
+
+
 class FarMemoryClient:
     """An actor's: it asks its host."""
 
@@ -59,20 +71,21 @@ class FarMemoryClient:
         self._ask, self._slot = ask, slot
         # Reentrant: a signal handler may fetch something while its thread waits for the connection.
         self._lock = threading.RLock()
-        self._connection: Connection | None = None
+        self._line: _Line | None = None
         self._numbers = itertools.count(1)
         #: Who is to be told, the room that is written to until then, and who says when that is.
-        self._waiting: dict[int, tuple[Callable[[Brought], object], Room | None, Connection]] = {}
-        #: Rooms of which the host has not said that it writes there no more.
-        self._lost: list[Room] = []
+        self._waiting: dict[int, tuple[Callable[[Brought], object], Room | None, _Line]] = {}
+        #: Of connections whose rooms the host may write to: those that have ended, and the present one.
+        self._leases: set[Lease] = set()
 
     def fetch(
         self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
     ) -> Callable[[], object]:
         """See :class:`FarMemory`."""
-        connection = self._open()
+        line = self._open()
+        connection = line.connection
         number = next(self._numbers)
-        self._waiting[number] = tell, room, connection
+        self._waiting[number] = tell, room, line
         connection.send(Want(number, self._slot, wanted, None if room is None else room.at), room)
         if connection.ended:  # maybe before that was noted
             self._fail(number)
@@ -91,21 +104,34 @@ class FarMemoryClient:
 
     def close(self) -> None:
         """The process leaves its session."""
-        if self._connection is not None:
-            self._connection.close()
+        if self._line is not None:
+            self._line.connection.hang_up()
+        for lease in list(self._leases):
+            lease.cut()
+        if self._line is not None:
+            self._line.connection.close()
 
-    def _open(self) -> Connection:
+    def _open(self) -> _Line:
         with self._lock:
-            connection = self._connection
-            if connection is None or connection.ended:
+            line = self._line
+            if line is None or line.connection.ended:
                 with explained("open a connection to this process's host"):
                     _, fds = self._ask(OpenFarMemory())
                     (fd,) = all_of(fds, 1)
                     sock = socket.socket(fileno=fd)
-                self._connection = connection = Connection(
-                    sock, "memory", self._on_message, self._on_end
-                )
-            return connection
+                    lease = Lease()
+                self._leases.add(lease)
+                try:
+                    connection = Connection(
+                        sock, "memory", self._on_message, lambda: self._on_end(lease)
+                    )
+                except BaseException:
+                    self._leases.discard(lease)
+                    lease.close()
+                    raise
+                connection.send(Hold(), lease.handed())
+                self._line = line = _Line(connection, lease)
+            return line
 
     def _on_message(self, message: FromHost, fds: list[int]) -> None:
         self.handlers[type(message)](self, message, fds)
@@ -115,16 +141,18 @@ class FarMemoryClient:
         if tell is not None:
             tell(message.brought)
 
-    def _on_end(self) -> None:
+    def _on_end(self, lease: Lease) -> None:
         # Of those alone that were asked for over it: there may be another connection by now.
-        for number, (_, _, connection) in list(self._waiting.items()):
-            if connection.ended:
+        for number, (_, _, line) in list(self._waiting.items()):
+            if line.connection.ended:
                 self._fail(number)
+        if lease.see_out():
+            self._leases.discard(lease)
 
     def _fail(self, number: int) -> None:
-        tell, room, _ = self._waiting.pop(number, (None, None, None))
-        if room is not None:
-            self._lost.append(room)
+        tell, room, line = self._waiting.pop(number, (None, None, None))
+        if room is not None and line is not None:
+            line.lease.keep(room)
         if tell is not None:
             tell(Brought(None, errno.ECONNRESET, "the connection to this process's host has ended"))
 

@@ -40,8 +40,9 @@ class Home(Struct, frozen=True):
     pump: gives that of its host, which is made for so many seconds without a connection, and for other hosts
     to come to that IP address. heard: takes what a process of another host asks, by slot and incarnation.
     gone: is told of a host that is no more, by its number. host_of: the number of the host of the process
-    that has a slot. kept_afar: what processes of other hosts keep. process: the driver's own, which is given
-    what fetches memory of other hosts as soon as there are any.
+    that has a slot. kept_afar: what processes of other hosts keep. come: is told by which number a host was
+    asked to tell when something has come there, when it has. process: the driver's own, which is given what
+    fetches memory of other hosts as soon as there are any.
     """
 
     pump: Callable[[float, str], _core.HostPump]
@@ -49,6 +50,7 @@ class Home(Struct, frozen=True):
     gone: Callable[[int], None]
     host_of: Callable[[int], int]
     kept_afar: Callable[[], list[KeptAt]]
+    come: Callable[[int], None]
     process: Process
 
     @property
@@ -94,7 +96,7 @@ class FarHost(Protocol):
         """What the processes there keep for others."""
         ...
 
-    def tell(self, order: FarOrder) -> None:
+    def tell(self, order: FarOrder) -> Future[Any]:
         """The same where nobody waits for it: a host that cannot do it is given up."""
         ...
 

@@ -9,6 +9,7 @@ from conveyor.codec import Reader
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.message import Message
+from conveyor.runtime.waiting.inquiry import Frames
 
 
 class FarOrder(Message, frozen=True):
@@ -57,6 +58,22 @@ class GiveUp(FarOrder, frozen=True):
     """Host ``host`` is lost: nothing of its comes there any more when that is done."""
 
     host: int
+
+
+class CountDue(FarOrder, frozen=True):
+    """Which frames host ``to`` is to have of what was published there: answered with
+    :data:`conveyor.runtime.waiting.inquiry.Frames`."""
+
+    to: int
+
+
+class TellWhenCome(FarOrder, frozen=True):
+    """Tell of ``number`` when these frames of host ``host`` have come there, or none of its comes any
+    more."""
+
+    host: int
+    frames: Frames
+    number: int
 
 
 class Spread(FarOrder, frozen=True):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from conveyor import _core
 from conveyor.futures import Future, wait
 from conveyor.runtime.driver.hosts.far_host import FarHost
+from conveyor.runtime.driver.hosts.far_orders import CountDue, TellWhenCome
 from conveyor.runtime.graph.telemetry.afar import HASTE, PATIENCE, Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.process import Process
 from conveyor.runtime.status import Page
-from conveyor.runtime.waiting.inquiry import NOBODY, LookAtWaits, WaitsThere
-from conveyor.runtime.waiting.lookout import look_at_waits
+from conveyor.runtime.waiting.inquiry import NOBODY, Frames, LookAtWaits, WaitsThere
+from conveyor.runtime.waiting.lookout import due_to, look_at_waits
+
+T = TypeVar("T")
 
 #: The driver's own host.
 HERE = 0
@@ -78,6 +83,33 @@ class Looks:
             here.set_exception(error)
         else:
             here.set_result(there)
+        return here
+
+    def due(self, host: int, to: int) -> Future[Frames]:
+        """Which frames host ``to`` is to have of what was published on ``host`` until now. It fails where
+        ``host`` is given up, or the session over."""
+        if host != HERE:
+            return self._hosts[host].tell(CountDue(to))
+        return self._of_the_pump(lambda pump: due_to(pump, to))
+
+    def tell_when_come(self, to: int, host: int, frames: Frames, number: int) -> Future[None]:
+        """Have ``Home.come`` told of ``number`` when these frames of ``host`` have come to host ``to``, or
+        none of its comes there any more. It fails as :meth:`due` does, of ``to``; nothing is told either
+        where that one is given up later."""
+        if to != HERE:
+            return self._hosts[to].tell(TellWhenCome(host, frames, number))
+        return self._of_the_pump(lambda pump: pump.tell_when_come(host, frames, number))
+
+    def _of_the_pump(self, ask: Callable[[_core.HostPump], T]) -> Future[T]:
+        """What the pump of the driver's host answers."""
+        here: Future[T] = Future()
+        pump = self._pump()
+        try:
+            if pump is None:
+                raise BrokenPipeError(errno.ESHUTDOWN, "the session is over")
+            here.set_result(ask(pump))
+        except BrokenPipeError as error:  # the pump's end; also where all hosts are given up
+            here.set_exception(error)
         return here
 
     def kept_afar(self, own: int = HERE) -> list[KeptAt]:

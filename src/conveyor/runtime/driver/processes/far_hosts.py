@@ -181,20 +181,18 @@ class FarHosts:
                     del self._joined[pair]
             self._given_up.add((HERE, number))
             for other in self._hosts.keys() - self._lost:
-                done = self._hosts[other].send(GiveUp(number))
+                done = self._hosts[other].tell(GiveUp(number))
                 done.add_done_callback(partial(self._gave_up, other, number))
         self.on_given_up()
 
     def _gave_up(self, host: int, lost: int, done: Future[Any]) -> None:
-        if done.exception() is None:  # else it is lost itself
+        if done.exception() is None:  # else it is lost itself, or about to be
             self._given_up.add((host, lost))
             self.on_given_up()
 
-    def arrives(self, host: int, reader: Reader) -> bool:
-        """Whether what a process of ``host`` has sent that is dead may still be on its way to the host of
-        that process."""
-        own = self.host_of(reader[0])
-        return own != host and (own, host) not in self._given_up
+    def comes(self, host: int, to: int) -> bool:
+        """Whether what the dead of ``host`` have sent may still be on its way to host ``to``."""
+        return to != host and (to, host) not in self._given_up
 
     def is_lost(self, host: int) -> bool:
         return host in self._lost

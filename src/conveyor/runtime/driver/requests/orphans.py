@@ -3,76 +3,107 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TypeAlias
 
 from conveyor.codec import Reader
-from conveyor.exceptions import ConveyorError, SystemLimitError
-from conveyor.runtime import threads
+from conveyor.exceptions import ConveyorError
+from conveyor.futures import Future
 from conveyor.runtime.actor.orders import Settle
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.processes.table import Table
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.orphans import Orphans
-from conveyor.runtime.waiting.inquiry import LookAtWaits
+from conveyor.runtime.waiting.inquiry import Frames
 
-#: Seconds before it is asked again whether something has come: at first, and at most.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
+#: The process that is dead, its host, and the number of that of readers.
+_Way: TypeAlias = "tuple[Reader, int, int]"
 
 
 class Arrivals:
     """Whether what the dead had sent has come to other hosts. From a lost host nothing comes any more to
-    those that have given it up; from one that lives everything comes in the end, and the two are asked."""
+    those that have given it up. From one that lives everything comes in the end: it counts what is due, once,
+    and the other one tells when that is there.
 
-    def __init__(self, orphans: Orphans, abroad: FarHosts) -> None:
-        self._orphans, self._abroad = orphans, abroad
-        # By the dead process and the number of a host: those that are being asked, and where all has come.
-        self._asked: set[tuple[Reader, int]] = set()
-        self._all_there: set[tuple[Reader, int]] = set()
+    All tickets of a maker are known when that is asked, since all that it had said was heard. So its readers
+    are asked for all of them when the answer is there, and nothing has to be kept of it after that.
+    """
+
+    def __init__(self, orphans: Orphans, abroad: FarHosts, chores: Chores) -> None:
+        self._orphans, self._abroad, self._chores = orphans, abroad, chores
+        #: Those that are being asked for, with the number of the question.
+        self._asked: dict[_Way, int] = {}
+        #: Where all has come, while readers are asked because of that.
+        self._come: set[_Way] = set()
+        self._numbers = itertools.count(1)
 
     def pending(self, host: int, maker: Reader, reader: Reader) -> bool:
         """See :data:`conveyor.runtime.refs.orphans.Arrives`."""
-        own = self._abroad.host_of(reader[0])
-        one = maker, own
-        if not self._abroad.arrives(host, reader) or one in self._all_there:
+        to = self._abroad.host_of(reader[0])
+        way = maker, host, to
+        if not self._abroad.comes(host, to) or way in self._come:
             return False
-        if one not in self._asked and not self._abroad.is_lost(host):
-            self._asked.add(one)
-            try:
-                threads.start(self._ask, "arrivals", one, host)
-            except SystemLimitError:  # whoever ends next has it asked
-                self._asked.discard(one)
+        # Of a lost host it is told when the other one has given it up.
+        if way not in self._asked and not self._abroad.is_lost(host):
+            self._asked[way] = number = next(self._numbers)
+            self._chores.soon(partial(self._ask, way, number))  # the tickets' lock is held here
         return True
 
-    def _ask(self, one: tuple[Reader, int], host: int) -> None:
-        try:
-            there = self._is_there(host, one[1])
-        except Exception:  # one of the hosts is lost, or the session over
-            there = False
-        if there:
-            self._all_there.add(one)
-        self._asked.discard(one)
-        if there:
-            self._orphans.look()
+    def _ask(self, way: _Way, number: int) -> None:
+        _, host, to = way
+        due = self._abroad.looks.due(host, to)
+        due.add_done_callback(partial(self._counted, way, number))
 
-    def _is_there(self, host: int, own: int) -> bool:
-        look = self._abroad.looks.look_at_waits
-        due = look(host, LookAtWaits()).result().due.get(own, ())
-        pause = _FIRST_PAUSE
-        while not self._abroad.is_lost(host):  # of such a one nothing is known
-            if look(own, LookAtWaits(has={host: due})).result().has:
-                return True
-            if self._orphans.over.wait(pause):
-                break
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        return False
+    def _counted(self, way: _Way, number: int, due: Future[Frames]) -> None:
+        _, host, to = way
+        if due.exception() is not None:
+            self._end(number)  # the maker's host is being given up, or the session over
+        elif not due.result():
+            self.come(number)
+        else:
+            asked = self._abroad.looks.tell_when_come(to, host, due.result(), number)
+            asked.add_done_callback(partial(self._is_asked, number))
+
+    def _is_asked(self, number: int, asked: Future[None]) -> None:
+        if asked.exception() is not None:
+            self._end(number)  # the readers' host is being given up, or the session over
+
+    def _ways(self, number: int) -> list[_Way]:
+        """What that question is about: one, or none where it was given up meanwhile."""
+        return [way for way, asked in list(self._asked.items()) if asked == number]
+
+    def _end(self, number: int) -> None:
+        for way in self._ways(number):
+            self._asked.pop(way, None)
+
+    def come(self, number: int) -> None:
+        """What question ``number`` was about is all there, or does not come any more."""
+        for way in self._ways(number):
+            self._come.add(way)  # first: else another thread might ask again
+            try:
+                self._end(number)
+                self._orphans.look()
+            finally:
+                self._come.discard(way)
+
+    def given_up(self) -> None:
+        """A host is lost, or another one has given it up: nobody answers for it any more."""
+        for way, number in list(self._asked.items()):
+            _, host, to = way
+            if self._abroad.is_lost(to) or not self._abroad.comes(host, to):
+                self._end(number)
+        self._orphans.look()
 
 
 def ask_readers(
     orphans: Orphans, table: Table, abroad: FarHosts, process: Process, chores: Chores
-) -> None:
-    """From now on they are asked. ``process``: the driver's, which is one of them."""
+) -> Callable[[int], None]:
+    """From now on they are asked. ``process``: the driver's, which is one of them. Returns what is to be told
+    when a host tells that something has come (:class:`conveyor.runtime.driver.hosts.far_host.Home`)."""
 
     def ask(reader: Reader, question: int, writers: tuple[Reader, ...]) -> None:
         if reader == process.identity:
@@ -84,5 +115,7 @@ def ask_readers(
                 with suppress(ConveyorError):  # it is dead, which is told on another way
                     record.order(Settle(question, writers))
 
-    orphans.begin(Arrivals(orphans, abroad).pending, ask)
-    abroad.on_given_up = orphans.look
+    arrivals = Arrivals(orphans, abroad, chores)
+    orphans.begin(arrivals.pending, ask)
+    abroad.on_given_up = arrivals.given_up
+    return arrivals.come
