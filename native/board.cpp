@@ -144,6 +144,15 @@ void Board::prepare(uint32_t index, const std::string& name, uint32_t incarnatio
   s->condition.store(Condition::kStarting, std::memory_order_release);
 }
 
+void Board::wake_pump() {
+  for (uint32_t i = 0, n = used(); i < n; ++i) {
+    BoardSlot* s = slot(i);
+    if (s->elsewhere.load(std::memory_order_relaxed) == 0 || s->condition.load(std::memory_order_acquire) != Condition::kAlive) continue;
+    if (strike(&s->bell)) ring_sleeper_in_poll(i);
+    return;
+  }
+}
+
 void Board::live(uint32_t index) {
   BoardSlot* s = slot(index);
   s->pid.store(uint32_t(::getpid()), std::memory_order_relaxed);

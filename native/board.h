@@ -15,6 +15,7 @@
 #include "failed_calls.h"
 #include "fork_mutex.h"
 #include "heard_sights.h"
+#include "rank_failures.h"
 #include "platform.h"
 #include "session_memory.h"
 #include "shareable.h"
@@ -23,7 +24,7 @@
 namespace conveyor {
 
 constexpr uint32_t kBoardMagic = 0x42564e43;
-constexpr uint32_t kBoardVersion = 3;
+constexpr uint32_t kBoardVersion = 4;
 constexpr size_t kBellWords = 14;
 constexpr uint32_t kBellBits = kBellWords * 64;
 constexpr uint32_t kHazards = kPage / sizeof(uint64_t);
@@ -95,9 +96,10 @@ struct alignas(kPage) BoardSlot {
   std::atomic<uint64_t> directory;  // where it is in the process's memory (directory.h); 0: it has none yet
   std::atomic<uint32_t> hazards_used;  // of `hazards`; from here on they have never been used by this process
   char name[64];  // for people, zero terminated (not to be relied upon); written before the process starts
+  alignas(kCacheLine) RankFailures rank_failures;  // noted where there are other hosts
   // From here on what the slot's next process goes on with.
   alignas(kCacheLine) FailedCalls failed_calls;  // their numbers are of the slot: errors of a former process are still got
-  alignas(kCacheLine) WaitNotes waits;  // the last: of the second page only what is used is ever touched
+  WaitNotes waits;  // the last: of the second page only what is used is ever touched
   // Numbers of values that the process reads where they lie (hazards.h); 0: none. Touched when the first is.
   alignas(kPage) std::atomic<uint64_t> hazards[kHazards];
 };
@@ -112,6 +114,7 @@ struct alignas(kPage) BoardHeader {
   alignas(kCacheLine) std::atomic<uint32_t> alarm;   // futex word of the service thread
   alignas(kCacheLine) std::atomic<uint64_t> sights;  // how often somebody here has learned that a call has failed
   std::atomic<uint64_t> sight_marks;  // moves behind all that is to be told of that: see FailedCalls::mark
+  std::atomic<uint64_t> failure_marks;  // moves behind what is to be told of what fails in ranks' processes
   std::atomic<uint32_t> host;         // this one's number in the session
   std::atomic<uint32_t> has_pump;     // 1: there may be other hosts
   std::atomic<uint64_t> session;      // no other session's, of those whose errors may be held; the same on all its hosts
@@ -225,6 +228,28 @@ class Board : public Shareable<Board> {
     return clock ? std::optional(stamp_of(host(), *clock)) : std::nullopt;
   }
   std::optional<Stamp> seen_at(uint32_t index, uint64_t number) const { return seen_at(index, number, sights()); }
+  // Something has failed in this process, in `index`, which is a rank of groups. The one that it is, as it is noted.
+  void note_rank_failure(uint32_t index, RankFailure failure) {
+    RankFailures& failures = slot(index)->rank_failures;
+    failure.count = failures.count() + 1;
+    failures.note(failure);
+    header_->failure_marks.fetch_add(1, std::memory_order_release);
+  }
+  // A method begins in the process in `index`. Others are told if something has failed there before.
+  void note_began(uint32_t index) {
+    if (!slot(index)->rank_failures.begin()) return;
+    header_->failure_marks.fetch_add(1, std::memory_order_release);
+    wake_pump();
+  }
+  // Another host has told of that. By the pump's thread.
+  void hear(uint32_t index, RankFailure failure, uint64_t went_on) {
+    RankFailures& failures = slot(index)->rank_failures;
+    const bool fails = failure.count > failures.count(), goes_on = went_on > failures.went_on();
+    failure.noted_ns = now_ns();
+    if (fails) failures.note(failure);
+    if (goes_on) failures.hear_began(went_on);
+    if (fails || goes_on) header_->failure_marks.fetch_add(1, std::memory_order_release);
+  }
   // The process in `index` has ended, and its arena with it: what it had is the session's again. Where
   // others still hold values of it, their memory lives on uncounted.
   void forget_memory(uint32_t index) {
@@ -257,6 +282,9 @@ class Board : public Shareable<Board> {
   void ring(Bell* bell, uint32_t bit, uint32_t index);
   // The service thread's, for those who have asked it to: it has the eventfd of every process that runs.
   void nudge(uint32_t index);
+  // Have the pump look for what other hosts are to be told, if there are any: over the bell of a process there, which is
+  // rung for nothing else.
+  void wake_pump();
   // Mark `index` dead and tell every living process. Returns false if it was known already.
   bool announce_death(uint32_t index);
 
@@ -274,6 +302,7 @@ class Board : public Shareable<Board> {
   BoardSlot* slots_;
   // Everything of a ring but the eventfd; true if that must be written too.
   bool strike(Bell* bell, uint32_t bit);
+  bool strike(Bell* bell);
   // False if the descriptor that is here, if any, is not of the process that has the slot now.
   bool write_eventfd(uint32_t index);
   void ring_sleeper_in_poll(uint32_t index);
@@ -292,6 +321,10 @@ class Board : public Shareable<Board> {
 inline bool Board::strike(Bell* bell, uint32_t bit) {
   // The bit's release makes what was published before visible to whoever takes the bit.
   bell->ready[bit >> 6].fetch_or(uint64_t(1) << (bit & 63), std::memory_order_release);
+  return strike(bell);
+}
+
+inline bool Board::strike(Bell* bell) {
   // Dekker with Waiter::park and Waiter::arm_event: we bump `count`, then look for sleepers; they announce
   // themselves, then look at `count`. Both sides are sequentially consistent, so at least one of us sees
   // the other.

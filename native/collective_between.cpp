@@ -1,6 +1,7 @@
 // What ranks of a group that are on different hosts tell each other. See collective_links.h.
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "collective_lines.h"
 
@@ -13,11 +14,8 @@ struct CollectiveGroup::Said {
   uint32_t calls;     // kCame: 1: what it has called follows, and how it has come there
   uint32_t cause;     // kBroken
   uint32_t rank;      // likewise
-  uint64_t failures;  // kFailed: since its last operation
-  uint64_t number;    // likewise: of the call that has failed; 0: a step has, of this execution of that graph. kBroken: the barrier that who tells it waits at no more; 0: none
-  Stamp cancelled_at;  // kFailed: see Line
-  uint64_t execution;
-  uint32_t graph;
+  uint64_t number;    // kFailed: how many had failed in its process before (RankFailures). kBroken: the barrier that who tells it waits at no more; 0: none
+  uint64_t data_at;   // kCame: where in the frame what it gives begins
 };
 
 namespace {
@@ -65,34 +63,55 @@ std::vector<CollectiveLinks::Part> CollectiveGroup::parts_for(uint32_t host) con
 
 void CollectiveGroup::tell_arrival() {
   if (!links_) return;
-  Said said = {Said::kCame, step_ == 0, 0, 0, 0, 0, 0, 0, 0};
+  Said said = {Said::kCame, step_ == 0, 0, 0, 0, 0};
+  const Line& mine = lines_[rank_];
   const size_t half = (barrier_ + 1) & 1;
+  std::vector<CollectiveLinks::Part> head = {{&said, sizeof said}};
+  if (said.calls != 0) {
+    head.push_back({&mine.calls[half], sizeof(CollectiveCall)});
+    head.push_back({&mine.ways[half], sizeof(Way)});
+    if (call_.failures != 0) head.push_back({mine.failure, sizeof mine.failure});
+    if (mine.ways[half].hears != 0) head.push_back({&mine.heard[half], sizeof mine.heard[half]});
+  }
+  for (const CollectiveLinks::Part& part : head) said.data_at += CollectiveLinks::place_of(part.size);
   for (const uint32_t host : links_->others()) {
-    std::vector<CollectiveLinks::Part> parts = {{&said, sizeof said}};
-    if (said.calls != 0) {
-      parts.push_back({&lines_[rank_].calls[half], sizeof(CollectiveCall)});
-      parts.push_back({&lines_[rank_].ways[half], sizeof(Way)});
-    }
+    std::vector<CollectiveLinks::Part> parts = head;
     for (const CollectiveLinks::Part& part : parts_for(host)) parts.push_back(part);
     links_->send(host, barrier_ + 1, parts);
   }
 }
 
-// Where so many have failed since the last operation that the others could not be told of one more, they are told that
-// the group is broken: it would be at the next operation.
+// Of the first failure since the last operation that there are some; which one was the last is on the boards of all hosts.
 void CollectiveGroup::tell_failure() {
   if (!links_) return;
-  if (!links_->has_room()) return fail(Cause::kRaised, rank_);
-  const Line& mine = lines_[rank_];
-  const auto of = [](const auto& word) { return word.load(std::memory_order_relaxed); };
-  Said said = {Said::kFailed, 0, 0, 0, of(mine.failures), of(mine.failed_call), of(mine.cancelled_at), of(mine.failed_execution), of(mine.failed_graph)};
-  for (const uint32_t host : links_->others()) links_->send(host, 0, std::array<CollectiveLinks::Part, 2>{{{&said, sizeof said}, {mine.failure, sizeof mine.failure}}});
+  if (std::exchange(told_of_failure_, true)) {
+    for (uint32_t r = 0; r < ranks(); ++r)
+      if (!here(r)) board_->ring(members_[r].slot, kAttentionBit);
+    return;
+  }
+  Said said = {Said::kFailed, 0, 0, 0, failed_ - 1, 0};
+  for (const uint32_t host : links_->others()) links_->send(host, 0, std::array<CollectiveLinks::Part, 1>{{{&said, sizeof said}}});
+}
+
+// What is known of the last failure of a rank of another host, if it has told that there are some.
+void CollectiveGroup::look_up(uint32_t rank) {
+  Line& its = far_[rank];
+  if (its.failed_ns.load(std::memory_order_relaxed) == 0) return;
+  const auto last = board_->slot(members_[rank].slot)->rank_failures.last();
+  if (!last || last->count <= failed_before_[rank]) return;
+  its.failures.store(last->count - failed_before_[rank], std::memory_order_relaxed);
+  its.failed_call.store(last->number, std::memory_order_relaxed);
+  its.cancelled_at.store(last->cancelled_at, std::memory_order_relaxed);
+  its.failed_execution.store(last->execution, std::memory_order_relaxed);
+  its.failed_graph.store(last->graph, std::memory_order_relaxed);
+  its.failed_ns.store(last->noted_ns, std::memory_order_relaxed);
+  say(its.failure, last->why);
 }
 
 void CollectiveGroup::tell_broken(uint64_t at) {
   if (!links_) return;
   const std::optional<Broken> why = broken();
-  Said said = {Said::kBroken, 0, uint32_t(why->cause), why->rank, 0, at, 0, 0, 0};
+  Said said = {Said::kBroken, 0, uint32_t(why->cause), why->rank, at, 0};
   char words[sizeof Line::told] = {};
   say(words, why->why.c_str());
   for (const uint32_t host : links_->others()) links_->send(host, 0, std::array<CollectiveLinks::Part, 2>{{{&said, sizeof said}, {words, sizeof words}}});
@@ -127,23 +146,26 @@ void CollectiveGroup::heed(uint32_t rank, Frame frame) {
     case Said::kCame: {
       const size_t half = frame.tag & 1;
       if (said.calls != 0) {
-        read(behind, &its.calls[half], sizeof(CollectiveCall));
-        read(behind + CollectiveLinks::place_of(sizeof(CollectiveCall)), &its.ways[half], sizeof(Way));
+        size_t at = behind;
+        const auto next = [&](void* to, size_t size) {
+          read(at, to, size);
+          at += CollectiveLinks::place_of(size);
+        };
+        next(&its.calls[half], sizeof(CollectiveCall));
+        next(&its.ways[half], sizeof(Way));
+        if (its.calls[half].failures != 0) next(its.failure, sizeof its.failure);
+        its.failure[sizeof its.failure - 1] = 0;
+        if (its.ways[half].hears != 0) next(&its.heard[half], sizeof its.heard[half]);
         its.failures.store(0, std::memory_order_relaxed);
         its.failed_ns.store(0, std::memory_order_relaxed);
       }
       its.arrived.store(frame.tag, std::memory_order_relaxed);
+      data_at_[rank] = said.data_at;
       frames_[rank] = std::move(frame);
       return;
     }
     case Said::kFailed:
-      read(behind, its.failure, sizeof its.failure);
-      its.failure[sizeof its.failure - 1] = 0;
-      its.failures.store(said.failures, std::memory_order_relaxed);
-      its.failed_call.store(said.number, std::memory_order_relaxed);
-      its.cancelled_at.store(said.cancelled_at, std::memory_order_relaxed);
-      its.failed_execution.store(said.execution, std::memory_order_relaxed);
-      its.failed_graph.store(said.graph, std::memory_order_relaxed);
+      failed_before_[rank] = said.number;
       its.failed_ns.store(now_ns(), std::memory_order_relaxed);
       return;
     case Said::kBroken: {
@@ -164,10 +186,9 @@ void CollectiveGroup::heed(uint32_t rank, Frame frame) {
 
 const char* CollectiveGroup::far(uint32_t rank, size_t at, size_t size) const {
   const Frame& frame = frames_[rank];
-  size_t begin = CollectiveLinks::place_of(sizeof(Said)) + at;
-  if (step_ == 1) begin += CollectiveLinks::place_of(sizeof(CollectiveCall)) + CollectiveLinks::place_of(sizeof(Way));
-  if (begin > frame.size || size > frame.size - begin) senseless();
-  return frame.body + begin;
+  const size_t begin = data_at_[rank];
+  if (begin > frame.size || at > frame.size - begin || size > frame.size - begin - at) senseless();
+  return frame.body + begin + at;
 }
 
 const char* CollectiveGroup::given(uint32_t rank, size_t size) const { return here(rank) ? stage(barrier_, rank) : far(rank, 0, size); }

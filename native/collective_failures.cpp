@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <utility>
 
 #include "collective_lines.h"
 
@@ -14,6 +15,8 @@ namespace {
 // if the call was made by who knew of the failure: whoever has called the one again most likely calls the other.
 constexpr uint64_t kGraceNs = 50'000'000;
 constexpr uint64_t kLongGraceNs = 1'000'000'000;
+// The same of one of another host, of which it takes longer to hear: a connection that breaks is made again meanwhile.
+constexpr uint64_t kFarGraceNs = 5'000'000'000;
 
 // FNV-1a, which is the same in every process.
 uint64_t mixed(uint64_t hash, const void* data, size_t size) {
@@ -24,33 +27,38 @@ uint64_t mixed(uint64_t hash, const void* data, size_t size) {
 
 }  // namespace
 
-void CollectiveGroup::note_failure(const char* why) {
-  if (inbox_.inherited() || header_->cause.load(std::memory_order_acquire) != 0) return;  // what has broken the group may be this rank's last one
+void CollectiveGroup::note_failure(const char* why, bool first) {
+  if (inbox_.inherited()) return;
+  if (first) note_on_board(why, 0, kNow);
+  if (header_->cause.load(std::memory_order_acquire) != 0) return;  // what has broken the group may be this rank's last one
   std::lock_guard lock(failed_mutex_);
   step_failed_ns_ = now_ns();
+  step_failed_ = board_->slot(members_[rank_].slot)->rank_failures.count();
   history_ = mixed(history_, "step", 4);
   tell_of_failure(why, 0, kNow);
 }
 
-void CollectiveGroup::note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, Stamp seen_at) {
-  if (inbox_.inherited() || header_->cause.load(std::memory_order_acquire) != 0) return;
-  std::lock_guard lock(failed_mutex_);
-  forget_known();
+void CollectiveGroup::note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, Stamp seen_at, bool first) {
+  if (inbox_.inherited()) return;
   Stamp known_at = kNow;
   if (number == 0) {
     known_at = seen_at;
-    if (board_->alone()) {
-      meet(known_, {seen_at});
-    } else {  // others hear of it from here
+    if (!board_->alone()) {  // others hear of it from here
       number = board_->fail(members_[rank_].slot);
       board_->see(members_[rank_].slot, number);
     }
   }
-  if (number != 0) {
-    if (failed_.size() == FailedCalls::kKept)
+  if (first) note_on_board(why, number, known_at);
+  if (header_->cause.load(std::memory_order_acquire) != 0) return;
+  std::lock_guard lock(failed_mutex_);
+  forget_known();
+  if (number == 0) {
+    meet(known_, {seen_at});
+  } else {
+    if (failed_calls_.size() == FailedCalls::kKept)
       known_ = Sights();  // of the first nobody will be able to say that it was seen
     else
-      failed_.push_back({number, known_at, why});
+      failed_calls_.push_back({number, known_at, why});
   }
   // In the call of the last operation it has failed behind that; in another one it may have missed one.
   const bool behind = ran && running_since() == operation_since_;
@@ -89,16 +97,33 @@ void CollectiveGroup::meet(std::optional<Sights>& known, const Sights& others) {
 
 // Where others may still hear of a failure it is kept as long as there is room.
 void CollectiveGroup::forget_known() {
-  if (!board_->alone() && failed_.size() < FailedCalls::kKept) return;
-  std::erase_if(failed_, [&](const Failed& failed) {
+  if (!board_->alone() && failed_calls_.size() < FailedCalls::kKept) return;
+  std::erase_if(failed_calls_, [&](const Failed& failed) {
     const Sights sights = sights_of(failed);
     if (!sights.empty()) meet(known_, sights);
     return !sights.empty();
   });
 }
 
+void CollectiveGroup::note_on_board(const char* why, uint64_t number, Stamp known_at) {
+  if (board_->alone()) return;
+  RankFailure failure;
+  failure.number = number;
+  failure.cancelled_at = known_at == kNow ? 0 : known_at;
+  if (number == 0) {
+    const Execution failed = execution();
+    failure.execution = failed.number;
+    failure.graph = failed.graph;
+  }
+  failure.noted_ns = now_ns();
+  static_assert(sizeof failure.why >= sizeof Line::why);
+  say(failure.why, why);
+  board_->note_rank_failure(members_[rank_].slot, failure);
+}
+
 void CollectiveGroup::tell_of_failure(const char* why, uint64_t number, Stamp known_at) {
   Line& mine = lines_[rank_];
+  failed_ = board_->slot(members_[rank_].slot)->rank_failures.count();
   mine.failures.fetch_add(1, std::memory_order_relaxed);
   if (busy_.load(std::memory_order_acquire)) return;  // another thread has come to an operation
   say(mine.failure, why);
@@ -151,23 +176,29 @@ CollectiveGroup::Execution CollectiveGroup::execution() const {
 Cause CollectiveGroup::will_not_come(uint32_t rank, uint64_t now) {
   const Member& m = members_[rank];
   if (board_->gone(m.slot, m.incarnation)) return Cause::kDied;
+  if (!here(rank)) look_up(rank);
   const Line& its = line(rank);
   const uint64_t failed = its.failed_ns.load(std::memory_order_seq_cst);
   if (failed == 0) return Cause::kNone;
   const bool as_often = call_.failures != 0 && its.failures.load(std::memory_order_relaxed) <= call_.failures;
   const bool known = was_known(rank), comes = as_often || known || was_earlier(rank);
-  // When it has begun what is not known of another host. Where who has called this rank did not know of the failure, that
-  // is either this operation's, or the group breaks when it comes (belong_together).
-  if (!here(rank)) return comes ? Cause::kNone : Cause::kRaised;
-  const auto since = [&](uint32_t slot) { return board_->slot(slot)->status.since_ns.load(std::memory_order_acquire); };
   const uint64_t begun = method_began();
   if (failed >= begun && !comes) return Cause::kRaised;
-  if (since(m.slot) > failed) return Cause::kNone;  // it runs something else by now, which may come to it
-  const bool patient = comes || failed + kGraceNs < begun;
-  const uint64_t until = std::max(began_, failed) + (patient ? kLongGraceNs : kGraceNs);
+  if (goes_on(rank, failed)) return Cause::kNone;  // it runs something else by now, which may come to it
+  // Where a step is one of both, to have heard of the failure says nothing of who has called this rank.
+  const bool a_step = execution().graph != 0 || its.failed_call.load(std::memory_order_relaxed) == 0;
+  const bool patient = comes || failed + kGraceNs < begun || (!here(rank) && a_step);
+  const uint64_t until = std::max(began_, failed) + (!patient ? kGraceNs : comes && !here(rank) ? kFarGraceNs : kLongGraceNs);
   if (now >= until) return Cause::kRaised;
   wake_at_ = wake_at_ == 0 ? until : std::min(wake_at_, until);
   return Cause::kNone;
+}
+
+// Whether that rank has begun something since that.
+bool CollectiveGroup::goes_on(uint32_t rank, uint64_t failed_ns) const {
+  const BoardSlot* const its = board_->slot(members_[rank].slot);
+  if (here(rank)) return its->status.since_ns.load(std::memory_order_acquire) > failed_ns;
+  return its->rank_failures.went_on() >= failed_before_[rank] + line(rank).failures.load(std::memory_order_relaxed);
 }
 
 void CollectiveGroup::write_call() {
@@ -185,18 +216,37 @@ void CollectiveGroup::write_call() {
   way.graph = runs.graph;
   way.made = way.graph != 0 ? board_->sights() : made();
   way.history = history_;
+  way.failed = std::exchange(failed_, 0);
+  way.step_failed = std::exchange(step_failed_, 0);
+  way.hears = links_ && write_heard(mine.heard[half], way.begun_ns);
+  told_of_failure_ = false;
   way.sights = Way::kEverywhere;
-  if (known_ || !failed_.empty()) write_sights(way);
-  failed_.clear();
+  if (known_ || !failed_calls_.empty()) write_sights(way);
+  failed_calls_.clear();
   known_.reset();
   step_failed_ns_ = history_ = 0;
   operation_since_ = running_since();
 }
 
+// Whether there is any. What was heard before the last operation began was before that of all ranks was over.
+bool CollectiveGroup::write_heard(std::array<uint64_t, kMaxRanks>& heard, uint64_t begun_ns) {
+  bool any = false;
+  heard = {};
+  for (uint32_t r = 0; r < ranks(); ++r) {
+    if (here(r)) continue;
+    const auto last = board_->slot(members_[r].slot)->rank_failures.last();
+    if (!last || last->noted_ns > begun_ns || last->noted_ns < last_began_) continue;
+    heard[r] = last->count;
+    any = true;
+  }
+  last_began_ = began_;
+  return any;
+}
+
 void CollectiveGroup::write_sights(Way& way) {
   const auto in_vain = [&](const Sights& sights) { return std::ranges::find(sights, host_of(way.made), host_of) == sights.end(); };
   const Failed* unknown = nullptr;
-  for (const Failed& failed : failed_) {
+  for (const Failed& failed : failed_calls_) {
     const Sights sights = sights_of(failed);
     if (unknown == nullptr && in_vain(sights)) unknown = &failed;
     meet(known_, sights);
@@ -228,10 +278,15 @@ bool CollectiveGroup::belong_together(uint32_t a, uint32_t b) const {
   // What they had last was the same operation. If the same calls have failed at both since then, so that both have
   // missed the same or nothing, the next one is the same again.
   if (one.history == other.history) return true;
-  const bool same_time = hosts_.together(a, b);  // what clocks of different hosts say cannot be compared
+  // Whether that was before the other's method began. What clocks of different hosts say cannot be compared: there it is
+  // what was heard by then.
+  const auto before = [&](uint64_t failed_ns, uint64_t failed) {
+    if (failed_ns == 0 || hosts_.together(a, b)) return failed_ns <= other.begun_ns;
+    return other.hears != 0 && line(b).heard[half][a] >= failed;
+  };
   // An execution bears no stamp.
-  if (one.graph != 0 || other.graph != 0) return same_time && one.failed_ns <= other.begun_ns;
-  if (one.step_failed_ns != 0 && !(same_time && one.step_failed_ns <= other.begun_ns)) return false;
+  if (one.graph != 0 || other.graph != 0) return before(one.failed_ns, one.failed);
+  if (!before(one.step_failed_ns, one.step_failed)) return false;
   // Calls that were made before somebody had learned of the failure may belong to the operation that was missed, if it
   // was, and those that were made after that do not.
   const auto knew = [&](Stamp made) {

@@ -74,6 +74,8 @@ CollectiveGroup::CollectiveGroup(std::shared_ptr<Segment> segment, std::shared_p
   if (links_) {
     far_ = std::make_unique<Line[]>(ranks());
     frames_.resize(ranks());
+    data_at_.resize(ranks());
+    failed_before_.resize(ranks());
   }
   crowded_ = hosts_.count(hosts_[rank_]) > read_once(header_->cores);
   board_->become_rank(members_[rank_].slot);

@@ -149,11 +149,11 @@ class CollectiveGroup {
   CollectiveCall called(uint32_t rank) const;
 
   // This rank's process has failed in what might have come to an operation: those who wait for it are told, if they
-  // can know that it is not coming. `why` in words.
-  void note_failure(const char* why);
+  // can know that it is not coming. `why` in words. `first`: of the process's groups this is the first to be told.
+  void note_failure(const char* why, bool first = true);
   // The same of a call. `number`: the failure's, on the board; 0: whoever has made the call knew of it when the clock of
   // sights said `seen_at` there. `name` and `caller` say which call it was, `ran` whether it had begun.
-  void note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, Stamp seen_at = 0);
+  void note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, Stamp seen_at = 0, bool first = true);
   // Nothing goes on here any more, from any rank or from who made the group.
   // `cause`: it was destroyed, or the session ends.
   static void destroy(Segment& segment, Board& board, const std::vector<Member>& members, Cause cause = Cause::kDestroyed);
@@ -200,8 +200,10 @@ class CollectiveGroup {
   static void meet(std::optional<Sights>& known, const Sights& others);
   void forget_known();
   Stamp made() const { return made_ == kNow ? board_->sights() : made_; }
+  void note_on_board(const char* why, uint64_t number, Stamp known_at);
   void write_call();
   void write_sights(Way& way);
+  bool write_heard(std::array<uint64_t, kMaxRanks>& heard, uint64_t begun_ns);
   bool all_called_the_same() const;
   // The rank that may have missed an operation which another one has come to; ranks() if there is none.
   uint32_t shifted() const;
@@ -216,6 +218,7 @@ class CollectiveGroup {
   Cause will_not_come(uint32_t rank, uint64_t now);
   bool was_known(uint32_t rank) const;
   bool was_earlier(uint32_t rank) const;
+  bool goes_on(uint32_t rank, uint64_t failed_ns) const;
 
   // The steps of operations; `step` is 0 for what comes before the first barrier.
   void plan();
@@ -248,6 +251,7 @@ class CollectiveGroup {
   void tell_failure();
   void tell_broken(uint64_t at);
   void hear(uint32_t rank);
+  void look_up(uint32_t rank);
   void heed(uint32_t rank, Frame frame);
   const char* far(uint32_t rank, size_t at, size_t size) const;
 
@@ -261,6 +265,8 @@ class CollectiveGroup {
   std::vector<uint32_t> places_;   // of the ranks on their hosts
   std::unique_ptr<Line[]> far_;    // of ranks on other hosts, as they have told
   std::vector<Frame> frames_;      // what they have told last
+  std::vector<size_t> data_at_;    // where in these lies what they give
+  std::vector<uint64_t> failed_before_;  // how many had failed in their processes at their last operations, of those that have told of one since
   struct Execution {
     uint32_t graph = 0;  // 0: none
     uint64_t number = 0;
@@ -291,11 +297,14 @@ class CollectiveGroup {
     std::string why;
   };
   std::mutex failed_mutex_;
-  std::vector<Failed> failed_;    // calls
+  std::vector<Failed> failed_calls_;
   std::optional<Sights> known_;   // when somebody had learned of those that are not among them any more
   uint64_t history_ = 0;        // a number made of all that has failed, in that order
   uint64_t step_failed_ns_ = 0;   // when a step of a graph has
+  uint64_t failed_ = 0, step_failed_ = 0;  // which ones of its process the last failure was, and that of a step (RankFailures)
+  bool told_of_failure_ = false;  // other hosts know that there are some
   uint64_t operation_since_ = 0;  // when what had begun that was in the last operation
+  uint64_t last_began_ = 0;       // when the last operation did
   bool lost_ = false;             // more than the board keeps were not learned of
   bool crowded_;               // more ranks than cores: spinning keeps others from running
   uint64_t budget_ = kMaxSpinNs;  // learned, as Waiter's

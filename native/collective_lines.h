@@ -27,6 +27,9 @@ struct CollectiveGroup::Way {
   uint64_t history;         // a number made of the failures
   uint32_t graph;           // that has called it; 0: an ordinary call has
   uint32_t sights;          // how many of `seen` there are; kEverywhere: none of the failures was a call
+  uint64_t failed;          // which failure of its process (RankFailures) the last one was
+  uint64_t step_failed;     // and the last that was a step
+  uint64_t hears;           // 1: some of `heard` are above 0
   // Of each host on which somebody has learned of all failures that were calls: when that was.
   static constexpr uint32_t kMostSights = 8, kEverywhere = ~uint32_t(0);
   std::array<Stamp, kMostSights> seen;
@@ -44,6 +47,7 @@ struct alignas(kApart) CollectiveGroup::Line {
   std::atomic<uint64_t> failed_execution;  // in which that was, of
   std::atomic<uint32_t> failed_graph;      // this graph; 0: it was a call
   alignas(kCacheLine) Way ways[2];  // likewise; nobody looks there while nothing fails
+  std::array<uint64_t, kMaxRanks> heard[2];  // of ranks of other hosts, which failure of theirs was known here when the method began
   char failure[256];                // what, in words; written before
   char why[256];                    // it has left an operation; written before `cause`
   char told[256];                   // why the group is broken, as it has heard of another host; likewise

@@ -45,11 +45,6 @@ void CollectiveLinks::send(uint32_t host, uint64_t tag, std::span<const Part> pa
   to.publish(out);
 }
 
-bool CollectiveLinks::has_room() {
-  std::lock_guard lock(mutex_);
-  return std::ranges::all_of(others_, [this](uint32_t host) { return to_[host]->ring.has_room(kReserved + 1); });
-}
-
 void CollectiveLinks::close() {
   for (const auto& from : from_)
     if (from) from->close();

@@ -18,11 +18,9 @@ namespace conveyor {
 
 class CollectiveLinks {
  public:
-  // The frames of two barriers, and of failures between operations as many as fit (see has_room).
-  static constexpr uint32_t kSlots = 16;
+  // The frames of two barriers, the words behind each of them that something has failed, and that the group is broken.
+  static constexpr uint32_t kSlots = 8;
   static constexpr uint32_t kStride = 1024;
-  // Of these, how many only barriers, and the word that the group is broken, may take.
-  static constexpr uint32_t kReserved = 6;
 
   // Where in the rings of a group the one lies that `rank` writes for `host`.
   static size_t ring_at(const RankHosts& hosts, uint32_t rank, uint32_t host) {
@@ -49,8 +47,6 @@ class CollectiveLinks {
   // Send one after the other, each at a multiple of a cache line. Throws where there is no memory, or no room.
   void send(uint32_t host, uint64_t tag, std::span<const Part> parts);
   static size_t place_of(size_t size) { return align_up(size, kCacheLine); }
-  // Whether something may be sent that is not of a barrier.
-  bool has_room();
   void close();
 
  private:

@@ -22,6 +22,12 @@ class Inbox {
   uint32_t slot() const { return slot_; }
   Status& status() { return self_->status; }
   WaitNotes& waits() { return self_->waits; }
+  // A method begins, whose work is in the status by now.
+  void begins(uint64_t since_ns) {
+    self_->status.since_ns.store(since_ns, std::memory_order_relaxed);
+    self_->status.state.store(uint32_t(State::kRunning), std::memory_order_release);
+    if (self_->rank_failures.any()) board_->note_began(slot_);
+  }
   int eventfd() const { return eventfd_.get(); }
   // The thread that sleeps in ppoll for the sake of signal handlers; 0: none does.
   unsigned long main_thread() const { return main_thread_; }

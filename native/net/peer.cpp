@@ -103,6 +103,7 @@ void Peer::heed(const Prefix& prefix, const char* body) {
   if (prefix.what == What::kReturned) return hear(read<Returned>(body), prefix.segment);
   if (prefix.what == What::kHeard) return hear(read<Heard>(body));
   if (prefix.what == What::kSight) return hear(read<Saw>(body));
+  if (prefix.what == What::kRankFailed) return hear(read<RankFailed>(body));
   if (prefix.what == What::kClose) return hear_closed(prefix, body);
   if (prefix.what == What::kClosed) {
     closing_.closed.erase(prefix.segment);
@@ -181,6 +182,7 @@ void Peer::greeting(const Hello& hello) {
   next_told_ = unheard_;
   told_ = heard_by_it_;
   told_sights_ = {};
+  told_failures_ = {};
   for (Mirror* mirror : hub_.mirrors_of(host)) {
     mirror->reconnected(host);
     look_.insert(mirror);
@@ -224,6 +226,7 @@ bool Peer::put_control() {
     if (mirror.ask(host)) look_.insert(&mirror);
     if (connection_->waiting() > kBatchBytes) break;
   }
+  put_sights();  // who is rung looks for what has failed
   for (const auto& [slot, incarnation, bit] : rung_) {
     connection_->put(Prefix{What::kRing, 0, sizeof(Rung), 0});
     connection_->put(Rung{slot, incarnation, bit, 0});

@@ -117,6 +117,7 @@ class Peer {
   void hear(const Heard& heard);
   void put_sights();
   void hear(const Saw& saw);
+  void hear(const RankFailed& failed);
   void put_clock();
   void asked_clock(const Clock& clock);
   void hear(const Clock& clock);
@@ -144,6 +145,7 @@ class Peer {
   std::vector<uint64_t> clock_questions_;  // of the other host's, by its clock
 
   ToldSights told_sights_;
+  ToldFailures told_failures_;
 
   const std::shared_ptr<Lent> lent_ = std::make_shared<Lent>();
   const std::shared_ptr<Returning> returning_;

@@ -14,7 +14,8 @@
 // after a reconnect, until it hears that this has come. What cannot be sent is an error at its readers (kStandIn).
 //
 // Who has learned that a call has failed (kSight) is told ahead of all that was published behind that, frames as well as
-// limits: so whoever gets a call knows which failures its caller could know of (heard_sights.h).
+// limits: so whoever gets a call knows which failures its caller could know of (heard_sights.h). So is what has failed last
+// in the process of a rank (kRankFailed; rank_failures.h), and that goes ahead of bells, too.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@
 namespace conveyor::net {
 
 constexpr uint64_t kHelloMagic = 0x31'74'65'6e'76'6e'6f'63;  // "convnet1", in the byte order of both
-constexpr uint32_t kWireVersion = 4;
+constexpr uint32_t kWireVersion = 5;
 constexpr uint32_t kChunkBytes = 256 << 10;
 constexpr uint32_t kMostRings = 1 << 15;         // of a segment
 constexpr uint32_t kMostBitWords = 1 << 12;      // of one set of limits
@@ -51,6 +52,7 @@ enum class What : uint16_t {
   kReturned,  // of a frame that was lent, the speaker's host has nothing any more
   kHeard,     // that, of all up to this one
   kSight,     // somebody on the speaker's host has learned of a failed call, or its clock of sights has moved
+  kRankFailed,  // something has failed in the process of a rank, or another method has begun there since
   kBye,
   kLast = kBye,
 };
@@ -176,6 +178,12 @@ struct Saw {
   uint64_t number;
   uint64_t clock;  // of the speaker's host
 };
+struct RankFailed {
+  uint32_t slot;
+  uint32_t incarnation;
+  uint64_t went_on;  // how many had failed when a method began there last
+  RankFailure failure;
+};
 struct Rung {
   uint32_t slot;
   uint32_t incarnation;
@@ -216,6 +224,7 @@ inline uint32_t checked_head(const Prefix& p) {
     case What::kReturned: return exactly(sizeof(Returned));
     case What::kHeard: return exactly(sizeof(Heard));
     case What::kSight: return exactly(sizeof(Saw));
+    case What::kRankFailed: return exactly(sizeof(RankFailed));
     case What::kClosed:
     case What::kPing:
     case What::kBye: return exactly(0);

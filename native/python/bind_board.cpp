@@ -227,8 +227,7 @@ void bind_board(nb::module_& m) {
              s.graph.store(graph, std::memory_order_relaxed);
              s.node.store(node, std::memory_order_relaxed);
              s.execution.store(execution, std::memory_order_relaxed);
-             s.since_ns.store(now_ns(), std::memory_order_relaxed);
-             s.state.store(uint32_t(State::kRunning), std::memory_order_release);
+             i.begins(now_ns());
            }, "graph"_a, "node"_a, "execution"_a)
       .def("running_call", [](Inbox& i, nb::str name, uint64_t call) {
              Status& s = i.status();
@@ -244,8 +243,7 @@ void bind_board(nb::module_& m) {
              s.what[n] = 0;
              s.what_version.store(version + 2, std::memory_order_release);
              s.execution.store(call, std::memory_order_relaxed);
-             s.since_ns.store(now_ns(), std::memory_order_relaxed);
-             s.state.store(uint32_t(State::kRunning), std::memory_order_release);
+             i.begins(now_ns());
            }, "name"_a, "call"_a)
       .def_prop_ro("asked", [](Inbox& i) { return i.status().asked.load(std::memory_order_seq_cst); })
       .def("note_waits", &note_waits, "waits"_a);

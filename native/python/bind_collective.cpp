@@ -352,10 +352,10 @@ void bind_collective(nb::module_& m) {
       .def("forget", &forget, "readers"_a)
       .def("called", &called, "rank"_a)
       .def_prop_ro("absent", [](CollectiveGroup& group) { return list_of(group.absent()); })
-      .def("note_failure", [](CollectiveGroup& group, const std::string& why) { group.note_failure(why.c_str()); }, "why"_a)
-      .def("note_failed_call", [](CollectiveGroup& group, const std::string& why, const std::string& name, std::pair<uint32_t, uint32_t> caller, bool ran, uint64_t number, uint64_t seen_at) {
-             group.note_failed_call(why.c_str(), name.c_str(), {caller.first, caller.second}, ran, number, seen_at);
-           }, "why"_a, "name"_a, "caller"_a, "ran"_a, "number"_a, "seen_at"_a)
+      .def("note_failure", [](CollectiveGroup& group, const std::string& why, bool first) { group.note_failure(why.c_str(), first); }, "why"_a, "first"_a)
+      .def("note_failed_call", [](CollectiveGroup& group, const std::string& why, const std::string& name, std::pair<uint32_t, uint32_t> caller, bool ran, uint64_t number, uint64_t seen_at, bool first) {
+             group.note_failed_call(why.c_str(), name.c_str(), {caller.first, caller.second}, ran, number, seen_at, first);
+           }, "why"_a, "name"_a, "caller"_a, "ran"_a, "number"_a, "seen_at"_a, "first"_a)
       .def_prop_ro("broken", [](CollectiveGroup& group) -> nb::object {
         const auto broken = group.broken();
         if (!broken) return nb::none();

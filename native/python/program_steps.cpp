@@ -34,8 +34,7 @@ void Program::running(const Call& step, uint64_t since_ns) {
   status.graph.store(graph_, std::memory_order_relaxed);
   status.node.store(step.node, std::memory_order_relaxed);
   status.execution.store(execution_, std::memory_order_relaxed);
-  status.since_ns.store(since_ns, std::memory_order_relaxed);
-  status.state.store(uint32_t(State::kRunning), std::memory_order_release);
+  inbox_->begins(since_ns);
 }
 
 bool Program::call(Call& step, bool& begun) {

@@ -56,14 +56,19 @@ struct Rank {
   }
   Progress barrier(uint64_t timeout = 0) { return run({}, {}, timeout); }
 
-  // A call of `method` begins.
-  void begins() { status().since_ns.store(now_ns()); }
+  // A call begins, and a step of a graph.
+  void begins() { begins_step(0, 0); }
+  void begins_step(uint32_t graph, uint64_t execution) {
+    status().graph.store(graph);
+    status().execution.store(execution);
+    inbox.begins(now_ns());
+  }
   Status& status() { return board().slot(group.rank() + 1)->status; }
   Board& board() { return *inbox.board(); }
   // It has raised; the failure's number.
-  uint64_t fails(const char* method = "step", uint32_t caller = 9, bool ran = true) {
+  uint64_t fails(const char* method = "step", uint32_t caller = 9, bool ran = true, const char* why = "has raised") {
     const uint64_t number = board().fail(group.rank() + 1);
-    group.note_failed_call("has raised", method, {caller, 1}, ran, number);
+    group.note_failed_call(why, method, {caller, 1}, ran, number);
     return number;
   }
   void sees(uint64_t number) { board().see(group.rank() + 1, number); }

@@ -73,6 +73,16 @@ bool broken_by(const Rank& rank, Cause cause, uint32_t at, const char* why) {
   return CHECK(broken.has_value()) && CHECK(broken->cause == cause) && CHECK_EQ(broken->rank, at) && CHECK(broken->why == why);
 }
 
+// The host of rank `me` has heard of so many failures of `rank`.
+void await_failures(Worlds& worlds, uint32_t me, uint32_t rank, uint64_t count) {
+  Session::await([&] { return worlds.of(me).board->slot(rank + 1)->rank_failures.count() >= count; });
+}
+
+// It has heard that somebody has learned of that one.
+void await_sight(Worlds& worlds, uint32_t me, uint32_t slot, uint64_t number) {
+  Session::await([&] { return worlds.of(me).board->seen_at(slot, number).has_value(); });
+}
+
 }  // namespace
 
 TEST(every_operation_over_hosts) {
@@ -227,17 +237,113 @@ TEST(what_fails_on_all_hosts_alike_breaks_nothing) {
   });
 }
 
-// More failures than the others can be told of are the end of the group, and not of anybody's wait.
-TEST(failures_that_nobody_can_be_told_of_any_more) {
+// What is told of a rank is its last failure, so there may be any number of them: those that were learned of break nothing,
+// and the one that nobody has learned of is told in its own words.
+TEST(more_failures_than_a_ring_has_slots) {
+  for (bool known : {true, false}) {
+    Worlds worlds({0, 1, 1});
+    std::latch failed(3);
+    std::atomic<uint64_t> last = 0;
+    worlds.in_threads([&](Rank& rank) {
+      const uint32_t me = rank.group.rank();
+      rank.begins();
+      CHECK(rank.barrier() == Progress::kDone);
+      if (me == 1) {
+        for (int i = 0; i < 100; ++i) {
+          rank.sees(last = rank.fails());
+          // All calls are made on the first host, which has heard of it, and says so.
+          await_sight(worlds, 0, 2, last);
+          Session::await([&] { return rank.board().header()->heard.at(2, last, 0).has_value(); });
+        }
+        if (!known) rank.fails("step", 9, true, "was the last");
+      }
+      failed.arrive_and_wait();
+      if (known || me != 1) rank.begins();
+      if (known) {
+        CHECK(rank.run({}, {}, 0, worlds.all[0]->board->sights()) == Progress::kDone);
+      } else if (me != 1) {
+        CHECK(rank.barrier() == Progress::kBroken);
+        broken_by(rank, Cause::kRaised, 1, "was the last");
+      }
+    });
+  }
+}
+
+// A rank that another one waits for fails again and again, and says so each time.
+TEST(a_rank_that_is_waited_for_fails_more_often_than_a_ring_has_slots) {
+  Worlds worlds({0, 1});
+  std::latch waits(2);
+  worlds.in_threads([&](Rank& rank) {
+    rank.begins();
+    CHECK(rank.barrier() == Progress::kDone);
+    if (rank.group.rank() == 0) {
+      const CollectiveGroup::Turn turn(rank.group);
+      rank.group.begin({}, {}, 0);
+      Progress progress = rank.group.go_on();
+      waits.arrive_and_wait();
+      for (; progress == Progress::kSleep; progress = rank.group.go_on()) rank.inbox.park(rank.group.seen(), 0);
+      CHECK(progress == Progress::kBroken);
+      broken_by(rank, Cause::kRaised, 1, "was the last");
+      return;
+    }
+    // All are known to who has called the one that waits, but the last.
+    for (int i = 0; i < 100; ++i) {
+      const uint64_t number = rank.board().fail(2);
+      rank.sees(number);
+      if (i == 0) await_sight(worlds, 0, 2, number);
+      if (i == 0) waits.arrive_and_wait();
+      rank.group.note_failed_call(i < 99 ? "has raised" : "was the last", "step", {9, 1}, true, i < 99 ? number : rank.board().fail(2));
+    }
+  });
+}
+
+// Steps of graphs have no stamps: whether a failure was before is what the hosts of those who have begun since had heard.
+TEST(who_begins_a_step_behind_a_failure_that_was_heard_of) {
+  enum class Then { kSteps, kCalls, kMixed };
+  for (const bool step_fails : {true, false})
+    for (const Then then : {Then::kSteps, Then::kCalls, Then::kMixed}) {
+      if (!step_fails && then == Then::kCalls) continue;  // that is for sights
+      for (const bool heard : {true, false}) {
+        Worlds worlds({0, 1, 0});
+        std::latch failed(3), begun(3);
+        worlds.in_threads([&](Rank& rank) {
+          const uint32_t me = rank.group.rank();
+          rank.begins();
+          CHECK(rank.barrier() == Progress::kDone);
+          const auto begins = [&] {
+            if (then == Then::kSteps || (then == Then::kMixed && me != 1)) rank.begins_step(me + 1, 7);
+            else rank.begins();
+          };
+          if (!heard && me != 1) begins();
+          begun.arrive_and_wait();
+          if (me == 1) step_fails ? rank.group.note_failure("has raised") : (void)rank.fails();
+          failed.arrive_and_wait();
+          if (heard && me != 1) await_failures(worlds, me, 1, 1);
+          if (heard || me == 1) begins();
+          if (!heard && me == 1) return;  // it does not come: the others have begun what it has missed
+          CHECK(rank.barrier() == (heard ? Progress::kDone : Progress::kBroken));
+          if (heard) CHECK(rank.barrier() == Progress::kDone);
+          else broken_by(rank, Cause::kRaised, 1, "has raised");
+        });
+      }
+    }
+}
+
+// It fails, as who has called the others knew, and begins nothing: they do not wait without end.
+TEST(a_rank_of_another_host_that_begins_nothing_after_a_failure) {
   Worlds worlds({0, 1});
   std::latch failed(2);
   worlds.in_threads([&](Rank& rank) {
     rank.begins();
-    if (rank.group.rank() == 1)
-      for (int i = 0; i < 100; ++i) rank.fails();
+    CHECK(rank.barrier() == Progress::kDone);
+    if (rank.group.rank() == 1) rank.group.note_failure("has raised");
     failed.arrive_and_wait();
-    if (rank.group.rank() == 0) CHECK(rank.barrier() == Progress::kBroken);
+    if (rank.group.rank() == 1) return;
+    await_failures(worlds, 0, 1, 1);
+    rank.begins();
+    CHECK(rank.barrier() == Progress::kBroken);
     broken_by(rank, Cause::kRaised, 1, "has raised");
+    CHECK(rank.longest_sleep > 500 * kMs);
   });
 }
 

@@ -242,3 +242,103 @@ TEST(what_was_told_again_takes_no_sight_of_another_host_away) {
   CHECK(second.pump->counts(0).connections > connections);
   CHECK(knew(second, 3, word));
 }
+
+// The same of what fails in the process of a rank, and of its going on, also where it is heard of by way of a third host.
+TEST(a_failure_of_a_rank_is_there_before_a_frame_that_was_published_behind_it) {
+  const Homes homes = {0, 1, 2};
+  const std::vector<Host::Shape> rings = {{0, {1}}, {1, {2}}};
+  Host first(0, homes), second(1, homes), third(2, homes);
+  for (Host* host : {&first, &second, &third}) host->mirror(kNumber, rings);
+  join(first, second);
+  join(second, third);
+  std::atomic<bool> over{false};
+  std::thread breaker([&] {
+    while (!over) {
+      ::usleep(10'000);
+      first.pump->disconnect(1, "a test");
+      second.pump->disconnect(0, "a test");
+      join(first, second);
+    }
+  });
+  const auto one = first.sender(kNumber, rings, 0), other = second.sender(kNumber, rings, 1);
+  const auto from_one = second.receiver(kNumber, rings, 0, 0), from_other = third.receiver(kNumber, rings, 1, 0);
+  for (uint64_t i = 1; i <= 500; ++i) {
+    RankFailure failure;
+    failure.number = i;
+    failure.noted_ns = 1;
+    std::snprintf(failure.why, sizeof failure.why, "%d", int(i));
+    const uint64_t now = now_ns();
+    first.board->note_rank_failure(0, failure);
+    if (i % 2 == 0) first.board->note_began(0);
+    say(first, 0, *one, i);
+    CHECK_EQ(hear(second, 1, *from_one).number, i);
+    say(second, 1, *other, i);
+    CHECK_EQ(hear(third, 2, *from_other).number, i);
+    for (Host* host : {&second, &third}) {
+      const RankFailures& heard = host->board->slot(0)->rank_failures;
+      const auto last = heard.last();
+      if (!CHECK(last.has_value())) break;
+      CHECK_EQ(last->count, i);
+      CHECK_EQ(last->number, i);
+      CHECK(last->noted_ns >= now && last->noted_ns <= now_ns());  // by the clock there
+      CHECK(last->why == std::to_string(i));
+      CHECK_EQ(heard.went_on(), i - i % 2);
+    }
+  }
+  over = true;
+  breaker.join();
+}
+
+// Whoever wakes looks at what has failed, and so that is there before the bell rings.
+TEST(a_failure_of_a_rank_is_there_before_a_bell_that_was_rung_behind_it) {
+  const Homes homes = {0, 1};
+  const std::vector<Host::Shape> rings = {{0, {1}}};
+  Host first(0, homes), second(1, homes);
+  for (Host* host : {&first, &second}) host->mirror(kNumber, rings);
+  join(first, second);
+  Bell& bell = second.board->slot(1)->bell;
+  for (uint64_t i = 1; i <= 300; ++i) {
+    const uint32_t before = bell.count;
+    first.board->note_rank_failure(0, {});
+    first.board->ring(1, kAttentionBit);
+    if (!second.wait(1, [&] { return bell.count != before; })) break;
+    CHECK_EQ(second.board->slot(0)->rank_failures.count(), i);
+  }
+}
+
+// Another process that has the slot later has failed in nothing.
+TEST(failures_of_a_former_process_are_not_those_of_the_next) {
+  auto board = Board::create(1);
+  board->prepare(0, "first");
+  board->note_rank_failure(0, {});
+  CHECK(board->slot(0)->rank_failures.any());
+  board->prepare(0, "second");
+  CHECK(!board->slot(0)->rank_failures.any());
+  CHECK(!board->slot(0)->rank_failures.last());
+}
+
+// Some are read while others are written.
+TEST(a_failure_of_a_rank_is_read_whole) {
+  auto board = Board::create(1);
+  board->prepare(0, "rank");
+  std::atomic<bool> over{false};
+  std::thread writer([&] {
+    RankFailure failure;
+    for (uint64_t i = 1; i <= 20'000; ++i) {
+      failure.number = i;
+      std::ranges::fill(failure.why, char('a' + i % 20));
+      board->note_rank_failure(0, failure);
+    }
+    over = true;
+  });
+  uint64_t before = 0;
+  while (!over) {
+    const auto last = board->slot(0)->rank_failures.last();
+    if (!last) continue;
+    const char letter = char('a' + last->number % 20);
+    CHECK(last->count == last->number && last->count >= before);
+    CHECK(std::string(last->why) == std::string(sizeof last->why - 1, letter));
+    before = last->count;
+  }
+  writer.join();
+}

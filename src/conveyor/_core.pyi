@@ -1496,8 +1496,9 @@ class CollectiveGroup:
     def called(self, rank: int) -> tuple[int, int, int, int, tuple[int, ...], int, int]:
         """What a rank has called, after ``run`` has returned 1: operation, op, type, count, shape, tensors,
         root."""
-    def note_failure(self, why: str) -> None:
-        """A step of a graph has raised here: ranks that wait for it are told."""
+    def note_failure(self, why: str, first: bool) -> None:
+        """A step of a graph has raised here: ranks that wait for it are told. ``first``: of the process's groups
+        this is the first to be told."""
     def note_failed_call(
         self,
         why: str,
@@ -1506,6 +1507,7 @@ class CollectiveGroup:
         ran: bool,
         number: int,
         seen_at: int,
+        first: bool,
     ) -> None:
         """The same of a call: its name, the process that has made it, and whether it had begun. ``number``: the
         failure's on the board; 0: who has made it knew of that when ``sights`` said ``seen_at``."""

@@ -1,5 +1,6 @@
 """Failures of ranks that are on nodes that share no memory: who knows of them goes on, as on one host."""
 
+import contextlib
 import sys
 
 import cloudpickle
@@ -33,7 +34,7 @@ class Rank:
     def size(self, size):
         collective.allreduce(np.ones(size), timeout=WAIT)
 
-    def fail(self):
+    def fail(self, _given=None):
         raise LookupError("nothing of a step")
 
     def call(self, ranks, number, fails):
@@ -81,10 +82,14 @@ def test_a_rank_that_waits_for_one_whose_failure_was_known(ranks):
         assert get(first) == [number * float(len(ranks))] * len(first)
 
 
-def test_several_failures_between_two_operations(ranks):
-    for _ in range(8):
+def test_many_failures_between_two_operations(ranks):
+    """More than the ring between two nodes has slots."""
+    for _ in range(40):
         fail(ranks[-1].fail.remote())
     meet(ranks, 1)
+    refs = [ranks[-1].fail.remote() for _ in range(40)]
+    settled(*refs)  # and nobody knows of these
+    do_not_meet(*[rank.step.remote(3) for rank in ranks], match=rf"rank {len(ranks) - 1} \(Rank")
 
 
 def test_a_failure_that_nobody_has_heard_of(ranks):
@@ -163,6 +168,33 @@ def test_steps_of_a_graph_behind_one_whose_method_has_raised_behind_its_operatio
             behind = graph.execute(number, *nothing)
             fail(ahead)
             assert get(behind) == [number * float(len(ranks))] * len(ranks)
+
+
+def test_steps_of_graphs_behind_failures_of_calls_and_of_other_graphs(ranks):
+    last = len(ranks) - 1
+    with InputNode() as inp:
+        steps = [rank.step.bind(inp) for rank in ranks]
+        together = MultiOutputNode(steps).compile()
+        apart = [one.compile() for one in steps]
+        alone = ranks[last].fail.bind(inp).compile()
+    with together, alone, contextlib.ExitStack() as stack:
+        for graph in apart:
+            stack.enter_context(graph)
+        for number in range(5):
+            total = [number * float(len(ranks))] * len(ranks)
+            settled(ranks[last].fail.remote())
+            assert get(together.execute(number)) == total
+            fail(alone.execute(0))
+            assert get(together.execute(number)) == total
+            fail(alone.execute(0))
+            meet(ranks, number)
+            fail(alone.execute(0))
+            assert get([graph.execute(number) for graph in apart]) == total
+            fail(ranks[last].fail.remote())
+            assert get([graph.execute(number) for graph in apart]) == total
+            fail(alone.execute(0))
+            first = [rank.step.remote(number) for rank in ranks[:last]]
+            assert get([*first, apart[last].execute(number)]) == total
 
 
 def test_the_driver_knows_of_what_it_has_got(actors):

@@ -101,8 +101,8 @@ class ActorCollectives:
         not coming."""
         if self._joined:
             words = _in_words(error)
-            for joined in self._joined:
-                joined.group.note_failure(words)
+            for nth, joined in enumerate(self._joined):
+                joined.group.note_failure(words, nth == 0)
 
     def call_failed(self, failure: CallFailure) -> tuple[FailedCall, ...]:
         """The same of a call. What its error is to tell of."""
@@ -117,8 +117,8 @@ class ActorCollectives:
         words = f"{name} {why if isinstance(why, str) else _in_words(why)}"
         if name == UNREAD:  # it is like none of another rank
             name = f"{slot}.{number}"
-        for joined in self._joined:
-            joined.group.note_failed_call(words, name, caller, ran, number, seen_at)
+        for nth, joined in enumerate(self._joined):
+            joined.group.note_failed_call(words, name, caller, ran, number, seen_at, nth == 0)
         return calls
 
 
