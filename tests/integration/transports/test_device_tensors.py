@@ -327,7 +327,8 @@ sys.stdin.readline()
         with sim.using(stream):
             stream.wait_event(sim.open_event(event))
             assert (opened + 1).tolist() == [6.0] * 8
-            stream.wait_event(sim.open_event(never))
+            lost = sim.open_event(never)
+            stream.wait_event(lost)
         assert not stream.query()
     finally:
         peer.kill()
@@ -337,6 +338,8 @@ sys.stdin.readline()
     time.sleep(0.2)
     assert not stream.query()  # an event of a process that was killed never happens, as in CUDA
     sim.current_stream(1).synchronize()  # and others of this process go on
+    lost.word.tell(lost.word.recorded)  # or nobody could wait for the device any more
+    stream.synchronize()
     assert opened.tolist() == [5.0] * 8  # the memory stays with who has opened it
     del opened
     with pytest.raises(RuntimeError, match=rf"the memory of process {peer.pid} cannot be opened"):
