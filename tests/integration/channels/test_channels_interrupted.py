@@ -48,6 +48,8 @@ def interrupting():
 
         try:
             try:
+                # Python 3.12 tells of opcodes only if some frame had asked before the tracing began.
+                sys._getframe().f_trace_opcodes = True
                 sys.settrace(trace)
                 call()
             finally:

@@ -34,6 +34,8 @@ PROGRAM = """
             return self
 
     conveyor.get(send(type("First", (), {})()), timeout=60)  # cloudpickle is imported
+    # Python 3.12 tells of opcodes only if some frame had asked for them before the tracing began.
+    sys._getframe().f_trace_opcodes = True
     moment = 0
     while True:
         # A class that no channel has carried, at each moment.

@@ -376,7 +376,9 @@ def test_a_signal_inside_of_a_method_of_the_inline_engine(scripts, where, kind):
 def test_children_of_fork_do_not_end_the_session(scripts):
     out = scripts.run(
         _program("""
-        import signal
+        import signal, warnings
+        # Python 3.12 and later warn of each fork of a process with threads.
+        warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
         pid = os.fork()
         if pid == 0:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -56,6 +56,8 @@ def _broken_off_after(step, what):
         return trace
 
     before = sys.gettrace()
+    # Python 3.12 tells of opcodes only if some frame had asked for them before the tracing began.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         what()

@@ -374,7 +374,10 @@ class InlineRuntime(CallingRuntime):
             )
         flush_files()  # an instance may be part of a circle, of which a collection closes files in any order
         if interrupt is not None:
-            raise interrupt
+            try:
+                raise interrupt
+            finally:
+                del interrupt  # its traceback has this frame
 
     def _close(self, error: SessionEndedError) -> None:
         with ExitStack() as steps:  # the last one first, and each whatever another has raised

@@ -15,14 +15,19 @@ def try_each(*steps: Callable[[], object], name: str = "") -> KeyboardInterrupt 
     more: in an actor's process, which Ctrl-C does not reach, only user code raises it.
     """
     interrupt: KeyboardInterrupt | None = None
-    for step in steps:
-        try:
-            step()
-        except BaseException as error:
-            head = f"{name} has failed:\n" if name else ""
-            print(head + traceback.format_exc(), file=sys.stderr)
-            if isinstance(error, KeyboardInterrupt):
-                # Its traceback has this frame, and so the steps, and what they are to end: in a circle, of
-                # which a collection closes files in any order.
-                interrupt = interrupt or error.with_traceback(None)
-    return interrupt
+    try:
+        for step in steps:
+            try:
+                step()
+            except BaseException as error:
+                head = f"{name} has failed:\n" if name else ""
+                print(head + traceback.format_exc(), file=sys.stderr)
+                if isinstance(error, KeyboardInterrupt):
+                    # Its traceback has this frame, and so the steps, and what they are to end: in a circle,
+                    # of which a collection closes files in any order.
+                    interrupt = interrupt or error.with_traceback(None)
+        return interrupt
+    finally:
+        # The error in whose handling it was raised may have the frame of a generator that was closed. From
+        # Python 3.12 on that leads back to this frame, which would close the same circle.
+        del interrupt
