@@ -95,6 +95,10 @@ class Weather:
             sock.close()
 
     def close(self):
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(
+                socket.SHUT_RDWR
+            )  # closing it alone wakes no thread in accept()
         self._listener.close()
         self.reset()
 
