@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import cloudpickle
@@ -349,6 +350,16 @@ def test_a_producer_without_room(make):
     assert get(consumer.ends.remote(producer.large.remote(MIB))) == (1, 1)
 
 
+def goes_on(graph):
+    """Have it execute until an execution is well."""
+    end = time.monotonic() + WAIT
+    while True:
+        with suppress(TaskError):
+            assert get(graph.execute(2 * MIB, None)) == (1, 1)
+            return
+        assert time.monotonic() < end
+
+
 @names
 def test_a_consumer_without_room(make, name):
     """Its transfer fails, and no other, but for those that are on their way behind it by NCCL: they belong to
@@ -364,7 +375,10 @@ def test_a_consumer_without_room(make, name):
         with pytest.raises(Exception, match="out of memory") as told:
             get(refs[1])
         assert not isinstance(told.value, (WaitTimeoutError, ActorDiedError))
-        assert get(refs[2] if name == "cuda_ipc" else graph.execute(2 * MIB, None)) == (1, 1)
+        if name == "cuda_ipc":
+            assert get(refs[2]) == (1, 1)
+        else:  # what is announced before the group is made anew fails with it
+            goes_on(graph)
         get(consumer.room.remote(None))
         assert get(graph.execute(256 * MIB, None)) == (1, 1)
 

@@ -15,6 +15,7 @@ from integration_helpers import hold
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, GraphError, GraphTornDownError, WaitTimeoutError
+from conveyor.runtime.protocol import PID_MASK
 
 
 @conveyor.remote
@@ -250,7 +251,8 @@ def test_hundreds_of_graphs_in_an_actor_leak_nothing(local, wait_until):
             conveyor.get(controller.scaled.remote(stage, 2))
 
     def descriptors() -> list[int]:
-        pids = [os.getpid(), *(r.pid for r in conveyor.runtime.context.current().table)]
+        table = conveyor.runtime.context.current().table
+        pids = [os.getpid(), *(record.pid & PID_MASK for record in table)]
         conveyor.get(controller.collect.remote())
         return [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
 

@@ -110,6 +110,7 @@ class Worker:
         def broken():
             raise ArithmeticError("in a kernel")
 
+        accelerator.install()
         made = torch.ones(number, device="sim")
         if number == 13:
             accelerator.kernel(0, broken)
