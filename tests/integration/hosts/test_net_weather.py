@@ -96,9 +96,8 @@ class Weather:
 
     def close(self):
         with contextlib.suppress(OSError):
-            self._listener.shutdown(
-                socket.SHUT_RDWR
-            )  # closing it alone wakes no thread in accept()
+            # To close it alone wakes no thread in accept().
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.reset()
 
