@@ -28,14 +28,13 @@ class Node:
         set_up_codec()
         self.number = number
         self.board = _core.Board.create(hosts)
-        self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._files = [_core.Arena.create_fd(ARENA) for _ in range(hosts)]
+        self._fds = [eventfd, *self._files]
         self.board.prepare(number, f"process {number}")
         self.board.alive_unwatched(number)
-        self.board.set_eventfd(number, self._eventfd, 1)
-        self.inbox = _core.Inbox(
-            self.board, number, self._eventfd, threading.main_thread().ident or 0
-        )
+        self.board.set_eventfd(number, eventfd, 1)
+        self.inbox = _core.Inbox(self.board, number, eventfd, threading.main_thread().ident or 0)
         self.arenas = [_core.Arena(self._files[i], ARENA, CAP, self.board, i) for i in range(hosts)]
         self.pump = _core.HostPump(self.board, number, window)
         for other in range(hosts):
@@ -120,4 +119,7 @@ class Node:
         self.inbox.wait(seen, 60)
 
     def stop(self) -> None:
+        """Stop the pump, and close the descriptors, of which all that were made with them have copies."""
         self.pump.stop()
+        while self._fds:
+            os.close(self._fds.pop())

@@ -68,6 +68,9 @@ class Pair:
         alive = self.process.is_alive()
         self.process.kill()
         self.process.join()
+        self.process.close()
+        if self.between:
+            self.between.close()
         assert not alive
         assert not self.failed.is_set()
 

@@ -95,6 +95,9 @@ class Weather:
             sock.close()
 
     def close(self):
+        with contextlib.suppress(OSError):
+            # To close it alone wakes no thread in accept().
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.reset()
 
