@@ -116,6 +116,15 @@ def warm_starts(request, nurseries):
         yield
 
 
+#: Ray knows within two seconds that a node has gone, and not after a quarter of a minute in which it places
+#: actors there.
+_NOTICES_SOON = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 3,
+}
+
+
 @pytest.fixture(scope="session", autouse=_ON_RAY)
 def two_nodes():
     """A Ray cluster of two nodes, on this machine."""
@@ -127,7 +136,12 @@ def two_nodes():
         cluster = Cluster()
         try:
             resources = {"first": 4}
-            cluster.add_node(num_cpus=2, resources=resources, include_dashboard=False)
+            cluster.add_node(
+                num_cpus=2,
+                resources=resources,
+                include_dashboard=False,
+                _system_config=_NOTICES_SOON,
+            )
             cluster.add_node(num_cpus=2, resources={"second": 4, "stage": 4})
             ray.init(address=cluster.address, log_to_driver=False)
             break

@@ -37,6 +37,17 @@ def stages(two_nodes):
     return Stage.remote(), Stage.options(resources={"second": 0.1}).remote()
 
 
+@pytest.fixture(autouse=True)
+def _no_node_is_dead_and_not_known_to_be(two_nodes, wait_until):
+    """Ray would place the next test's actors on a node that this one has taken away."""
+    import ray
+
+    yield
+    if ray.is_initialized():
+        there = {node.node_id for node in two_nodes.list_all_nodes()}
+        wait_until(lambda: {node["NodeID"] for node in ray.nodes() if node["Alive"]} <= there)
+
+
 @pytest.fixture
 def stage(two_nodes):
     """One of a test's own."""
