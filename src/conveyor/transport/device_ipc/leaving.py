@@ -44,8 +44,9 @@ _waiting: list[Left] = []
 
 def let_go(wire: Wire, left: list[Left]) -> None:
     """Let go of ``left`` when nobody reads it. It belongs to this function."""
-    left += _waiting
-    _waiting.clear()
+    with suppress(IndexError):  # until there is none; another thread may take some
+        while True:
+            left.append(_waiting.pop())
     if not left:
         return
     try:
