@@ -36,8 +36,8 @@ from conveyor.runtime.actor.orders import Stop, Unload
 from conveyor.runtime.actor.requests.client import RequestClient
 from conveyor.runtime.actor.requests.messages import Done, Find, Numbered
 from conveyor.runtime.driver.processes.record import ActorRecord
-from conveyor.runtime.refs.connection import SHARE_FROM, received
-from conveyor.runtime.refs.messages import send_message
+from conveyor.runtime.messages.connection import SHARE_FROM, received
+from conveyor.runtime.messages.sockets import send_message
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

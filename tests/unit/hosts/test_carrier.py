@@ -14,7 +14,7 @@ from conveyor.engine.net.carrier import Carrier
 from conveyor.engine.net.depot import Depot, Supply
 from conveyor.engine.net.handshake import NotHeardError
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
-from conveyor.runtime.refs.messages import all_of, receive_pickled, send_pickled
+from conveyor.runtime.messages.sockets import all_of, receive_pickled, send_pickled
 
 WAIT = 60
 LARGE = 3 << 20

@@ -60,10 +60,10 @@ from conveyor.runtime.graph.executor import Laid, LaidChannels, Member, refuse_o
 from conveyor.runtime.graph.handles.handle import graph_handle
 from conveyor.runtime.graph.submission.unsendable import blame_tasks
 from conveyor.runtime.graph.telemetry.afar import PATIENCE, Afar, Question
+from conveyor.runtime.messages.sockets import all_of
 from conveyor.runtime.process import Place, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
-from conveyor.runtime.refs.actor_exports import ActorExports
-from conveyor.runtime.refs.messages import all_of
+from conveyor.runtime.refs.pickled.actor_exports import ActorExports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.status import describe_status

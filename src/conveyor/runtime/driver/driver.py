@@ -51,7 +51,7 @@ from conveyor.runtime.graph.executor import Laid, Member
 from conveyor.runtime.graph.handles.sharing import SharedGraphs
 from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo
-from conveyor.runtime.refs.exports import Exports
+from conveyor.runtime.refs.pickled.exports import Exports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.uninterrupted import uninterrupted

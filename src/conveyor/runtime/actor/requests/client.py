@@ -29,10 +29,10 @@ from conveyor.runtime.actor.requests.messages import (
     WhyDead,
     WhyRefused,
 )
-from conveyor.runtime.message import Message
+from conveyor.runtime.messages.message import Message
+from conveyor.runtime.messages.sockets import PIECE, receive_message, send_pickled
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.refs.messages import PIECE, receive_message, send_pickled
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.inquiry import Waiting
 from conveyor.runtime.waiting.reports import Found

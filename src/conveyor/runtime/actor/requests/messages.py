@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from conveyor.runtime.message import Message
+from conveyor.runtime.messages.message import Message
 
 if TYPE_CHECKING:
     from conveyor.codec.sealed import Sealed

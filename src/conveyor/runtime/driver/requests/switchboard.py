@@ -33,9 +33,9 @@ from conveyor.runtime.driver.processes.table import DRIVER_SLOT, Table
 from conveyor.runtime.driver.requests.connections import Connections
 from conveyor.runtime.driver.requests.inquiries import Inquiries
 from conveyor.runtime.driver.requests.lines import Given, RequestLine, RequestLines, let_go
-from conveyor.runtime.message import Message
+from conveyor.runtime.messages.message import Message
+from conveyor.runtime.messages.sockets import receive_message
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
-from conveyor.runtime.refs.messages import receive_message
 from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.system_limits import explained
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from conveyor import _core
 from conveyor.codec.direct import DIRECT, Located
 from conveyor.runtime import threads
-from conveyor.runtime.refs.messages import all_of, receive_message, send_message
+from conveyor.runtime.messages.sockets import all_of, receive_message, send_message
 from conveyor.system_limits import explained
 
 #: Values from this size on travel as files.

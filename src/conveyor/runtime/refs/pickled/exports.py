@@ -26,13 +26,13 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.refs.asked import tell_of
-from conveyor.runtime.refs.exchange import ExportId, Forget, Whom
-from conveyor.runtime.refs.exported import Exported, Holder
-from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome, gone
-from conveyor.runtime.refs.orphans import Orphans
+from conveyor.runtime.refs.pickled.asked import tell_of
+from conveyor.runtime.refs.pickled.exchange import ExportId, Forget, Whom
+from conveyor.runtime.refs.pickled.exported import Exported, Holder
+from conveyor.runtime.refs.pickled.imports import ImportedRef, Imports, Outcome, gone
+from conveyor.runtime.refs.pickled.orphans import Orphans
+from conveyor.runtime.refs.pickled.tickets import Tickets
 from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.refs.tickets import Tickets
 from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.runtime.waiting.works import Blockers
 

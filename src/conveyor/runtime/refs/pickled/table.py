@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from conveyor.codec import Reader
-from conveyor.runtime.refs.exchange import ExportId
+from conveyor.runtime.refs.pickled.exchange import ExportId
 from conveyor.runtime.refs.ref import Ref
 
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from conveyor.codec import Reader
-from conveyor.runtime.refs.tickets import Tickets
+from conveyor.runtime.refs.pickled.tickets import Tickets
 
-#: Have a process say :class:`conveyor.runtime.refs.exchange.Dry`, with that number, once it has nothing left
-#: of what these have sent.
+#: Have a process say :class:`~conveyor.runtime.refs.pickled.exchange.Dry`, with that number, once it has
+#: nothing left of what these have sent.
 Ask: TypeAlias = Callable[[Reader, int, tuple[Reader, ...]], object]
 
 #: Whether something that ``maker``, which is dead and was on that host (0: the driver's), has sent may still

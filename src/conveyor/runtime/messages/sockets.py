@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
-from conveyor.runtime.message import MAX_FDS
+from conveyor.runtime.messages.message import MAX_FDS
 from conveyor.runtime.process import close_all
 from conveyor.system_limits import NO_MEMORY, PASSING, hint
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from conveyor.codec import Reader
-from conveyor.runtime.refs.connection import Connection, Node
-from conveyor.runtime.refs.exchange import ExportId
-from conveyor.runtime.refs.imports import Outcome
+from conveyor.runtime.messages.connection import Connection, Node
+from conveyor.runtime.refs.pickled.exchange import ExportId
+from conveyor.runtime.refs.pickled.imports import Outcome
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.works import Blockers
 

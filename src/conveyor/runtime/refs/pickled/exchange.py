@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from conveyor.runtime.message import Message
+from conveyor.runtime.messages.message import Message
 
 if TYPE_CHECKING:
     from conveyor.codec import Reader

@@ -1,4 +1,4 @@
-"""Pickled refs as an actor sees them; see ``runtime.refs.exports``."""
+"""Pickled refs as an actor sees them; see ``runtime.refs.pickled.exports``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.refs.asked import tell_of
-from conveyor.runtime.refs.connection import Connection
-from conveyor.runtime.refs.exchange import (
+from conveyor.runtime.messages.connection import Connection
+from conveyor.runtime.refs.pickled.asked import tell_of
+from conveyor.runtime.refs.pickled.exchange import (
     Answer,
     Arrived,
     Ask,
@@ -34,7 +34,7 @@ from conveyor.runtime.refs.exchange import (
     ToRendezvous,
     Whom,
 )
-from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome
+from conveyor.runtime.refs.pickled.imports import ImportedRef, Imports, Outcome
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.sources import Sources
 from conveyor.runtime.waiting.patience import wait_until

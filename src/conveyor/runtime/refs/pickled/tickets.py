@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from conveyor.codec import Reader
-from conveyor.runtime.refs.connection import Node
-from conveyor.runtime.refs.exchange import ExportId
+from conveyor.runtime.messages.connection import Node
+from conveyor.runtime.refs.pickled.exchange import ExportId
 
 
 class Maker(Protocol):

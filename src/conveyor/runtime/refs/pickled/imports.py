@@ -13,10 +13,10 @@ from conveyor import _core
 from conveyor.codec import Reader, SentDefinitions, claims, decode_error, encode_error
 from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
 from conveyor.runtime import context
-from conveyor.runtime.refs.asked import Asked
-from conveyor.runtime.refs.connection import SHARE_FROM, Connection, received
-from conveyor.runtime.refs.exchange import Arrived, ExportId, Made
+from conveyor.runtime.messages.connection import SHARE_FROM, Connection, received
 from conveyor.runtime.refs.holding import Holding
+from conveyor.runtime.refs.pickled.asked import Asked
+from conveyor.runtime.refs.pickled.exchange import Arrived, ExportId, Made
 from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.staying import stays_afar
 from conveyor.runtime.waiting.patience import wait_until

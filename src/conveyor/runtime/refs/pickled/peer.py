@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.refs.connection import Connection, Node
-from conveyor.runtime.refs.exchange import (
+from conveyor.runtime.messages.connection import Connection, Node
+from conveyor.runtime.refs.pickled.exchange import (
     Answer,
     Arrived,
     Ask,
@@ -24,8 +24,8 @@ from conveyor.runtime.refs.exchange import (
     Ticket,
     ToRendezvous,
 )
-from conveyor.runtime.refs.exports import Exports
-from conveyor.runtime.refs.imports import Outcome
+from conveyor.runtime.refs.pickled.exports import Exports
+from conveyor.runtime.refs.pickled.imports import Outcome
 from conveyor.runtime.waiting.works import Blockers
 
 
