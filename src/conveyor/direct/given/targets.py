@@ -8,8 +8,8 @@ from typing import Any
 
 from conveyor.codec.direct import Unfetched, fetched
 from conveyor.device import registry as devices
-from conveyor.direct.into import Targets
-from conveyor.direct.into import receive as receive_into
+from conveyor.direct.given.into import Targets
+from conveyor.direct.given.into import receive as receive_into
 from conveyor.direct.leaves import is_leaf
 from conveyor.direct.memory import is_tensor
 from conveyor.direct.objects import taken_apart

@@ -10,7 +10,7 @@ from typing import Any
 
 from conveyor.codec.errors.encoding import note_not_begun
 from conveyor.direct.awaiting import when_there
-from conveyor.direct.into import Targets, receive
+from conveyor.direct.given.into import Targets, receive
 from conveyor.direct.leaves import is_leaf
 from conveyor.runtime.refs.unread import Arriving
 
