@@ -2,7 +2,7 @@
 
 A block of an arena that is used again and again by values of a device is pinned in each process that
 copies from or to it, once for a kind of device. Before that the process marks the block, and its owner gives
-no memory back that lies in a marked one (``native/pins.h``): so the pages under a device never change. What a
+no memory back that lies in a marked one (``native/arena/pins.h``): so the pages under a device never change. What a
 process has not used for a while it gives up again.
 """
 

@@ -6,7 +6,7 @@
 #include <array>
 #include <thread>
 
-#include "signals_blocked.h"
+#include "../signals_blocked.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23

@@ -1,4 +1,4 @@
-#include "collective_kernels.h"
+#include "kernels.h"
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-#include "collective_loops.h"
+#include "loops.h"
 
 namespace conveyor {
 namespace {
@@ -20,7 +20,7 @@ namespace {
 namespace plain {
 constexpr size_t kVector = 16;
 struct Halves {};
-#include "collective_loops.inl"
+#include "loops.inl"
 }
 
 // The library is built for any x86-64; which loops run is decided once, where it runs. Wider vectors than AVX2's gain
@@ -44,7 +44,7 @@ struct Halves {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(kept, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 };
-#include "collective_loops.inl"
+#include "loops.inl"
 }  // namespace avx2
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -71,7 +71,7 @@ struct Halves {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtps_ph(kAll, kept, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 };
-#include "collective_loops.inl"
+#include "loops.inl"
 constexpr std::array<Loops, 4> kF16 = all_of<F16>(), kBf16 = all_of<Bf16>();  // the others' are left out of the library
 }  // namespace avx512
 #if defined(__clang__)

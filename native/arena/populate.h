@@ -2,7 +2,7 @@
 // would end in SIGBUS.
 #pragma once
 
-#include "platform.h"
+#include "../platform.h"
 
 namespace conveyor {
 

@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "arena_view.h"
+#include "view.h"
 
 namespace conveyor {
 

@@ -21,7 +21,7 @@
 // sleep. What makes an operation impossible is said once, in the header's `cause`: the group is broken from then on.
 //
 // Ranks may be on several hosts. Each host has a segment then, with lines and staging areas of its own ranks, and what a
-// rank stages goes to the others with the word that it has come to the barrier (collective_links.h). The rest is the same:
+// rank stages goes to the others with the word that it has come to the barrier (links.h). The rest is the same:
 // a frame of a rank is its line and its staging area, and lasts until this rank comes to the next barrier.
 //
 // Values that are exchanged do not pass through here: each rank publishes its own in a ring of its own, which all ranks
@@ -35,10 +35,10 @@
 #include <utility>
 #include <vector>
 
-#include "collective_kernels.h"
-#include "collective_links.h"
-#include "inbox.h"
-#include "ring.h"
+#include "kernels.h"
+#include "links.h"
+#include "../inbox.h"
+#include "../ring.h"
 
 namespace conveyor {
 

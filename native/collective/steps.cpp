@@ -2,7 +2,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "collective_group.h"
+#include "group.h"
 
 namespace conveyor {
 

@@ -1,7 +1,7 @@
 // What lies at the beginning of a collective group's segment: of the group, and of each rank.
 #pragma once
 
-#include "collective_group.h"
+#include "group.h"
 
 namespace conveyor {
 

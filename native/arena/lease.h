@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "arena_view.h"
+#include "view.h"
 
 namespace conveyor {
 

@@ -2,7 +2,7 @@
 // what it can give back.
 #pragma once
 
-#include "platform.h"
+#include "../platform.h"
 
 namespace conveyor {
 

@@ -1,9 +1,9 @@
-#include "collective_group.h"
+#include "group.h"
 
 #include <cstring>
 
-#include "collective_lines.h"
-#include "populate.h"
+#include "lines.h"
+#include "../arena/populate.h"
 
 namespace conveyor {
 

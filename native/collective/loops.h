@@ -1,7 +1,7 @@
-// The loops of one element type and operation; collective_loops.inl has them. "Wide" is what is computed in.
+// The loops of one element type and operation; loops.inl has them. "Wide" is what is computed in.
 #pragma once
 
-#include "collective_kernels.h"
+#include "kernels.h"
 
 namespace conveyor {
 

@@ -10,7 +10,7 @@
 #include <functional>
 #include <memory>
 
-#include "platform.h"
+#include "../platform.h"
 
 namespace conveyor {
 

@@ -1,4 +1,4 @@
-#include "collective_links.h"
+#include "links.h"
 
 namespace conveyor {
 

@@ -1,4 +1,4 @@
-#include "arena_view.h"
+#include "view.h"
 
 #include <sys/stat.h>
 

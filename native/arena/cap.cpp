@@ -1,7 +1,7 @@
 // The arena at its caps: what may be taken, who is asked for memory, and who holds it.
 #include <algorithm>
 
-#include "arena_section.h"
+#include "section.h"
 
 namespace conveyor {
 

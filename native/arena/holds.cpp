@@ -1,5 +1,5 @@
 #include "holds.h"
-#include "signals_blocked.h"
+#include "../signals_blocked.h"
 
 #include <pthread.h>
 #include <string.h>

@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "board.h"
-#include "fork_mutex.h"
+#include "../board.h"
+#include "../fork_mutex.h"
 #include "holds.h"
 
 namespace conveyor {

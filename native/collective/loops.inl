@@ -1,4 +1,4 @@
-// The inner loops of collective_kernels.cpp, which includes this once for each kind of machine, in a namespace of its
+// The inner loops of kernels.cpp, which includes this once for each kind of machine, in a namespace of its
 // own and with what that machine can do: `kVector` is the bytes of its vectors, and `Halves` has its conversions of
 // a vector of 16-bit floats, if it has any.
 

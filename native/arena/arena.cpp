@@ -1,4 +1,4 @@
-#include "arena_section.h"
+#include "section.h"
 
 #include <sys/stat.h>
 

@@ -1,9 +1,9 @@
-// What ranks of a group that are on different hosts tell each other. See collective_links.h.
+// What ranks of a group that are on different hosts tell each other. See links.h.
 #include <array>
 #include <cstring>
 #include <utility>
 
-#include "collective_lines.h"
+#include "lines.h"
 
 namespace conveyor {
 

@@ -10,9 +10,9 @@
 #include <mutex>
 #include <span>
 
-#include "collective_hosts.h"
-#include "receiver.h"
-#include "sender.h"
+#include "hosts.h"
+#include "../receiver.h"
+#include "../sender.h"
 
 namespace conveyor {
 

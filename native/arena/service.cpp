@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "arena.h"
-#include "hazards.h"
+#include "../hazards.h"
 #include "pins.h"
-#include "signals_blocked.h"
+#include "../signals_blocked.h"
 
 namespace conveyor {
 

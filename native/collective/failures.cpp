@@ -4,7 +4,7 @@
 #include <span>
 #include <utility>
 
-#include "collective_lines.h"
+#include "lines.h"
 
 namespace conveyor {
 
