@@ -11,19 +11,18 @@ import functools
 import logging
 import os
 import pickle
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conveyor import _core
 from conveyor import device as devices
 from conveyor.codec.direct import Located, Route
 from conveyor.codec.parcels import TensorSpec
 from conveyor.codec.tensors.beside import Collected
 from conveyor.device import Device, Event
 from conveyor.device.lasting import outlast
+from conveyor.direct.filled import wait_for_values
 from conveyor.direct.opened import OPENED
-from conveyor.exceptions import ActorDiedError, TransportError, WaitTimeoutError
+from conveyor.exceptions import TransportError
 from conveyor.runtime import context
 from conveyor.transport.packing import Layout
 
@@ -84,7 +83,7 @@ class Devices(Route):
 
         Raises:
             TransportError: this process has no such device, or cannot reach it.
-            ActorDiedError: the process that has them has died.
+            NotThere, ActorDiedError, WaitTimeoutError, SystemLimitError: as :func:`wait_for_values`.
         """
         made: list[Any] = [None] * len(specs)
         for part in pickle.loads(note):
@@ -160,12 +159,12 @@ def _fetch(part: _Part, specs: Sequence[TensorSpec], made: list[Any], where: Loc
             f"where a value lies: {error}. It must see that device, too; otherwise return the value without "
             "tensor_transport="
         ) from error
+    layout = Layout.of([specs[place] for place, _, _ in part.lying])
     if filled is not None:
-        _wait_for(filled, where)
+        wait_for_values(filled, where, layout.size, context.current().process)
         # The host's look says nothing to the streams of some devices.
         device.current_stream(index).wait_event(filled)
     _still_copied[:] = [one for one in _still_copied if not one[0].query()]
-    layout = Layout.of([specs[place] for place, _, _ in part.lying])
     target = device.empty(layout.size, index)
     for (place, memory, begin), tensor in zip(part.lying, layout.open(target), strict=True):
         flat = tensor.view(-1).view(opened[memory].dtype)
@@ -178,26 +177,6 @@ def _fetch(part: _Part, specs: Sequence[TensorSpec], made: list[Any], where: Loc
     except BaseException:
         _still_copied.append((copied, (opened, target)))
         raise
-
-
-def _wait_for(filled: Event, where: Located) -> None:
-    """Wait until the values are there. Nobody rings for an event of a device, and a stream that waits for one
-    of a process that has died may wait for ever: so the host asks, less and less often."""
-    board = context.current().process.board
-    pause = 20e-6
-    while not filled.query():
-        if board.gone(where.slot, where.incarnation):
-            raise ActorDiedError(
-                f"{where.keeper} has died before tensors of a device had the values that it was computing",
-                where.keeper,
-            )
-        if _core.seconds_to_fetch() == 0:
-            raise WaitTimeoutError(
-                f"the timeout of get() is over: tensors of a device that {where.keeper} keeps do not have "
-                "their values yet"
-            )
-        time.sleep(pause)
-        pause = min(2 * pause, 1e-3)
 
 
 @functools.cache
