@@ -32,6 +32,14 @@ class Stretch:
     filled_handle: bytes
     #: By the process of each reader, its events, which happen when it has read this.
     reads: dict[int, list[Event]] = field(default_factory=dict)
+    #: All events of readers that were opened for this, by their handles. A reader lets go of them with it.
+    opened: dict[bytes, Event] = field(default_factory=dict)
+
+    def read_by(self, reader: int, handle: bytes, device: Device) -> None:
+        """A reader, which is that process, has said which event happens when it has read this."""
+        if handle not in self.opened:
+            self.opened[handle] = device.open_event(handle, self.home.index)
+        self.reads.setdefault(reader, []).append(self.opened[handle])
 
     def is_read(self) -> bool:
         """Whether all that readers have enqueued to read it is done. The host asks, and no stream waits for
