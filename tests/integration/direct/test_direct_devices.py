@@ -220,6 +220,23 @@ def test_a_snapshot_is_what_it_was(pair):
     assert get(maker.is_same.remote(ref)) is False
 
 
+def test_who_has_a_snapshot_gets_copies_of_it(pair):
+    sim, goes_on = accelerator.install(), threading.Event()
+    tensor = torch.zeros(10, device="sim:1")
+    accelerator.kernel(0, lambda t: (goes_on.wait(WAIT), t.fill_(7)), tensor)
+    ref = conveyor.put([tensor, tensor[2:4]], tensor_transport="auto", snapshot=True)
+    with pytest.raises(WaitTimeoutError, match="do not have their values yet"):
+        conveyor.get(ref, timeout=0.1)
+    goes_on.set()
+    for _ in range(2):
+        whole, some = get(ref)
+        assert (whole.tolist(), some.tolist()) == ([7] * 10, [7] * 2)
+        whole.fill_(3)  # nobody else has it
+        assert some.tolist() == [3] * 2
+    del ref, whole, some
+    sim.synchronize(1)
+
+
 def test_whoever_fetches_waits_for_the_values(leaves_nothing, pair):
     maker = Concurrent.remote()
     ref = maker.late.remote()
