@@ -39,7 +39,7 @@ class Fetching(Struct, frozen=True):
     value: its ``id`` among :func:`conveyor.objects`. keeper: whose it is. node: on which node that is, if on
     another one than the process that waits. done, total: its bytes that are there, and all of them; a
     ``total`` of 0: it is held back (``conveyor.testing.hold_transfers``). seconds: for how long it has been
-    waited for. others: how many more values are.
+    waited for. others: how many more values are. slot: of the keeper, if that is on another node.
     """
 
     value: str
@@ -48,7 +48,7 @@ class Fetching(Struct, frozen=True):
     total: int
     seconds: float
     others: int = 0
-    slot: int = 0
+    slot: int | None = None
     node: str | None = None
 
     def describe(self) -> str:
@@ -72,7 +72,8 @@ class ActorStatus:
     node, execution: of that task; the execution alone where it is between two steps, or in a
         coroutine that waits. call: the number of the call, where it is none of a graph's.
     fetches_from: whose memory it wants to read a value from, where that takes its time: it is on another
-        host, or held back (``conveyor.testing.hold_transfers``). fetching: which value, and how far it is.
+        host, a device has not computed it yet, or it is held back (``conveyor.testing.hold_transfers``).
+        fetching: which value, and how far it is.
     since: when that began (``time.time()``). blocked_on: the actor whose result the method waits for.
     error: how it died. stack: where its Python code is, if that was asked for.
     host: where it is, if not on the host of who asks. unknown: why what it does is not known.
@@ -190,13 +191,15 @@ def _fetching(board: _core.Board, slot: int) -> Fetching | None:
     keeper, number, done, total, others, since_ns = found
     seconds = (_core.monotonic_ns() - since_ns) / 1e9
     name = board.name(keeper)
-    return Fetching(f"{number:016x}", name, done, total, seconds, others, keeper)
+    # Who waits is of the board's own host, and it may be a device that has not made the values yet.
+    far = keeper if board.elsewhere(keeper) else None
+    return Fetching(f"{number:016x}", name, done, total, seconds, others, far)
 
 
 def with_node(status: ActorStatus, name: Callable[[int], str | None]) -> ActorStatus:
     """The same with the node of what is fetched. ``name(slot)``: of the process that has that slot."""
     fetching = status.fetching
-    if fetching is None or not fetching.total:
+    if fetching is None or fetching.slot is None or not fetching.total:
         return status
     return replace(status, fetching=structs.replace(fetching, node=name(fetching.slot)))
 

@@ -1,0 +1,113 @@
+"""Waiting until tensors of a device have their values.
+
+Nobody rings for an event of a device, and a stream that waits for one of a process that has died may wait for
+ever. So the host asks: at first who needs the values, then a thread, less and less often, which rings this
+process's bell when they are there. So the wait ends and is told like any other, and event loops run on.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any, cast
+
+from conveyor import _core
+from conveyor.codec.direct import Located
+from conveyor.codec.faults import NotThere
+from conveyor.device import Event
+from conveyor.direct.awaiting import deferral
+from conveyor.direct.under_way import UnderWay
+from conveyor.exceptions import ActorDiedError
+from conveyor.flag import Flag
+from conveyor.runtime import threads
+from conveyor.runtime.waiting.patience import wait_until
+
+#: Seconds between two looks, at first and at most.
+_SHORT, _LONG = 20e-6, 1e-3
+#: Seconds for which who needs the values asks by himself: a thread costs about as much.
+_MOMENT = 0.3e-3
+
+
+def wait_for_values(filled: Event, where: Located, nbytes: int, process: Any) -> None:
+    """Return when the values are there, which is when ``filled`` has happened. ``nbytes``: how many those
+    are.
+
+    Raises:
+        NotThere: they are not yet, and this is for an await.
+        ActorDiedError: the process that was computing them has died.
+        WaitTimeoutError: the ``get`` that needs them has no longer.
+        SystemLimitError: there is no thread that could wait.
+    """
+    key = _Filling, where.number, nbytes
+    stock = deferral.stock
+    coming = None if stock is None else cast("_Filling | None", stock.get(key))
+    if coming is None:
+        if _soon(filled):
+            return
+        coming = _Filling(filled, where, nbytes, process)
+        if stock is not None:
+            stock[key] = coming
+    if stock is not None:
+        if not coming.done():
+            raise NotThere(coming.done)
+        del stock[key]
+    try:
+        wait_until(
+            process.inbox,
+            coming.done,
+            _core.seconds_to_fetch(),
+            lambda: f"a value that {where.keeper} keeps",
+            lambda: "tensors of a device in it do not have their values yet",
+        )
+    finally:
+        coming.give_up()
+    if not filled.query():
+        raise ActorDiedError(
+            f"{where.keeper} has died before tensors of a device had the values that it was computing",
+            where.keeper,
+        )
+
+
+def _soon(filled: Event) -> bool:
+    end = time.monotonic() + _MOMENT
+    pause = _SHORT
+    while not filled.query():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+        pause *= 2
+    return True
+
+
+class _Filling:
+    """Values that are waited for."""
+
+    def __init__(self, filled: Event, where: Located, nbytes: int, process: Any) -> None:
+        self._filled, self._process = filled, process
+        self._maker = where.slot, where.incarnation
+        self._over = Flag()
+        self._wait = UnderWay(process, where.slot, where.number, nbytes)
+        try:
+            threads.start(self._look, "device-fills")
+        except BaseException:
+            self.give_up()
+            raise
+
+    def done(self) -> bool:
+        """Whether they are there, or never will be."""
+        gone: bool = self._process.board.gone(*self._maker)
+        return gone or self._filled.query()
+
+    def give_up(self) -> None:
+        """Nobody waits for them any more."""
+        self._wait.end()
+        self._over.set()
+
+    def _look(self) -> None:
+        pause = _SHORT
+        with suppress(Exception):  # of the device: who waits asks it, too, and is told
+            while not self.done():
+                if self._over.wait(pause):
+                    return
+                pause = min(2 * pause, _LONG)
+        self._process.ring()
