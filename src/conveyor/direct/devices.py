@@ -22,6 +22,7 @@ from conveyor.codec.parcels import TensorSpec
 from conveyor.codec.tensors.beside import Collected
 from conveyor.device import Device, Event
 from conveyor.device.lasting import outlast
+from conveyor.device.waits import wait_until
 from conveyor.direct.opened import OPENED
 from conveyor.exceptions import ActorDiedError, TransportError, WaitTimeoutError
 from conveyor.runtime import context
@@ -181,11 +182,11 @@ def _fetch(part: _Part, specs: Sequence[TensorSpec], made: list[Any], where: Loc
 
 
 def _wait_for(filled: Event, where: Located) -> None:
-    """Wait until the values are there. Nobody rings for an event of a device, and a stream that waits for one
-    of a process that has died may wait for ever: so the host asks, less and less often."""
+    """Wait until the values are there. A stream that waits for an event of a process that has died may wait
+    for ever: so the host waits before."""
     board = context.current().process.board
-    pause = 20e-6
-    while not filled.query():
+
+    def sleep(seconds: float) -> None:
         if board.gone(where.slot, where.incarnation):
             raise ActorDiedError(
                 f"{where.keeper} has died before tensors of a device had the values that it was computing",
@@ -196,8 +197,9 @@ def _wait_for(filled: Event, where: Located) -> None:
                 f"the timeout of get() is over: tensors of a device that {where.keeper} keeps do not have "
                 "their values yet"
             )
-        time.sleep(pause)
-        pause = min(2 * pause, 1e-3)
+        time.sleep(seconds)
+
+    wait_until(filled.query, sleep)
 
 
 @functools.cache
