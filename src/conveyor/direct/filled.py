@@ -1,8 +1,8 @@
 """Waiting until tensors of a device have their values.
 
-Nobody rings for an event of a device, and a stream that waits for one of a process that has died may wait for
-ever. So the host asks: at first who needs the values, then a thread, less and less often, which rings this
-process's bell when they are there. So the wait ends and is told like any other, and event loops run on.
+The host asks for the event (``device/waits.py`` says why): at first who needs the values, then a thread,
+which rings this process's bell when they are there. So the wait ends and is told like any other, and event
+loops run on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, cast
 from conveyor import _core
 from conveyor.codec.direct import Located
 from conveyor.codec.faults import NotThere
-from conveyor.device import Event
+from conveyor.device import Event, waits
 from conveyor.direct.awaiting import deferral
 from conveyor.direct.under_way import UnderWay
 from conveyor.exceptions import ActorDiedError
@@ -22,8 +22,6 @@ from conveyor.flag import Flag
 from conveyor.runtime import threads
 from conveyor.runtime.waiting.patience import wait_until
 
-#: Seconds between two looks, at first and at most.
-_SHORT, _LONG = 20e-6, 1e-3
 #: Seconds for which who needs the values asks by himself: a thread costs about as much.
 _MOMENT = 0.3e-3
 
@@ -70,13 +68,14 @@ def wait_for_values(filled: Event, where: Located, nbytes: int, process: Any) ->
 
 def _soon(filled: Event) -> bool:
     end = time.monotonic() + _MOMENT
-    pause = _SHORT
-    while not filled.query():
+
+    def sleep(seconds: float) -> bool:
         if time.monotonic() > end:
-            return False
-        time.sleep(pause)
-        pause *= 2
-    return True
+            return True
+        time.sleep(seconds)
+        return False
+
+    return waits.wait_until(filled.query, sleep)
 
 
 class _Filling:
@@ -104,10 +103,7 @@ class _Filling:
         self._over.set()
 
     def _look(self) -> None:
-        pause = _SHORT
         with suppress(Exception):  # of the device: who waits asks it, too, and is told
-            while not self.done():
-                if self._over.wait(pause):
-                    return
-                pause = min(2 * pause, _LONG)
+            if not waits.wait_until(self.done, self._over.wait):
+                return  # nobody waits any more
         self._process.ring()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from conveyor import _core
 from conveyor.device import Device, Event
+from conveyor.device.waits import happened
 
 if TYPE_CHECKING:
     import logging
@@ -281,7 +282,7 @@ class Pinned:
         # who has taken it out of the list, in one step.
         for copy in list(self._under_way):
             event, _, use = copy
-            if _happened(event) and _taken_out(self._under_way, copy):
+            if happened(event) and _taken_out(self._under_way, copy):
                 use.end()
 
     def _look_within(self, seconds: float) -> None:
@@ -296,13 +297,6 @@ def _logger() -> logging.Logger:
     import logging  # few processes need it
 
     return logging.getLogger("conveyor")
-
-
-def _happened(event: Event) -> bool:
-    try:
-        return event.query()
-    except Exception:  # a device that has failed does nothing more; who waits for it is told
-        return True
 
 
 def over(address: int, nbytes: int) -> torch.Tensor:

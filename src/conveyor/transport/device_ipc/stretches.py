@@ -7,7 +7,8 @@ from typing import Any
 
 from conveyor.device import Device, Event, Stream
 from conveyor.device.lasting import outlast
-from conveyor.transport.device_ipc.leaving import Left, happened
+from conveyor.device.waits import happened
+from conveyor.transport.device_ipc.leaving import Left
 from conveyor.transport.pool import fits
 
 #: Stretches of one device that wait for their next use.
