@@ -1,9 +1,9 @@
 """Memory of arenas that devices have pinned: they read and write it themselves.
 
-A block of an arena that is used again and again by values of a device is pinned in each process that
-copies from or to it, once for a kind of device. Before that the process marks the block, and its owner gives
-no memory back that lies in a marked one (``native/arena/pins.h``): so the pages under a device never change. What a
-process has not used for a while it gives up again.
+A block of an arena that is used again and again by values of a device is pinned in each process that copies
+from or to it, once for a kind of device. Before that the process marks the block, and its owner gives no
+memory back that lies in a marked one (``native/arena/pins.h``): so the pages under a device never change.
+What a process has not used for a while it gives up again.
 """
 
 from __future__ import annotations
