@@ -34,6 +34,9 @@ void CollectiveGroup::note_failure(const char* why, bool first) {
   std::lock_guard lock(failed_mutex_);
   step_failed_ns_ = now_ns();
   step_failed_ = board_->slot(members_[rank_].slot)->rank_failures.count();
+  const Execution failed = execution();
+  const auto same = std::ranges::find(failed_in_, failed.graph, &Execution::graph);
+  (same != failed_in_.end() ? *same : failed_in_[failed_steps_++ % failed_in_.size()]) = failed;
   history_ = mixed(history_, "step", 4);
   tell_of_failure(why, 0, kNow);
 }
@@ -163,8 +166,8 @@ bool CollectiveGroup::was_earlier(uint32_t rank) const {
   return own.graph != 0 && line(rank).failed_graph.load(std::memory_order_relaxed) == own.graph && line(rank).failed_execution.load(std::memory_order_relaxed) < own.number;
 }
 
-CollectiveGroup::Execution CollectiveGroup::execution() const {
-  const Status& status = board_->slot(members_[rank_].slot)->status;
+Execution CollectiveGroup::execution(uint32_t rank) const {
+  const Status& status = board_->slot(members_[rank].slot)->status;
   return {status.graph.load(std::memory_order_relaxed), status.execution.load(std::memory_order_relaxed)};
 }
 
@@ -194,11 +197,34 @@ Cause CollectiveGroup::will_not_come(uint32_t rank, uint64_t now) {
   return Cause::kNone;
 }
 
-// Whether that rank has begun something since that.
+// Whether that rank has begun something since that. Where it has failed in the execution that this rank runs a step of,
+// only a further step of that may come to the same operation.
 bool CollectiveGroup::goes_on(uint32_t rank, uint64_t failed_ns) const {
   const BoardSlot* const its = board_->slot(members_[rank].slot);
-  if (here(rank)) return its->status.since_ns.load(std::memory_order_acquire) > failed_ns;
-  return its->rank_failures.went_on() >= failed_before_[rank] + line(rank).failures.load(std::memory_order_relaxed);
+  const Line& told = line(rank);
+  Execution now;
+  if (here(rank)) {
+    if (its->status.since_ns.load(std::memory_order_acquire) <= failed_ns) return false;
+    now = execution(rank);
+  } else {
+    if (its->rank_failures.went_on() < failed_before_[rank] + told.failures.load(std::memory_order_relaxed)) return false;
+    now = its->rank_failures.went_on_in();
+  }
+  const Execution own = execution();
+  const Execution failed{told.failed_graph.load(std::memory_order_relaxed), told.failed_execution.load(std::memory_order_relaxed)};
+  return own.graph == 0 || failed != own || now == own;
+}
+
+// What it has failed in since it came to an operation is not known: then none is named.
+std::optional<Execution> CollectiveGroup::failed_in_execution(uint32_t rank) const {
+  const auto why = broken();
+  const Execution own = execution();
+  if (!why || own.graph == 0) return {};
+  const Line& its = line(rank);
+  const Execution last{its.failed_graph.load(std::memory_order_relaxed), its.failed_execution.load(std::memory_order_relaxed)};
+  // Of those that have come to this barrier the rest is there.
+  if (last == own || (why->cause == Cause::kShifted && std::ranges::count(its.ways[barrier_ & 1].failed_in, own) != 0)) return own;
+  return {};
 }
 
 void CollectiveGroup::write_call() {
@@ -216,6 +242,7 @@ void CollectiveGroup::write_call() {
   way.graph = runs.graph;
   way.made = way.graph != 0 ? board_->sights() : made();
   way.history = history_;
+  way.failed_in = std::exchange(failed_in_, {});
   way.failed = std::exchange(failed_, 0);
   way.step_failed = std::exchange(step_failed_, 0);
   way.hears = links_ && write_heard(mine.heard[half], way.begun_ns);
@@ -275,6 +302,8 @@ bool CollectiveGroup::belong_together(uint32_t a, uint32_t b) const {
   const size_t half = barrier_ & 1;
   const Way &one = line(a).ways[half], &other = line(b).ways[half];
   if (one.graph != 0 && one.graph == other.graph) return one.execution == other.execution;
+  // What it has missed the other one is still in, or in an earlier one. Executions of one graph come in their order.
+  if (other.graph != 0 && std::ranges::any_of(one.failed_in, [&](const Execution& in) { return in.graph == other.graph && in.number >= other.execution; })) return false;
   // What they had last was the same operation. If the same calls have failed at both since then, so that both have
   // missed the same or nothing, the next one is the same again.
   if (one.history == other.history) return true;

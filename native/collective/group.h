@@ -172,6 +172,8 @@ class CollectiveGroup {
     std::string why;
   };
   std::optional<Broken> broken() const { return broken(*header_); }
+  // After it was broken by that rank, which has raised: the execution that this rank runs a step of, if that was in it.
+  std::optional<Execution> failed_in_execution(uint32_t rank) const;
 
  private:
   struct Header;
@@ -267,11 +269,8 @@ class CollectiveGroup {
   std::vector<Frame> frames_;      // what they have told last
   std::vector<size_t> data_at_;    // where in these lies what they give
   std::vector<uint64_t> failed_before_;  // how many had failed in their processes at their last operations, of those that have told of one since
-  struct Execution {
-    uint32_t graph = 0;  // 0: none
-    uint64_t number = 0;
-  };
-  Execution execution() const;        // that this rank runs
+  Execution execution() const { return execution(rank_); }  // that this rank runs
+  Execution execution(uint32_t rank) const;                  // of this host
   Header* header_;
   Line* lines_;
   char* stages_;
@@ -302,6 +301,8 @@ class CollectiveGroup {
   uint64_t history_ = 0;        // a number made of all that has failed, in that order
   uint64_t step_failed_ns_ = 0;   // when a step of a graph has
   uint64_t failed_ = 0, step_failed_ = 0;  // which ones of its process the last failure was, and that of a step (RankFailures)
+  std::array<Execution, 4> failed_in_{};  // see Way
+  size_t failed_steps_ = 0;
   bool told_of_failure_ = false;  // other hosts know that there are some
   uint64_t operation_since_ = 0;  // when what had begun that was in the last operation
   uint64_t last_began_ = 0;       // when the last operation did

@@ -33,6 +33,9 @@ struct CollectiveGroup::Way {
   // Of each host on which somebody has learned of all failures that were calls: when that was.
   static constexpr uint32_t kMostSights = 8, kEverywhere = ~uint32_t(0);
   std::array<Stamp, kMostSights> seen;
+  // The last execution of each graph in which a step has failed since the last operation. Of more graphs than there are
+  // places for, some are left out, and times have to tell.
+  std::array<Execution, 4> failed_in;
 };
 
 // Of one rank, which alone writes there.
