@@ -15,7 +15,7 @@ from contextlib import suppress
 from conveyor.device.base import Event
 
 #: Seconds that somebody sleeps at first, and at most while others wait for him.
-_FIRST, _LONGEST = 0.00002, 0.0005
+FIRST, LONGEST = 0.00002, 0.0005
 
 
 def happened(event: Event) -> bool:
@@ -30,8 +30,8 @@ def wait_until(
     done: Callable[[], bool],
     sleep: Callable[[float], object] = time.sleep,
     *,
-    first: float = _FIRST,
-    longest: float = _LONGEST,
+    first: float = FIRST,
+    longest: float = LONGEST,
 ) -> bool:
     """Ask ``done`` until it says so. Whether it has.
 

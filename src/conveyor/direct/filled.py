@@ -7,6 +7,8 @@ loops run on.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from contextlib import suppress
 from typing import Any, cast
@@ -82,28 +84,78 @@ class _Filling:
     """Values that are waited for."""
 
     def __init__(self, filled: Event, where: Located, nbytes: int, process: Any) -> None:
-        self._filled, self._process = filled, process
+        self._filled = filled
+        self.process = process
         self._maker = where.slot, where.incarnation
-        self._over = Flag()
         self._wait = UnderWay(process, where.slot, where.number, nbytes)
         try:
-            threads.start(self._look, "device-fills")
+            LOOKS.begin(self)
         except BaseException:
             self.give_up()
             raise
 
     def done(self) -> bool:
         """Whether they are there, or never will be."""
-        gone: bool = self._process.board.gone(*self._maker)
+        gone: bool = self.process.board.gone(*self._maker)
         return gone or self._filled.query()
 
     def give_up(self) -> None:
         """Nobody waits for them any more."""
         self._wait.end()
-        self._over.set()
+        LOOKS.end(self)
+
+
+class Looks:
+    """One thread for all that is waited for in this process."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """What a forked child has inherited is its parent's."""
+        self._lock = threading.RLock()  # a signal handler may fetch a value, too
+        # Single steps change it.
+        self._all: dict[_Filling, None] = {}
+        self._has_thread = False
+        #: It is set when there is another one.
+        self._more = Flag()
+
+    def begin(self, one: _Filling) -> None:
+        """Ring the bell of its process when it is done. ``SystemLimitError``: there is no thread."""
+        self._all[one] = None
+        with self._lock:
+            if not self._has_thread:
+                threads.start(self._run, "device-fills")
+                self._has_thread = True
+        self._more.set()
+
+    def end(self, one: _Filling) -> None:
+        """Nobody waits for that any more."""
+        self._all.pop(one, None)
+
+    def _run(self) -> None:
+        pause = waits.FIRST
+        while True:
+            self._look()
+            with self._lock:
+                if not self._all:
+                    self._has_thread = False
+                    return
+            pause = waits.FIRST if self._more.wait(pause) else min(2 * pause, waits.LONGEST)
+            self._more.clear()
 
     def _look(self) -> None:
-        with suppress(Exception):  # of the device: who waits asks it, too, and is told
-            if not waits.wait_until(self.done, self._over.wait):
-                return  # nobody waits any more
-        self._process.ring()
+        for one in list(self._all):
+            if _is_done(one):
+                self.end(one)
+                one.process.ring()
+
+
+def _is_done(one: _Filling) -> bool:
+    with suppress(Exception):  # of the device: who waits asks it, too, and is told
+        return one.done()
+    return True
+
+
+LOOKS = Looks()
+os.register_at_fork(after_in_child=LOOKS.forget)

@@ -509,15 +509,27 @@ def test_who_waits_for_values_says_so(leaves_nothing, pair):
     assert get(total) == (70.0, "sim:0")
 
 
-def test_who_waits_for_values_leaves_nothing(pair, wait_until):
+def test_one_thread_looks_for_all_values_and_ends(pair, wait_until):
     maker = Concurrent.remote()
-    ref = maker.late.remote()
-    conveyor.wait([ref])
-    with pytest.raises(WaitTimeoutError):
-        conveyor.get(ref, timeout=0.1)
+    refs = [maker.late.remote() for _ in range(3)]
+    conveyor.wait(refs, num_returns=3)
 
-    def waits():
-        return [one for one in threading.enumerate() if one.name == "conveyor-device-fills"]
+    def looks():
+        return [one.name for one in threading.enumerate()].count("conveyor-device-fills")
 
-    wait_until(lambda: not waits(), WAIT, "the thread that looks to end")
+    async def of(ref):
+        return await ref
+
+    async def main():
+        coming = [asyncio.ensure_future(of(ref)) for ref in refs]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert looks() == 1
+        for one in coming:
+            one.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+
+    asyncio.run(main())
+    wait_until(lambda: looks() == 0, WAIT, "the thread that looks to end")
     get(maker.go_on.remote())
+    assert [get(ref).tolist() for ref in refs] == [[7.0] * 10] * 3
