@@ -67,7 +67,7 @@ from conveyor.runtime.refs.messages import all_of
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.status import describe_status
-from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting.patience import Patience, wait_until
 from conveyor.runtime.waiting.works import STEPS, Blockers
 from conveyor.system_limits import explained
 
@@ -249,9 +249,10 @@ class ActorRuntime(CallingRuntime):
             self._let_go(number, False)
             raise
 
-    def lay_again(self, number: int, first: int) -> Laid:
+    def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
+        request = LayAgain(number, first, patience.timeout, patience.left())
         with explained(f"lay the channels of graph {number} again"):
-            return self._laid(*self._requests.ask(LayAgain(number, first)))
+            return self._laid(*self._requests.ask(request))
 
     def label(self, graph: int, node: int) -> str | None:
         return self._labels.get(graph, {}).get((graph, node))
