@@ -16,6 +16,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from conveyor.runtime import threads
 
@@ -184,7 +185,8 @@ class EventLoop:
             for fd in [fd for fd, (due, _) in self._resting.items() if due <= now]:
                 _, entry = self._resting.pop(fd)
                 if self._callbacks.get(fd) is entry and self._epoll is not None:
-                    self._epoll.modify(fd, select.EPOLLIN)
+                    # The thread goes on whatever has become of it.
+                    guarded(partial(self._epoll.modify, fd, select.EPOLLIN))
 
     def _run_calls(self) -> None:
         # Only those there now: a call that calls again must not starve the descriptors.

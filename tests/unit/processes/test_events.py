@@ -16,11 +16,12 @@ def events():
 
 
 @pytest.fixture
-def pipe():
+def pipe(events):
     """There is something to be read all the time."""
     reader, writer = os.pipe()
     os.write(writer, b"x")
     yield reader
+    events.remove(reader)
     os.close(reader)
     os.close(writer)
 
@@ -105,3 +106,14 @@ def test_a_number_that_is_added_again_does_not_rest_for_the_former(events, pipe,
         events.remove(reader)
         os.close(reader)
         os.close(writer)
+
+
+def test_one_that_is_closed_while_it_rests_costs_the_loop_nothing(events, capfd, wait_until):
+    """It should have been removed before: that is said, and the others are called back on."""
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+    events.add(reader, lambda: (events.rest(reader, 0.02), os.close(reader)))
+    wait_until(lambda: "Bad file descriptor" in capfd.readouterr().err, 60)
+    settle(events)
+    events.remove(reader)
+    os.close(writer)
