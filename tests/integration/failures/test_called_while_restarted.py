@@ -231,3 +231,33 @@ def test_nor_does_an_execution_of_another_actor_wait_longer(fresh_session, monke
     finally:
         placing.over.set()
     assert conveyor.get(executes.execute.remote(1, timeout=WAIT), timeout=WAIT) == 1
+
+
+@conveyor.remote(max_concurrency=2)
+class Calls:
+    def call(self, stage, value):
+        return conveyor.get(stage.same.remote(value))
+
+
+def test_an_actor_calls_others_meanwhile(fresh_session, monkeypatch):
+    stage, other, calls = Stage.remote(), Stage.remote(), Calls.remote()
+    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
+    conveyor.get([other.pid.remote(), calls.call.remote(Stage.remote(), 0)], timeout=WAIT)
+    waits, wait = threading.Event(), restart._wait
+
+    def waiting(*args):
+        waits.set()
+        wait(*args)
+
+    placing = Placing(monkeypatch)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        assert placing.begun.wait(WAIT)
+        monkeypatch.setattr(restart, "_wait", waiting)
+        ref = calls.call.remote(stage, 1)
+        assert waits.wait(WAIT)
+        assert conveyor.get(calls.call.remote(other, 2), timeout=WAIT) == 2
+        assert not ref.done()
+    finally:
+        placing.over.set()
+    assert conveyor.get(ref, timeout=WAIT) == 1
