@@ -20,12 +20,14 @@ from conveyor.engine.net.answering import Answering, break_off, hear, wait_on
 from conveyor.engine.net.handshake import HandshakeError, NotHeardError, hang_up
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
 from conveyor.flag import Flag
+from conveyor.pauses import Pauses
 from conveyor.system_limits import NO_MEMORY, explained, hint
 
 #: What is asked: the file's number, where to begin, and how much. What is answered: how much follows.
 _ASKED, _ANSWERED = struct.Struct("!QQQ"), struct.Struct("!Q")
-#: Seconds between two tries to have a connection.
-_PAUSE = 0.05
+#: Seconds before the second try to have a connection, and at most between two. A host that can be reached
+#: again does not tell, nor does a depot that can answer again.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 #: Tries in a row, and seconds, after which a host is told to be out of reach to which there is no connection:
 #: others to it may be well, and dialled by the other side, so nobody else would find out.
 _MOST_TRIES, _REACHED_WITHIN = 10, 30.0
@@ -148,8 +150,9 @@ class Supply:
             os.posix_fallocate(fd, 0, size)
             with mmap.mmap(fd, size) as memory, memoryview(memory) as room:
                 at = 0
+                pauses = _pauses()
                 while at < size:
-                    at = self._more(number, room, at)
+                    at = self._more(number, room, at, pauses)
         except BaseException:
             os.close(fd)
             raise
@@ -170,9 +173,9 @@ class Supply:
         """Whether nothing is fetched any more."""
         return self._closed.is_set()
 
-    def _more(self, number: int, room: memoryview, at: int) -> int:
+    def _more(self, number: int, room: memoryview, at: int, pauses: Pauses) -> int:
         """Until where it has come: all of it, or as far as a connection has lasted."""
-        sock = None
+        sock, began = None, at
         try:
             sock = self._take()
             sock.sendall(_ASKED.pack(number, at, len(room) - at))
@@ -188,8 +191,10 @@ class Supply:
             self._end(sock)
             if isinstance(error, (FileNotFoundError, SystemLimitError)):
                 raise
+            if at > began:
+                pauses.begin_anew()
             # It is the host's end that says whether there will be another connection.
-            if self._closed.wait(_PAUSE):
+            if self._closed.wait(pauses.next()):
                 raise ConnectionError(f"the other host is lost: {error}") from error
         except BaseException:
             self._end(sock)
@@ -215,7 +220,7 @@ class Supply:
         raise ConnectionError("the session is over")
 
     def _dialled(self) -> socket.socket:
-        began, tries = time.monotonic(), 0
+        began, tries, pauses = time.monotonic(), 0, _pauses()
         while True:
             try:
                 sock = self._dial()
@@ -235,7 +240,7 @@ class Supply:
                     if isinstance(error, NotHeardError):  # it listens, and so it is there
                         raise _unheard(error) from error
                     self._unreachable(str(error))
-                if self._closed.wait(_PAUSE):
+                if self._closed.wait(pauses.next()):
                     raise ConnectionError(f"the other host is lost: {error}") from error
 
     def _give_back(self, sock: socket.socket) -> None:
@@ -251,6 +256,10 @@ class Supply:
             with self._lock:
                 self._busy.discard(sock)
             hang_up(sock)
+
+
+def _pauses() -> Pauses:
+    return Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
 
 
 def _unheard(error: NotHeardError) -> SystemLimitError:

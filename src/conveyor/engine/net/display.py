@@ -12,7 +12,6 @@ import secrets
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -21,6 +20,7 @@ from msgspec import Struct
 
 from conveyor.engine.events import EventLoop
 from conveyor.exceptions import SystemLimitError
+from conveyor.pauses import Pauses
 from conveyor.runtime import threads
 from conveyor.runtime.status import Page
 
@@ -32,8 +32,6 @@ WITH_STACKS, PLAIN = b"s", b"-"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: see unix(7)
 #: Answers that are under way at once, and seconds for what goes over the socket.
 _MOST, _SECONDS = 4, 5.0
-#: Seconds before somebody is accepted again, where no descriptor is left and none can be spared.
-_PAUSE = 0.05
 
 
 class NodeSeen(Struct, frozen=True):
@@ -54,6 +52,7 @@ class Display:
 
         self._events, self._gather = events, gather
         self._no_descriptor, self._spare = NO_DESCRIPTOR, Spare()
+        self._pauses = Pauses()
         self._free = threading.BoundedSemaphore(_MOST)
         try:
             kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
@@ -83,10 +82,13 @@ class Display:
         except OSError as error:
             if error.errno not in self._no_descriptor:
                 raise
-            # Who asks hears the end of its connection. The loop would come here again and again for it.
+            # Who asks hears the end of its connection. The loop would come here again and again for it. Where
+            # another thread has taken the spare descriptor nothing tells when there is one again.
             if self._spare.turn_away(self._listener) is None:
-                time.sleep(_PAUSE)
+                self._events.rest(self._listener.fileno(), self._pauses.next())
             return
+        self._pauses.begin_anew()
+        self._spare.restore()
         if owner(connection)[1] not in (os.geteuid(), 0) or not self._free.acquire(blocking=False):
             connection.close()
             return

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -67,7 +69,7 @@ from conveyor.runtime.refs.pickled.actor_exports import ActorExports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.status import describe_status
-from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting.patience import Patience, wait_until
 from conveyor.runtime.waiting.works import STEPS, Blockers
 from conveyor.system_limits import explained
 
@@ -90,6 +92,11 @@ class ActorRuntime(CallingRuntime):
         self.collectives = ActorCollectives(process, self._requests, self.label)
         # Reentrant: a signal handler may call an actor while its thread waits for the link to one.
         self._lock = threading.RLock()
+        #: Held by who lays the link to an actor, by its index. One for each: it may be being started again,
+        #: which takes as long as it does, and others are called meanwhile.
+        self._turns: defaultdict[int, AbstractContextManager[bool]] = defaultdict(
+            lambda: threading.RLock()
+        )
         self._deaths = 0
         # What the tasks of the graphs that are executed here are called.
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
@@ -111,7 +118,7 @@ class ActorRuntime(CallingRuntime):
         )
 
     def link(self, actor: ActorId) -> Link:
-        with self._lock:
+        with self._turns[actor.index]:
             link = self.links.get(actor.index)
             if link is not None and not link.gone:
                 return link
@@ -249,9 +256,10 @@ class ActorRuntime(CallingRuntime):
             self._let_go(number, False)
             raise
 
-    def lay_again(self, number: int, first: int) -> Laid:
+    def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
+        request = LayAgain(number, first, patience.timeout, patience.left())
         with explained(f"lay the channels of graph {number} again"):
-            return self._laid(*self._requests.ask(LayAgain(number, first)))
+            return self._laid(*self._requests.ask(request))
 
     def label(self, graph: int, node: int) -> str | None:
         return self._labels.get(graph, {}).get((graph, node))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
+from conveyor.pauses import Pauses
 from conveyor.runtime.messages.message import MAX_FDS
 from conveyor.runtime.process import close_all
 from conveyor.system_limits import NO_MEMORY, PASSING, hint
@@ -23,9 +24,9 @@ T = TypeVar("T")
 #: A message is one datagram; what is larger comes in pieces, the last one marked. One whose files could not
 #: be had has the reason ahead of it.
 PIECE = 60_000
-#: Seconds between the first attempts at what the kernel refuses for the moment, doubled each time, and how
-#: often it is tried: for half a second in all.
-_FIRST_PAUSE, _ATTEMPTS = 0.001, 10
+#: Seconds for which it is tried what the kernel refuses for the moment, and between two tries: at first, and
+#: at most. Others of the system, or of this user, use up what there is, and do not tell when they stop.
+_PATIENCE, _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 0.001, 0.1
 
 
 class Missing(Struct, frozen=True):
@@ -142,11 +143,11 @@ def _none_left() -> Missing:
 
 def _patiently(operation: Callable[[], T]) -> T:
     """Half a message cannot be taken back, and one that is lost is waited for in vain."""
-    for attempt in range(_ATTEMPTS - 1):
+    until, pauses = time.monotonic() + _PATIENCE, Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
+    while True:
         try:
             return operation()
         except OSError as error:
-            if error.errno not in PASSING:
+            if error.errno not in PASSING or time.monotonic() >= until:
                 raise
-        time.sleep(_FIRST_PAUSE * 2**attempt)
-    return operation()
+        time.sleep(pauses.next())

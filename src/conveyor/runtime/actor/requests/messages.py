@@ -109,10 +109,14 @@ class Lay(Request, frozen=True):
 
 
 class LayAgain(Request, frozen=True):
-    """New channels of graph ``number``, whose first execution is number ``first``: as :class:`Lay`."""
+    """New channels of graph ``number``, whose first execution is number ``first``: as :class:`Lay`. timeout,
+    left: how long dead actors may take to come back, and what is left of that; ``None``: as long as they
+    take."""
 
     number: int
     first: int
+    timeout: float | None
+    left: float | None
 
 
 class ComesBack(Request, frozen=True):

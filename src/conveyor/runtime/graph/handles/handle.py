@@ -238,7 +238,7 @@ class RemoteEntry:
     def is_down(self) -> bool:
         return False  # the owner sees to that
 
-    def revive(self) -> None:
+    def revive(self, terms: Terms) -> None:
         pass
 
     def begin(self, terms: Terms) -> _Remote:

@@ -1,4 +1,10 @@
-"""Pauses between tries of something that nothing tells of."""
+"""Pauses between tries of something that nothing tells of.
+
+What ends a wait mostly tells so, and then it is waited for. This is for the rest: whether a listener is there
+again, or has a place for one more, whether some process of the system has closed a descriptor, or has given
+memory back. Somebody who waits for that tries again, until a deadline, or until he is told that nobody needs
+it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,7 @@ class Pauses:
     do not come back to it at the same moments.
     """
 
-    def __init__(self, first: float, most: float) -> None:
+    def __init__(self, first: float = 0.01, most: float = 0.5) -> None:
         """Seconds. ``most``: what none is longer than."""
         self._first, self._most = min(first, most), most
         self._next = self._first
