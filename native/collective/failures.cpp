@@ -221,7 +221,10 @@ std::optional<Execution> CollectiveGroup::failed_in_execution(uint32_t rank) con
   const Execution own = execution();
   if (!why || own.graph == 0) return {};
   const Line& its = line(rank);
-  const Execution last{its.failed_graph.load(std::memory_order_relaxed), its.failed_execution.load(std::memory_order_relaxed)};
+  Execution last{its.failed_graph.load(std::memory_order_relaxed), its.failed_execution.load(std::memory_order_relaxed)};
+  // Who has found that the group is broken may have been another rank of this host, and has looked there.
+  if (!here(rank))
+    if (const auto told = board_->slot(members_[rank].slot)->rank_failures.last()) last = {told->graph, told->execution};
   // Of those that have come to this barrier the rest is there.
   if (last == own || (why->cause == Cause::kShifted && std::ranges::count(its.ways[barrier_ & 1].failed_in, own) != 0)) return own;
   return {};

@@ -99,10 +99,10 @@ void Failures::forget(uint64_t completed) {
 
 nb::list Failures::told(uint64_t first) const {
   // Copied first: making lists may run any code.
-  std::vector<std::pair<uint64_t, std::vector<std::string>>> found;
-  for (auto it = failed_.lower_bound(first); it != failed_.end(); ++it) found.emplace_back(it->first, *it->second.errors);
+  std::map<uint64_t, std::vector<std::string>> found;
+  for (auto it = failed_.lower_bound(first); it != failed_.end(); ++it) found.emplace(it->first, *it->second.errors);
   for (const Told& waits : told_)
-    if (waits.frame.tag >= first) found.emplace_back(waits.frame.tag, std::vector{std::string(account_of(waits.frame).error)});
+    if (waits.frame.tag >= first) found[waits.frame.tag].emplace_back(account_of(waits.frame).error);
   nb::list told;
   for (auto& [number, errors] : found) {
     nb::list metas;
