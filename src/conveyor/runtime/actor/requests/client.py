@@ -65,18 +65,23 @@ class RequestClient:
         self._broken = ""
 
     def ask(
-        self, request: Request, unwanted: Callable[[Any], Message] | None = None
+        self,
+        request: Request,
+        unwanted: Callable[[Any], Message] | None = None,
+        look: Callable[[Callable[[], bool]], object] = lambda _: None,
     ) -> tuple[Any, list[int]]:
         """The answer, and the descriptors that came with it. Raises what the driver answers with if that is
         an error.
 
         Should a signal handler raise meanwhile, then the request has been sent, or has not. The message
         ``unwanted(answer)``, if that is given, tells the driver to take back what it has done by then.
+
+        ``look(is_over)`` is called now and then while the answer does not come.
         """
         awaited = _Awaited(unwanted)
         try:
             self._request(request, awaited)
-            self._wait(awaited)
+            self._wait(awaited, look)
         except BaseException:
             self._give_up(awaited)
             raise
@@ -182,7 +187,7 @@ class RequestClient:
 
     # Replies
 
-    def _wait(self, awaited: _Awaited) -> None:
+    def _wait(self, awaited: _Awaited, look: Callable[[Callable[[], bool]], object]) -> None:
         while True:
             if not self._reading.locked():
                 try:
@@ -191,6 +196,7 @@ class RequestClient:
                     self._read_until(awaited)
             if awaited.bell.acquire(timeout=_LOOK):
                 return
+            look(lambda: awaited.over)
 
     def _read(self) -> None:
         # Of several threads that were started at the same time one reads. Whoever asks notes that first and
