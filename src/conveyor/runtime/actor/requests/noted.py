@@ -28,9 +28,8 @@ class NotedRequests:
         blockers = ((self._driver, STEPS, f"{FOR_THE_DRIVER}{what}"),)
         with process.lanes.waiting(lambda _: blockers) as wait:
 
-            def look(is_over: Callable[[], bool]) -> None:
+            def look(is_over: Callable[[], bool]) -> float | None:
                 asked = process.inbox.asked
-                if wait is not None and not is_over():
-                    wait.look(asked)
+                return None if wait is None or is_over() else wait.look(asked)
 
             return self._requests.ask(request, unwanted, look)
