@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from conveyor import _core
-from conveyor.runtime.waiting.works import STEPS
+from conveyor.runtime.waiting.works import FOR_THE_DRIVER, STEPS
 
 ActorState = Literal["starting", "idle", "waiting", "running", "stopped", "dead", "elsewhere"]
 Label = Callable[[int, int], str | None]
@@ -171,7 +171,7 @@ def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> 
     if state == _RUNNING:
         waits = (board.waits(slot, STEPS) or (0, 0, 0, []))[3]
         works = (graph, node, execution, _core.monotonic_ns() - since_ns, what)
-        blocked_on = board.name(waits[0][0]) if waits else None
+        blocked_on = _blocked_on(board, *waits[0]) if waits else None
     return Page(
         name,
         pid,
@@ -182,6 +182,12 @@ def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> 
         _fetching(board, slot),
         board.memory(slot),
     )
+
+
+def _blocked_on(board: _core.Board, slot: int, _work: int, text: str) -> str:
+    """Who that is, and of the driver what it is to do: what it does does not show elsewhere."""
+    _, waits, what = text.partition(f" waits for {FOR_THE_DRIVER}")
+    return f"{FOR_THE_DRIVER}{what}" if waits else board.name(slot)
 
 
 def _fetching(board: _core.Board, slot: int) -> Fetching | None:

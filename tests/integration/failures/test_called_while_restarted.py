@@ -3,12 +3,14 @@
 import asyncio
 import gc
 import os
+import re
 import signal
 import threading
 
 import pytest
 
 import conveyor
+from conveyor.command.sessions import find_sessions
 from conveyor.dag import InputNode
 from conveyor.exceptions import (
     ActorDiedError,
@@ -261,3 +263,48 @@ def test_an_actor_calls_others_meanwhile(fresh_session, monkeypatch):
     finally:
         placing.over.set()
     assert conveyor.get(ref, timeout=WAIT) == 1
+
+
+def said_of(name):
+    """What ``conveyor status`` says of an actor of this program's session."""
+    (session,) = find_sessions(os.getpid())
+    return [one.status.describe() for one in session.members if one.status.name.startswith(name)]
+
+
+@conveyor.remote
+class Waits:
+    """An actor that calls another one, and executes a graph with it."""
+
+    def compile(self, stage):
+        self.graph = graph_of(stage)
+        return conveyor.get(self.graph.execute(0))
+
+    def call(self, stage, value):
+        return conveyor.get(stage.same.remote(value))
+
+    def execute(self, _stage, value):
+        return conveyor.get(self.graph.execute(value))
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("call", "the driver, for a way to call Stage"),
+        ("execute", "the driver, which brings graph [0-9]+ back"),
+    ],
+)
+def test_status_says_what_an_actor_waits_for(fresh_session, monkeypatch, wait_until, how, what):
+    stage, waits = Stage.remote(), Waits.remote()
+    assert conveyor.get(waits.compile.remote(stage), timeout=WAIT) == 0
+    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
+    placing = Placing(monkeypatch)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        assert placing.begun.wait(WAIT)
+        ref = getattr(waits, how).remote(stage, 1)
+        said = rf"running {how} .*, which waits for {what}"
+        wait_until(lambda: any(re.search(said, one) for one in said_of("Waits")), WAIT)
+    finally:
+        placing.over.set()
+    assert conveyor.get(ref, timeout=WAIT) == 1
+    wait_until(lambda: "waits" not in said_of("Waits")[0], WAIT)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from conveyor import _core
 from conveyor.device import Device, Event
-from conveyor.device.waits import happened
+from conveyor.device.waits import happened, wait_until
 
 if TYPE_CHECKING:
     import logging
@@ -36,7 +36,7 @@ MOST = 64
 _REMEMBERED = 256
 #: Seconds after which a device that has refused to pin is asked again; twice as many each time.
 _PAUSES = 1.0, 64.0
-#: Seconds between two looks at copies that are under way.
+#: Seconds between two looks at copies that are under way, whose ends no device tells; nobody waits for it.
 _LOOK = 0.05
 #: Seconds that the end of a session waits for copies.
 _PATIENCE = 1.0
@@ -205,10 +205,12 @@ class Pinned:
         with self._lock:
             self._closed = True
         deadline = time.monotonic() + _PATIENCE
-        while self.tidy(False) and time.monotonic() < deadline:
-            if not self._under_way:
-                break
-            time.sleep(0.001)
+
+        def is_over() -> bool:
+            left = self.tidy(False) and bool(self._under_way)
+            return not left or time.monotonic() >= deadline
+
+        wait_until(is_over)
         self._words.wake()
 
     # With the lock.

@@ -127,6 +127,11 @@ class Carrier:
         self._lent: set[int] = set()
         self._closed = False
 
+    @property
+    def trouble(self) -> str:
+        """See :attr:`Supply.trouble`."""
+        return self._supply.trouble
+
     def open(self, number: int, sock: socket.socket) -> None:
         """Have line ``number`` end in ``sock``, which is the carrier's from now on."""
         line = _Line(number, sock, queue.SimpleQueue())

@@ -128,6 +128,17 @@ class Supply:
         self._idle: list[socket.socket] = []
         self._busy: set[socket.socket] = set()
         self._closed = Flag()
+        #: Since when no connection comes about that is tried for, how often it was, and why not.
+        self._failing: tuple[float, int, str] | None = None
+
+    @property
+    def trouble(self) -> str:
+        """What those wait for who fetch from there, if it is a connection that does not come about."""
+        failing = self._failing
+        if failing is None:
+            return ""
+        since, tries, why = failing
+        return f"no connection comes about since {time.monotonic() - since:.1f} s ({tries} tries; {why})"
 
     def fetch(self, number: int, size: int) -> int:
         """The file of that number, as one of this host. ``SystemLimitError`` or ``OutOfMemoryError`` where
@@ -220,6 +231,12 @@ class Supply:
         raise ConnectionError("the session is over")
 
     def _dialled(self) -> socket.socket:
+        try:
+            return self._dialled_at_last()
+        finally:
+            self._failing = None
+
+    def _dialled_at_last(self) -> socket.socket:
         began, tries, pauses = time.monotonic(), 0, _pauses()
         while True:
             try:
@@ -236,6 +253,7 @@ class Supply:
                     text = f"cannot connect to another host: {error}; {hint(error)}"
                     raise SystemLimitError(number, text) from error
                 tries += 1
+                self._failing = began, tries, str(error) or type(error).__name__
                 if tries >= _MOST_TRIES and time.monotonic() - began >= _REACHED_WITHIN:
                     if isinstance(error, NotHeardError):  # it listens, and so it is there
                         raise _unheard(error) from error

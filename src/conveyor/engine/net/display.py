@@ -12,8 +12,9 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -24,10 +25,17 @@ from conveyor.pauses import Pauses
 from conveyor.runtime import threads
 from conveyor.runtime.status import Page
 
+if TYPE_CHECKING:
+    from conveyor.futures import Future
+    from conveyor.runtime.graph.telemetry.afar import SeenAll
+
 #: What the socket's name begins with, in the abstract namespace.
 PREFIX = "conveyor-status-"
 #: The question: with Python's stacks, or without.
 WITH_STACKS, PLAIN = b"s", b"-"
+
+#: What the driver's own is called.
+OWN_NODE = "the driver's node"
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: see unix(7)
 #: Answers that are under way at once, and seconds for what goes over the socket.
@@ -35,11 +43,35 @@ _MOST, _SECONDS = 4, 5.0
 
 
 class NodeSeen(Struct, frozen=True):
-    """One host. unknown: why nothing is known of what is there."""
+    """One host. unknown: why nothing is known of what is there. troubles: what it waits for itself, on behalf
+    of its processes."""
 
     name: str
     pages: tuple[Page, ...] = ()
     unknown: str = ""
+    troubles: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, name: str, answer: Future[SeenAll], patience: float, names: Mapping[int, str]
+    ) -> NodeSeen:
+        """What a host has answered within so many seconds. ``names``: of all hosts, by their numbers."""
+        if not answer.done():
+            return cls(name, (), f"it has not answered for {patience:g} s")
+        error = answer.exception()
+        if error is not None:
+            return cls(name, (), str(error) or type(error).__name__)
+        seen = answer.result()
+        return cls(name, tuple(seen.pages), "", in_words(seen.troubles, names))
+
+
+def in_words(troubles: Mapping[int, str], names: Mapping[int, str]) -> tuple[str, ...]:
+    """What keeps one host from fetching values from others, by the numbers of these."""
+    return tuple(
+        f"values that lie on {names[host]} are waited for, to which {trouble}"
+        for host, trouble in troubles.items()
+        if host in names and trouble
+    )
 
 
 class Display:

@@ -110,6 +110,12 @@ class Fetches:
             source.look()
         return lambda: self._give_up(flight, waiter)
 
+    def troubles(self) -> dict[int, str]:
+        """By host, see :attr:`Supply.trouble`."""
+        with self._lock:
+            sources = list(self._sources.items())
+        return {host: source.trouble for host, source in sources if source.trouble}
+
     def lose(self, host: int) -> None:
         """That host is no more."""
         with self._lock:

@@ -49,6 +49,7 @@ from conveyor.runtime.actor.requests.messages import (
     Staying,
     Unlay,
 )
+from conveyor.runtime.actor.requests.noted import NotedRequests
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.call import start
 from conveyor.runtime.calls.constructor import Kept, keep
@@ -87,6 +88,7 @@ class ActorRuntime(CallingRuntime):
         self.places = hello.places
         self.own_actor = self._me = ActorId(hello.number, hello.name)
         self.requests = self._requests = RequestClient(requests)
+        self._noted = NotedRequests(self._requests, process, hello.driver_slot)
         process.lanes.reports.open(self._requests.look_for_cycle)
         self.introductions = ActorIntroductions(process, self._requests)
         self.collectives = ActorCollectives(process, self._requests, self.label)
@@ -128,7 +130,9 @@ class ActorRuntime(CallingRuntime):
 
     def _connect(self, actor: ActorId) -> Link:
         """A new link to ``actor``, noted among those that there are."""
-        laid, fds = self._requests.ask(Connect(actor), lambda laid: Disconnect(laid.number))
+        laid, fds = self._noted.ask(
+            Connect(actor), f"for a way to call {actor.name}", lambda laid: Disconnect(laid.number)
+        )
         assert isinstance(laid, Connected)
         number, slot, incarnation = laid.number, laid.slot, laid.incarnation
         try:
@@ -259,7 +263,7 @@ class ActorRuntime(CallingRuntime):
     def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
         request = LayAgain(number, first, patience.timeout, patience.left())
         with explained(f"lay the channels of graph {number} again"):
-            return self._laid(*self._requests.ask(request))
+            return self._laid(*self._noted.ask(request, f"which brings graph {number} back"))
 
     def label(self, graph: int, node: int) -> str | None:
         return self._labels.get(graph, {}).get((graph, node))
