@@ -101,8 +101,10 @@ class _Filling:
 
     def give_up(self) -> None:
         """Nobody waits for them any more."""
-        self._wait.end()
-        LOOKS.end(self)
+        try:
+            self._wait.end()
+        finally:  # also where a signal handler has raised
+            LOOKS.end(self)
 
 
 class Looks:
