@@ -17,7 +17,7 @@
 #include "heard_sights.h"
 #include "rank_failures.h"
 #include "platform.h"
-#include "session_memory.h"
+#include "arena/session_memory.h"
 #include "shareable.h"
 #include "wait_notes.h"
 

@@ -289,6 +289,14 @@ def fresh_session():
         conveyor.shutdown()
 
 
+@pytest.fixture
+def time_to_end(monkeypatch):
+    """Actors have a minute for their end, in sessions that begin in this test and in its programs.
+
+    For tests of what they do then, for which two seconds may be too short on a busy machine."""
+    monkeypatch.setenv("CONVEYOR_GRACE_SECONDS", "60")
+
+
 class _Scripts:
     """Runs programs in processes of their own, and ends what a failed test has left of them."""
 

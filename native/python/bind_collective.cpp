@@ -1,7 +1,7 @@
 // Collective operations, and the reductions that they are made of.
 
 #include "bind.h"
-#include "collective_group.h"
+#include "collective/group.h"
 #include "exit.h"
 #include "reader.h"
 #include "waiting.h"

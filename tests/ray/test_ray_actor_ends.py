@@ -10,11 +10,14 @@ from functools import partial
 from pathlib import Path
 
 import cloudpickle
+import pytest
 from ray_nodes import get
 
 import conveyor
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.usefixtures("time_to_end")
 
 
 class Marks:

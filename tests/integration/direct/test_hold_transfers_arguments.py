@@ -285,6 +285,7 @@ def test_the_callers_death(actors, wait_until):
     wait_until(lambda: not fetching())
 
 
+@pytest.mark.usefixtures("time_to_end")
 def test_the_actor_ends_in_good_order(local, wait_until, tmp_path):
     """What is queued is done first, and so is what is on its way."""
     ann, loop = Keeper.remote(), Loop.remote()

@@ -90,6 +90,8 @@ ENDS = {
     "graceful": "conveyor.kill(actor, graceful=True)\nassert pathlib.Path('del').exists()",
     "sigterm": "os.kill(os.getpid(), 15)",
     "sys.exit": """
+from conveyor.runtime.driver.processes import record
+record._EXIT_CODE_WAIT = 60  # as in the tests' own process: on a busy machine it is told late
 try:
     conveyor.get(actor.leave.remote())
 except conveyor.exceptions.ActorDiedError as error:
@@ -126,6 +128,7 @@ def test_so_does_one_with_a_loop_or_a_pool(scripts, tmp_path, cls, how):
     _end(scripts, tmp_path, cls, how)
 
 
+@pytest.mark.usefixtures("time_to_end")
 def test_with_the_last_handle_what_is_queued_is_done_first(scripts, tmp_path):
     scripts.run("""
         import conveyor, pathlib, time
@@ -543,6 +546,7 @@ FAILING_STEPS = """
 """
 
 
+@pytest.mark.usefixtures("time_to_end")
 @pytest.mark.parametrize("engine", ["local", "inline"])
 @pytest.mark.parametrize("what", ["interrupt", "exit", "error"])
 def test_each_step_of_the_end_is_tried_whatever_the_one_before_raised(

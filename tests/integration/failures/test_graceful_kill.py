@@ -15,6 +15,8 @@ from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+pytestmark = pytest.mark.usefixtures("time_to_end")
+
 ENDED = r"actor busy .* was ended by conveyor\.kill\(graceful=True\)"
 
 

@@ -110,6 +110,7 @@ def test_of_several_coroutines_it_is_the_one_that_has_left(engine, latches, wait
         assert error.node == "leave_after"
 
 
+@pytest.mark.usefixtures("time_to_end")
 def test_what_else_runs_on_threads_is_done_first(local, latches, wait_until, tmp_path):
     """As the end of the main thread of a program waits for its threads."""
     go, started = latches(), latches()

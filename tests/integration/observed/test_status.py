@@ -148,7 +148,7 @@ def test_a_coroutine_in_the_middle(session, latches):
         assert get(ref) == "held"
 
 
-def test_a_call_of_a_coroutine_is_what_the_actor_runs(session, latches):
+def test_a_call_of_a_coroutine_is_what_the_actor_runs(session, latches, wait_until):
     actor = Async.remote()
     inside = latches()
     ref = actor.hold.remote(inside.path)
@@ -158,7 +158,7 @@ def test_a_call_of_a_coroutine_is_what_the_actor_runs(session, latches):
     get(actor.release.remote())
     assert get(ref) == "held"
     with chain(actor.hold).compile() as graph:
-        assert states(graph) == ["idle"]
+        wait_until(lambda: states(graph) == ["idle"], what="an idle actor")
 
 
 def test_a_dead_actor(actors):

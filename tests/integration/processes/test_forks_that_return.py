@@ -145,6 +145,8 @@ PROGRAM = """
     print("done")
 """
 
+pytestmark = pytest.mark.usefixtures("time_to_end")
+
 KINDS = ["plain", "threads", "async"]
 WAYS = ["call", "graph"]
 

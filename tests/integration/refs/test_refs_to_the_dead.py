@@ -42,6 +42,7 @@ def end_if_there(path):
 class Member:
     def __init__(self, *args):
         self.kept = list(args)
+        self.calls = []
 
     def hold(self, _, go):
         hold(go)
@@ -68,15 +69,15 @@ class Member:
     def send(self, other, size):
         """Calls with refs of this actor's, and with its copies of others'."""
         own, result = conveyor.put(np.ones(size)), other_result(size)
-        self.kept += [other.values.remote([own, result, *self.kept]) for _ in range(3)]
+        self.calls += [other.values.remote([own, result, *self.kept]) for _ in range(3)]
 
     def outcomes(self):
         """What has become of these calls."""
-        calls = [ref for ref in self.kept if not ref.done() or ref.has_failed()]
-        return [failure(call) for call in calls]
+        return [failure(call) for call in self.calls]
 
     def drop(self):
         self.kept.clear()
+        self.calls.clear()
 
     def execute(self, graph, value):
         """Of a graph of the driver's; its result stays here."""
