@@ -231,7 +231,8 @@ def test_a_thread_that_waits_already_is_woken(latches, wait_until):
 
 def test_what_was_skipped_for_a_failure_is_no_result_before_that_is_told(latches, wait_until):
     go, fails, held, started = (latches() for _ in range(4))
-    late, other = Rank.remote(), Rank.remote()
+    # These see the mark at once, as the driver does.
+    late, other = (Rank.options(**WITH_DRIVER).remote() for _ in range(2))
     get(late.tell_after_marking.remote(go.path))
     with InputNode() as inp:
         passed = other.echo.bind(other.hold.bind(inp, held.path, started.path))
