@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from typing import Any
+
 from conveyor import _core
 from conveyor.codec.direct import Beside, Located, Unfetched
 from conveyor.direct.afar import is_afar
@@ -32,11 +35,24 @@ def route_of(ref: Ref) -> str:
         return "here"
     process = context.current().process
     afar = is_afar(where, process)
-    if not afar and process.board.gone(where.slot, where.incarnation):
+    if not afar and _is_dead(where, process):
         return "lost"
     if where.beside:
         return Beside.unpack(where.beside).route.name
     return "network" if afar else "read"
+
+
+def _is_dead(where: Located, process: Any) -> bool:
+    if process.board.gone(where.slot, where.incarnation):
+        return True
+    # The session learns of a death a little later than a fetch may have failed by it.
+    try:
+        _core.read_peer_joined(where.pid, b"", where.anchor, where.number, _core.Buffer.own(0))
+    except (
+        OSError
+    ) as error:  # where reading is refused, or the value is no more, the session knows best
+        return error.errno == errno.ESRCH
+    return False
 
 
 def transport_of(ref: Ref) -> str | None:

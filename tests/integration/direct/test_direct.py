@@ -5,6 +5,7 @@ import signal
 import struct
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from nodes_apart import APART
 import conveyor
 from conveyor import _core
 from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.direct import routes
 from conveyor.direct.table import TABLE
 from conveyor.exceptions import ActorDiedError, ObjectLostError, WaitTimeoutError
 from conveyor.experimental import wait_tensor_freed
@@ -441,6 +443,22 @@ def test_its_actor_dies(pair, wait_until):
     assert ref.route() == "lost"
     with pytest.raises(ActorDiedError, match="Holder has died, and with it a value of 8,000"):
         get(other.total.remote(ref))
+
+
+@pytest.mark.skipif(APART, reason="what is on another node is not read")
+def test_its_actor_dies_and_the_session_does_not_know_yet(pair, wait_until, monkeypatch):
+    maker, _ = pair
+    ref = maker.make.remote()
+    pid = get(maker.pid.remote())
+    assert get(ref).sum() == 1000
+    unknowing = SimpleNamespace(gone=lambda *_: False, elsewhere=lambda _: False)
+    process = SimpleNamespace(board=unknowing, far_memory=None)
+    session = SimpleNamespace(current=lambda: SimpleNamespace(process=process))
+    monkeypatch.setattr(routes, "context", session)
+    assert ref.route() == "read"
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: fails(ref), WAIT)
+    assert ref.route() == "lost"
 
 
 def test_refs_tell_what_they_are(pair):
