@@ -17,7 +17,7 @@
 #include "heard_sights.h"
 #include "rank_failures.h"
 #include "platform.h"
-#include "session_memory.h"
+#include "arena/session_memory.h"
 #include "shareable.h"
 #include "wait_notes.h"
 
@@ -98,7 +98,7 @@ struct alignas(kPage) BoardSlot {
   char name[64];  // for people, zero terminated (not to be relied upon); written before the process starts
   alignas(kCacheLine) RankFailures rank_failures;  // noted where there are other hosts
   // From here on what the slot's next process goes on with.
-  alignas(kCacheLine) FailedCalls failed_calls;  // their numbers are of the slot: errors of a former process are still got
+  FailedCalls failed_calls;  // their numbers are of the slot: errors of a former process are still got
   WaitNotes waits;  // the last: of the second page only what is used is ever touched
   // Numbers of values that the process reads where they lie (hazards.h); 0: none. Touched when the first is.
   alignas(kPage) std::atomic<uint64_t> hazards[kHazards];
@@ -237,17 +237,19 @@ class Board : public Shareable<Board> {
   }
   // A method begins in the process in `index`. Others are told if something has failed there before.
   void note_began(uint32_t index) {
-    if (!slot(index)->rank_failures.begin()) return;
+    const Status& status = slot(index)->status;
+    const Execution in{status.graph.load(std::memory_order_relaxed), status.execution.load(std::memory_order_relaxed)};
+    if (!slot(index)->rank_failures.begin(in)) return;
     header_->failure_marks.fetch_add(1, std::memory_order_release);
     wake_pump();
   }
   // Another host has told of that. By the pump's thread.
-  void hear(uint32_t index, RankFailure failure, uint64_t went_on) {
+  void hear(uint32_t index, RankFailure failure, uint64_t went_on, Execution in) {
     RankFailures& failures = slot(index)->rank_failures;
     const bool fails = failure.count > failures.count(), goes_on = went_on > failures.went_on();
     failure.noted_ns = now_ns();
     if (fails) failures.note(failure);
-    if (goes_on) failures.hear_began(went_on);
+    if (goes_on) failures.go_on(went_on, in);
     if (fails || goes_on) header_->failure_marks.fetch_add(1, std::memory_order_release);
   }
   // The process in `index` has ended, and its arena with it: what it had is the session's again. Where

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "arena_view.h"
+#include "arena/view.h"
 #include "fork_mutex.h"
 #include "platform.h"
 

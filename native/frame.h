@@ -8,7 +8,7 @@
 
 #include "body.h"
 #include "directory.h"
-#include "lease.h"
+#include "arena/lease.h"
 #include "ring.h"
 
 namespace conveyor {

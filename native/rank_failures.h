@@ -15,6 +15,13 @@
 
 namespace conveyor {
 
+// What a step is of.
+struct Execution {
+  uint32_t graph = 0;  // 0: none, it is a call
+  uint64_t number = 0;
+  bool operator==(const Execution&) const = default;
+};
+
 struct RankFailure {
   uint64_t count = 0;      // from 1 on: which of the process's it is
   uint64_t number = 0;     // of the call that has failed (FailedCalls); 0: it was a step,
@@ -59,22 +66,29 @@ class RankFailures {
     }
   }
 
-  // Something else begins there: whether something had failed since the last time.
-  bool begin() {
+  // Something else begins there, in that execution or as a call: whether something had failed since the last time.
+  bool begin(Execution in) {
     const uint64_t now = count();
     if (went_on_.load(std::memory_order_relaxed) >= now) return false;
-    went_on_.store(now, std::memory_order_release);
+    go_on(now, in);
     return true;
   }
-  // How many had failed when something began last.
+  // Another host has told of that, or it is so here. Who finds that count finds what belongs to it, or, in part, to a later
+  // one: then something has failed again, of which who waits is told, and looks anew.
+  void go_on(uint64_t count, Execution in) {
+    graph_.store(in.graph, std::memory_order_relaxed);
+    execution_.store(in.number, std::memory_order_relaxed);
+    went_on_.store(count, std::memory_order_release);
+  }
+  // How many had failed when something began for the first time since the last of them, and what that was.
   uint64_t went_on() const { return went_on_.load(std::memory_order_acquire); }
-  // Another host has told of that.
-  void hear_began(uint64_t count) { went_on_.store(count, std::memory_order_release); }
+  Execution went_on_in() const { return {graph_.load(std::memory_order_relaxed), execution_.load(std::memory_order_relaxed)}; }
 
  private:
   static constexpr size_t kWords = sizeof(RankFailure) / sizeof(uint64_t);
   std::atomic<uint64_t> begun_, done_;  // how many were written here
-  std::atomic<uint64_t> count_, went_on_;
+  std::atomic<uint64_t> count_, went_on_, execution_;
+  std::atomic<uint32_t> graph_;
   std::atomic<uint64_t> entries_[2][kWords];
 };
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <memory>
 
-#include "arena.h"
+#include "arena/arena.h"
 #include "board.h"
 #include "cursor.h"
 

@@ -12,7 +12,7 @@
 #include <set>
 #include <vector>
 
-#include "../lease.h"
+#include "../arena/lease.h"
 #include "../platform.h"
 
 namespace conveyor::net {

@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "../lease.h"
+#include "../arena/lease.h"
 #include "../ring.h"
 #include "closing.h"
 #include "connection.h"

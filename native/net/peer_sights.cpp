@@ -25,7 +25,7 @@ void Peer::hear(const RankFailed& failed) {
   if (failed.slot >= board.slots()) throw Violation("a failure of a process that is none");
   // Another process may have the slot by now; and of its own ones this host knows more.
   if (board.slot(failed.slot)->elsewhere.load(std::memory_order_relaxed) == 0 || board.gone(failed.slot, failed.incarnation)) return;
-  board.hear(failed.slot, failed.failure, failed.went_on);
+  board.hear(failed.slot, failed.failure, failed.went_on, {failed.graph, failed.execution});
 }
 
 void Peer::hear(const Saw& saw) {

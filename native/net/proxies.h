@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "../arena.h"
+#include "../arena/arena.h"
 
 namespace conveyor::net {
 

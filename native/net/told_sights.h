@@ -65,8 +65,9 @@ struct ToldFailures {
       const uint64_t went_on = of.rank_failures.went_on();
       const auto last = of.rank_failures.last();
       if (!last) continue;
+      const Execution in = of.rank_failures.went_on_in();
       const std::tuple now(incarnation, last->count, went_on);
-      if (std::exchange(of_slot[slot], now) != now) put(RankFailed{slot, incarnation, went_on, *last});
+      if (std::exchange(of_slot[slot], now) != now) put(RankFailed{slot, incarnation, went_on, in.number, in.graph, 0, *last});
     }
   }
 };

@@ -26,7 +26,7 @@
 namespace conveyor::net {
 
 constexpr uint64_t kHelloMagic = 0x31'74'65'6e'76'6e'6f'63;  // "convnet1", in the byte order of both
-constexpr uint32_t kWireVersion = 5;
+constexpr uint32_t kWireVersion = 6;
 constexpr uint32_t kChunkBytes = 256 << 10;
 constexpr uint32_t kMostRings = 1 << 15;         // of a segment
 constexpr uint32_t kMostBitWords = 1 << 12;      // of one set of limits
@@ -181,7 +181,10 @@ struct Saw {
 struct RankFailed {
   uint32_t slot;
   uint32_t incarnation;
-  uint64_t went_on;  // how many had failed when a method began there last
+  uint64_t went_on;  // how many had failed when a method began there that was the first since, and what that was
+  uint64_t execution;
+  uint32_t graph;
+  uint32_t nothing;
   RankFailure failure;
 };
 struct Rung {

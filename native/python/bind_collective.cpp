@@ -1,7 +1,7 @@
 // Collective operations, and the reductions that they are made of.
 
 #include "bind.h"
-#include "collective_group.h"
+#include "collective/group.h"
 #include "exit.h"
 #include "reader.h"
 #include "waiting.h"
@@ -360,7 +360,11 @@ void bind_collective(nb::module_& m) {
         const auto broken = group.broken();
         if (!broken) return nb::none();
         return nb::make_tuple(int(broken->cause), broken->rank, nb::steal(PyUnicode_DecodeUTF8(broken->why.data(), Py_ssize_t(broken->why.size()), "replace")));
-      });
+      })
+      .def("failed_in_execution", [](const CollectiveGroup& group, uint32_t rank) -> nb::object {
+        const auto in = group.failed_in_execution(rank);
+        return in ? nb::object(nb::make_tuple(in->graph, in->number)) : nb::none();
+      }, "rank"_a);
 }
 
 }  // namespace conveyor

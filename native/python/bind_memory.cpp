@@ -8,7 +8,7 @@
 #include "exit.h"
 #include "located.h"
 #include "made_in_place.h"
-#include "private_pages.h"
+#include "arena/private_pages.h"
 #include "snapshot.h"
 
 namespace conveyor {

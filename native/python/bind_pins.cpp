@@ -2,7 +2,7 @@
 #include "bind.h"
 #include "exit.h"
 #include "made_in_place.h"
-#include "pins.h"
+#include "arena/pins.h"
 
 namespace conveyor {
 namespace {

@@ -11,15 +11,18 @@ namespace {
 
 struct Account {
   uint64_t order;
+  bool follows = false;
   std::string_view error;
 };
+constexpr uint64_t kFollows = uint64_t(1) << 63;  // runtime/graph/edges/failures.py
 
 // What a frame tells: when it happened among the failures of the graph, and the encoded error.
 Account account_of(const Frame& frame) {
   const std::string_view body(frame.body, frame.size);
-  Account account{UINT64_MAX, body};  // where there was no memory to tell more
+  Account account{UINT64_MAX, false, body};  // where there was no memory to tell more
   if (body.size() < sizeof account.order || body == kUnsaidMeta) return account;
   std::memcpy(&account.order, body.data(), sizeof account.order);
+  account.follows = (account.order & kFollows) != 0;
   account.error.remove_prefix(sizeof account.order);
   return account;
 }
@@ -32,6 +35,7 @@ Failures::Failures(nb::object readers, Limits& limits, bool together)
 }
 
 void Failures::leave() {
+  left_ = true;
   for (Reader* reader : readers_) reader->close();
 }
 
@@ -46,9 +50,11 @@ void Failures::receive() {
         throw;
       }
       ++heard_;
-      told_.back().order = account_of(told_.back().frame).order;
+      const Account account = account_of(told_.back().frame);
+      told_.back().order = account.order;
+      told_.back().follows = account.follows;
     }
-  // What was found together is told in the order in which it happened.
+  // What was found together is told in the order in which it happened, and what follows from it behind.
   std::sort(told_.begin(), told_.end(), [](const Told& a, const Told& b) { return a.order < b.order; });
 }
 
@@ -93,8 +99,10 @@ void Failures::forget(uint64_t completed) {
 
 nb::list Failures::told(uint64_t first) const {
   // Copied first: making lists may run any code.
-  std::vector<std::pair<uint64_t, std::vector<std::string>>> found;
-  for (auto it = failed_.lower_bound(first); it != failed_.end(); ++it) found.emplace_back(it->first, *it->second.errors);
+  std::map<uint64_t, std::vector<std::string>> found;
+  for (auto it = failed_.lower_bound(first); it != failed_.end(); ++it) found.emplace(it->first, *it->second.errors);
+  for (const Told& waits : told_)
+    if (waits.frame.tag >= first) found[waits.frame.tag].emplace_back(account_of(waits.frame).error);
   nb::list told;
   for (auto& [number, errors] : found) {
     nb::list metas;
@@ -113,9 +121,14 @@ void Gate::set_failures(nb::object readers, bool together) {
 bool Gate::hear_news() {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return false;
   const uint64_t over = completed();  // before: all that was told of those is found now
-  const bool heard = failures_->news() && failures_->hear(readers_.size(), [this](uint64_t number, std::vector<bool>& open) { note_open(number, open); });
+  const bool heard = failures_->news() && failures_->hear(readers_.size(), over, [this](uint64_t number, std::vector<bool>& open) { note_open(number, open); });
   failures_->forget(over);
   return heard;
+}
+
+// Whether that is an error of an execution whose first failure is on its way: until it is here, this is not either.
+bool Gate::too_early(uint64_t number, Kind kind) const {
+  return kind == Kind::kError && failures_ && failures_->awaits_news(number, completed());
 }
 
 void Gate::hear_before_submission() {

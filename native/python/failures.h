@@ -5,6 +5,9 @@
 // The rings have a slot for each execution that may be under way. An actor tells of execution n before
 // it sends on what n has come to, so whoever has seen all results of n has all that is told of it to
 // read; the executor reads it before it submits n + depth. So there is always room.
+//
+// The first that is told of an execution is its error, but one that only says that another task of it has failed waits
+// for what that one tells: which of the two comes first is chance, and between hosts they come on different ways.
 #pragma once
 
 #include <algorithm>
@@ -29,20 +32,34 @@ class Failures {
   // Read what has come; false if nothing has. Whatever fails on the way is read the next time.
   // `close(number, open)` notes in `open` the results that an execution, which has failed now, has not come
   // to, by reader, of `results`; it cannot fail.
+  // Of executions below `completed` nothing more comes.
   template <class Close>
-  bool hear(size_t results, const Close& close) {
+  bool hear(size_t results, uint64_t completed, const Close& close) {
     receive();
-    const bool any = !told_.empty();
-    for (; !told_.empty(); told_.pop_front()) {
-      if (Failed* failed = enter(told_.front(), results)) {
+    bool any = false;
+    for (auto told = told_.begin(); told != told_.end();) {
+      const uint64_t number = told->frame.tag;
+      if (told->follows && awaits_first(number, completed)) {
+        ++told;
+        continue;
+      }
+      if (Failed* failed = enter(*told, results)) {
         // Whoever is told can rely on it: what has not begun is skipped. The actor that has told marks it
         // after that, and may not have come to it.
-        if (together) limits_.fail(told_.front().frame.tag);
-        close(told_.front().frame.tag, failed->open);
+        if (together) limits_.fail(number);
+        close(number, failed->open);
         failed->left = size_t(std::count(failed->open.begin(), failed->open.end(), true));
       }
+      told = told_.erase(told);
+      any = true;
     }
     return any;
+  }
+  // Whether the first failure of that execution is on its way, so that none of its errors is one to raise yet: it has
+  // been marked, which an actor does behind what it tells, or one that follows from it is here.
+  bool awaits_news(uint64_t number, uint64_t completed) const {
+    if (!awaits_first(number, completed)) return false;
+    return limits_.failed(number) || std::ranges::any_of(told_, [&](const Told& told) { return told.frame.tag == number; });
   }
   bool empty() const { return failed_.empty(); }
   // The outcome of a result that is not to come any more, once; an invalid object for all others.
@@ -60,6 +77,7 @@ class Failures {
  private:
   struct Told {
     uint64_t order = 0;
+    bool follows = false;  // from another failure of its execution
     Frame frame;
   };
   struct Failed {
@@ -68,13 +86,15 @@ class Failures {
     size_t left = 0;
   };
   void receive();
+  bool awaits_first(uint64_t number, uint64_t completed) const { return together && !left_ && number >= completed && !failed_.contains(number); }
   Failed* enter(const Told& told, size_t results);
 
   nb::object opened_;  // what keeps the readers
   std::vector<Reader*> readers_;
   Limits& limits_;
   uint32_t heard_ = 0;
-  std::deque<Told> told_;  // out of the rings, and not entered yet
+  bool left_ = false;
+  std::deque<Told> told_;  // out of the rings, and not entered yet, in the order of their failures
   std::map<uint64_t, Failed> failed_;
 };
 

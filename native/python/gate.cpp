@@ -182,13 +182,21 @@ void Gate::leave() {
 
 bool Gate::ready(uint64_t number, size_t i) {
   check_owner(fork_);
-  if (stashes_[i].contains(number) || handed_.contains({number, i})) return true;
+  if (handed_.contains({number, i})) return true;
+  const auto is_here = [&](Kind kind) {
+    if (kind == Kind::kError) hear();
+    return !too_early(number, kind);
+  };
+  auto stashed = stashes_[i].find(number);
+  if (stashed != stashes_[i].end()) return is_here(stashed->second.kind);
   RingReader& ring = readers_[i]->ring;
   while (!ring.empty()) {
-    if (ring.front()->tag == number) return true;
+    if (ring.front()->tag == number) return is_here(ring.front()->kind);
     stash_front(i);
   }
-  if (stashes_[i].contains(number) || handed_.contains({number, i})) return true;
+  if (handed_.contains({number, i})) return true;
+  stashed = stashes_[i].find(number);
+  if (stashed != stashes_[i].end()) return is_here(stashed->second.kind);
   hear();
   return failures_ && failures_->has(number, i);
 }
@@ -230,6 +238,7 @@ nb::object Gate::take(uint64_t number, size_t i, uint64_t since) {
     auto found = stash.find(number);
     if (found != stash.end()) {
       if (found->second.kind == Kind::kError && hear()) return take(number, i, since);
+      if (too_early(number, found->second.kind)) return nb::object();
       nb::object value = take_stashed(number, i);
       taking(number, i, since);
       return value;
@@ -239,6 +248,7 @@ nb::object Gate::take(uint64_t number, size_t i, uint64_t since) {
   while (!reader.ring.empty()) {
     if (reader.ring.front()->tag == number) {
       if (reader.ring.front()->kind == Kind::kError && hear()) return take(number, i, since);
+      if (too_early(number, reader.ring.front()->kind)) return nb::object();
       const uint64_t before = reader.bytes;
       nb::object value = reader.receive_kept();
       if (!value.is_valid()) return take(number, i, since);  // somebody has stashed it meanwhile

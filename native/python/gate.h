@@ -133,6 +133,7 @@ class Gate {
     if (leftovers_) leftovers_->enter(leftover_, [&] { return readers_[reader]->ring.has_some(); });
   }
   bool hear_news();
+  bool too_early(uint64_t number, Kind kind) const;
   void hear_before_submission();
   void note_open(uint64_t number, std::vector<bool>& open) noexcept;
   std::vector<Writer*> writers_;

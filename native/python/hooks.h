@@ -4,7 +4,7 @@
 #include <Python.h>
 #include <nanobind/nanobind.h>
 
-#include "arena.h"
+#include "arena/arena.h"
 
 namespace nb = nanobind;
 

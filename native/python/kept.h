@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "arena.h"
+#include "arena/arena.h"
 #include "frame.h"
 
 namespace nb = nanobind;

@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "arena.h"
-#include "borrowed.h"
+#include "arena/arena.h"
+#include "arena/borrowed.h"
 #include "frame.h"
 
 namespace conveyor {

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <string>
 
-#include "arena.h"
+#include "arena/arena.h"
 #include "check.h"
 
 namespace conveyor {

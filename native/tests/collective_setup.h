@@ -4,7 +4,7 @@
 #include <numeric>
 #include <thread>
 
-#include "collective_group.h"
+#include "collective/group.h"
 #include "death_setup.h"
 
 namespace conveyor {

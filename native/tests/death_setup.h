@@ -14,7 +14,7 @@
 
 #include "board.h"
 #include "check.h"
-#include "lease.h"
+#include "arena/lease.h"
 #include "service.h"
 #include "waiter.h"
 

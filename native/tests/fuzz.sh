@@ -70,14 +70,14 @@ echo "== building"
 for target in "${targets[@]}"; do
     sources=() libraries=() flags=("${common[@]}")
     case $target in
-    block) sources=(arena arena_cap arena_service arena_view board hazards holds lease pins populate) ;;
-    ring) sources=(board holds) ;;
+    block) sources=(arena/{arena,cap,service,view,holds,lease,pins,populate} board hazards) ;;
+    ring) sources=(board arena/holds) ;;
     frame)
         read -r include nanobind libdir version home <<<"$where"
         flags+=(-isystem "$include" -isystem "$nanobind/include" -I"$native/python" -DFUZZ_PYTHON_HOME="\"$home\"" -fvisibility=hidden)
         build "${common[@]}" -O2 -w -I"$include" -I"$nanobind/include" -I"$nanobind/ext/robin_map/include" \
             "$dir/obj/nanobind.o" "$nanobind/src/nb_combined.cpp"
-        mapfile -t sources < <(cd "$native" && printf '%s\n' *.cpp python/{hooks,native_values,made_in_place,kept,encode,decode,reader}.cpp | sed 's/\.cpp$//')
+        mapfile -t sources < <(cd "$native" && printf '%s\n' *.cpp {arena,collective}/*.cpp python/{hooks,native_values,made_in_place,kept,encode,decode,reader}.cpp | sed 's/\.cpp$//')
         libraries=("$dir/obj/nanobind.o" -L"$libdir" -Wl,-rpath,"$libdir" -l"python$version")
         ;;
     esac

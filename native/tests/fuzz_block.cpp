@@ -3,7 +3,7 @@
 #include <set>
 #include <vector>
 
-#include "arena.h"
+#include "arena/arena.h"
 #include "fuzz_input.h"
 
 using namespace conveyor;

@@ -222,28 +222,28 @@ using model_thread = model::Thread;
 #define clock_gettime model::clock_look
 #define sched_yield model::yield
 // `::write(...)` becomes `::model::write_event(...)`.
-#include "arena.h"
+#include "arena/arena.h"
 #include "hazards.h"
 #include "inbox.h"
 #include "leftovers.h"
-#include "pins.h"
+#include "arena/pins.h"
 #include "pump_wait.h"
 #include "ring.h"
 #include "service.h"
 #include "waiter.h"
 
 #include "board.cpp"
-#include "arena.cpp"
-#include "populate.cpp"
-#include "arena_cap.cpp"
-#include "arena_service.cpp"
+#include "arena/arena.cpp"
+#include "arena/populate.cpp"
+#include "arena/cap.cpp"
+#include "arena/service.cpp"
 #include "hazards.cpp"
 #define epoll_wait model::epoll_now
-#include "holds.cpp"
+#include "arena/holds.cpp"
 #undef epoll_wait
-#include "arena_view.cpp"
-#include "pins.cpp"
-#include "lease.cpp"
+#include "arena/view.cpp"
+#include "arena/pins.cpp"
+#include "arena/lease.cpp"
 #include "inbox.cpp"
 #include "python/waiting.cpp"
 #include "service.cpp"

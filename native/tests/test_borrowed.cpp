@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "arena_setup.h"
-#include "borrowed.h"
-#include "private_pages.h"
+#include "arena/borrowed.h"
+#include "arena/private_pages.h"
 
 using namespace conveyor;
 

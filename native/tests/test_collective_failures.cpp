@@ -255,6 +255,66 @@ TEST(steps_of_one_graph_meet_in_one_execution) {
   }
 }
 
+// It has failed before the other one begins that step: what it comes by is a later one. Does it come to none, it is
+// waited for no longer than one that begins nothing.
+TEST(an_execution_in_which_a_rank_has_failed_is_not_met_by_what_that_runs_later) {
+  for (const bool comes : {true, false})
+    for (const uint32_t graph : {0u, 4u}) {
+      World world(2);
+      Rank first(world, 0), second(world, 1);
+      second.begins_step(3, 7);
+      second.group.note_failure("has raised");
+      if (comes) ::usleep(60'000);  // so that the other one gives it time
+      first.begins_step(3, 7);
+      second.begins_step(graph, 1);
+      if (comes)
+        meet({&first, &second}, {0, 0}, Progress::kBroken);
+      else
+        CHECK(first.barrier() == Progress::kBroken);
+      CHECK(first.group.broken()->cause == (comes ? Cause::kShifted : Cause::kRaised));
+      CHECK_EQ(first.group.broken()->rank, 1u);
+      CHECK_EQ(first.group.broken()->why, std::string("has raised"));
+    }
+}
+
+TEST(an_execution_in_which_a_rank_has_failed_is_not_met_behind_other_failures) {
+  World world(2);
+  Rank first(world, 0), second(world, 1);
+  second.begins_step(3, 7);
+  second.group.note_failure("has raised");
+  second.begins_step(4, 1);
+  second.group.note_failure("has raised again");
+  first.begins_step(3, 7);
+  second.begins();
+  meet({&first, &second}, {0, 0}, Progress::kBroken);
+  CHECK(first.group.broken()->cause == Cause::kShifted);
+}
+
+TEST(a_rank_that_has_failed_in_an_execution_goes_on_with_it_after_something_else) {
+  World world(2);
+  Rank first(world, 0), second(world, 1);
+  second.begins_step(3, 7);
+  second.group.note_failure("has raised");
+  ::usleep(60'000);
+  first.begins_step(3, 7);
+  second.begins();
+  std::thread waiter([&] { CHECK(first.barrier() == Progress::kDone); });
+  await_sleep(world, 0);
+  second.begins_step(3, 7);
+  CHECK(second.barrier() == Progress::kDone);
+  waiter.join();
+}
+
+TEST(a_later_execution_than_that_in_which_a_rank_has_failed_is_met_by_another_graph) {
+  World world(2);
+  Rank first(world, 0), second(world, 1);
+  second.begins_step(3, 7);
+  second.group.note_failure("has raised");
+  first.begins_step(3, 8);
+  second.begins_step(4, 1);
+  meet({&first, &second}, {0, 0}, Progress::kDone);
+}
+
 TEST(who_is_called_by_who_knows_of_a_failure_waits_longer) {
   Pair pair;
   pair.second.sees(pair.second.fails());  // the clock says 1

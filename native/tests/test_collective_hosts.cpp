@@ -1,89 +1,7 @@
 // Collective operations of ranks that are on several hosts, which share nothing but a connection.
-#include <latch>
-
-#include "collective_setup.h"
-#include "net_setup.h"
+#include "collective_worlds.h"
 
 using namespace conveyor;
-
-namespace {
-
-constexpr uint64_t kNumber = 7;
-
-// Rank r has slot r + 1 everywhere. Each host has a board, a pump and a segment of its own.
-struct Worlds {
-  explicit Worlds(std::vector<uint32_t> of, uint64_t window_ns = 20 * kSecond) : hosts(of) {
-    Homes homes = {0};
-    homes.insert(homes.end(), of.begin(), of.end());
-    for (uint32_t r = 0; r < of.size(); ++r) members.push_back({r + 1, 1});
-    for (uint32_t h = 0; h < hosts.hosts(); ++h) all.push_back(std::make_unique<Host>(h, homes, window_ns));
-    for (const auto& host : all) mirror(*host);
-    for (uint32_t a = 0; a < all.size(); ++a)
-      for (uint32_t b = a + 1; b < all.size(); ++b) join(*all[a], *all[b]);
-  }
-  void mirror(Host& host) {
-    const auto segment = host.segments[kNumber] = Segment::create(CollectiveGroup::bytes(hosts));
-    CollectiveGroup::prepare(*segment, hosts);
-    std::vector<net::RingSpec> specs;
-    for (uint32_t r = 0; r < hosts.ranks(); ++r)
-      for (uint32_t h = 0; h < hosts.hosts(); ++h) {
-        if (h == hosts[r]) continue;
-        net::RingSpec spec{CollectiveGroup::links_at(hosts.ranks()) + CollectiveLinks::ring_at(hosts, r, h), {r + 1, 3}, {}, hosts[r] == host.self ? host.view(r + 1) : nullptr};
-        for (const uint32_t reader : hosts.on(h)) spec.readers.push_back({reader + 1, 3});
-        specs.push_back(spec);
-      }
-    host.pump->mirror(kNumber, segment, specs, {});
-  }
-  Host& of(uint32_t rank) { return *all[hosts[rank]]; }
-  std::unique_ptr<Rank> rank(uint32_t r) {
-    Host& host = of(r);
-    std::vector<Target> bells;
-    std::vector<std::shared_ptr<ArenaView>> views;
-    for (uint32_t other = 0; other < hosts.ranks(); ++other) {
-      bells.push_back({other + 1, 3});
-      views.push_back(host.view(other + 1));
-    }
-    const auto segment = host.segments[kNumber];
-    auto links = std::make_unique<CollectiveLinks>(segment, CollectiveGroup::links_at(hosts.ranks()), host.board, hosts, r, bells, host.arenas[r + 1], views);
-    return std::make_unique<Rank>(host.board, segment, r, members, std::move(links));
-  }
-  template <class Body>
-  void in_threads(Body body) {
-    std::vector<std::thread> threads;
-    // All of them have their ends before one begins, as where a group is made.
-    std::latch ready(hosts.ranks());
-    for (uint32_t r = 0; r < hosts.ranks(); ++r)
-      threads.emplace_back([&, r] {
-        check::guarded("rank", [&] {
-          const auto made = rank(r);
-          ready.arrive_and_wait();
-          body(*made);
-        });
-      });
-    for (std::thread& thread : threads) thread.join();
-  }
-
-  RankHosts hosts;
-  std::vector<CollectiveGroup::Member> members;
-  std::vector<std::unique_ptr<Host>> all;
-};
-
-bool broken_by(const Rank& rank, Cause cause, uint32_t at, const char* why) {
-  const auto broken = rank.group.broken();
-  return CHECK(broken.has_value()) && CHECK(broken->cause == cause) && CHECK_EQ(broken->rank, at) && CHECK(broken->why == why);
-}
-
-// The host of rank `me` has heard of so many failures of `rank`.
-void await_failures(Worlds& worlds, uint32_t me, uint32_t rank, uint64_t count) {
-  Session::await([&] { return worlds.of(me).board->slot(rank + 1)->rank_failures.count() >= count; });
-}
-
-// It has heard that somebody has learned of that one.
-void await_sight(Worlds& worlds, uint32_t me, uint32_t slot, uint64_t number) {
-  Session::await([&] { return worlds.of(me).board->seen_at(slot, number).has_value(); });
-}
-
-}  // namespace
 
 TEST(every_operation_over_hosts) {
   const std::vector<std::vector<uint32_t>> shapes = {{0, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {2, 0, 1, 2, 0}};
@@ -327,6 +245,47 @@ TEST(who_begins_a_step_behind_a_failure_that_was_heard_of) {
         });
       }
     }
+}
+
+// It has failed in the execution that the other one begins behind that, and goes on elsewhere. Does it not come to an
+// operation there, it is waited for as one that begins nothing.
+TEST(an_execution_in_which_a_rank_of_another_host_has_failed_is_not_met_by_what_that_runs_later) {
+  for (const bool comes : {true, false}) {
+    Worlds worlds({0, 1});
+    std::latch failed(2);
+    worlds.in_threads([&](Rank& rank) {
+      const uint32_t me = rank.group.rank();
+      if (me == 1) {
+        rank.begins_step(3, 7);
+        rank.group.note_failure("has raised");
+      }
+      failed.arrive_and_wait();
+      if (me == 0) await_failures(worlds, 0, 1, 1);
+      rank.begins_step(me == 0 ? 3 : 4, 7);
+      if (me == 1 && !comes) return;
+      CHECK(rank.barrier() == Progress::kBroken);
+      broken_by(rank, comes ? Cause::kShifted : Cause::kRaised, 1, "has raised");
+    });
+  }
+}
+
+TEST(a_rank_of_another_host_that_has_failed_in_an_execution_goes_on_with_it) {
+  Worlds worlds({0, 1});
+  std::latch failed(2);
+  worlds.in_threads([&](Rank& rank) {
+    const uint32_t me = rank.group.rank();
+    if (me == 1) {
+      rank.begins_step(3, 7);
+      rank.group.note_failure("has raised");
+    }
+    failed.arrive_and_wait();
+    if (me == 0) {
+      await_failures(worlds, 0, 1, 1);
+      ::usleep(60'000);
+    }
+    rank.begins_step(3, 7);
+    CHECK(rank.barrier() == Progress::kDone);
+  });
 }
 
 // It fails, as who has called the others knew, and begins nothing: they do not wait without end.

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "check.h"
-#include "collective_kernels.h"
-#include "collective_loops.h"
+#include "collective/kernels.h"
+#include "collective/loops.h"
 
 using namespace conveyor;
 

@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "arena_setup.h"
-#include "borrowed.h"
+#include "arena/borrowed.h"
 #include "hazards.h"
 
 using namespace conveyor;

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "arena_setup.h"
-#include "pins.h"
+#include "arena/pins.h"
 
 using namespace conveyor;
 

@@ -1,5 +1,5 @@
 // Cold memory: huge pages where the kernel has them, small ones elsewhere, and what the file costs.
-#include "populate.h"
+#include "arena/populate.h"
 
 #include <sys/resource.h>
 

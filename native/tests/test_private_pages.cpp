@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 
 #include "arena_setup.h"
-#include "private_pages.h"
+#include "arena/private_pages.h"
 
 using namespace conveyor;
 

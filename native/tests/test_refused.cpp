@@ -9,7 +9,7 @@
 #include <functional>
 #include <new>
 
-#include "arena.h"
+#include "arena/arena.h"
 #include "check.h"
 #include "service.h"
 

@@ -1514,6 +1514,9 @@ class CollectiveGroup:
     @property
     def broken(self) -> tuple[int, int, str] | None:
         """Why nothing can be done any more: the cause, the rank, and more in words."""
+    def failed_in_execution(self, rank: int) -> tuple[int, int] | None:
+        """After it was broken by what ``rank`` has raised: the graph and the execution that this rank runs a
+        step of, if that was in it."""
 
 def let_go_of_kept() -> None:
     """Drop what was kept as long as somebody had a frame, and is no longer. Needs no memory."""

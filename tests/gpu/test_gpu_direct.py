@@ -63,7 +63,7 @@ class Keeper:
         self.taken = {}
         for owner, names in {
             devices.Devices: ("offer", "fetch", "forget"),
-            devices: ("_fetch", "_filled", "_wait_for"),
+            devices: ("_fetch", "_filled", "wait_for_values"),
             fetching: ("fetch", "_beside", "decode_with", "_fetched"),
             _core: ("read_peer_joined", "fetch_peer"),
             cuda_memory: ("export", "_call"),

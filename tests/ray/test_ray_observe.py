@@ -304,6 +304,15 @@ def seen(*words):
     return session
 
 
+def fails(*how):
+    """As if the other node could not connect to the driver's for values."""
+    failing = None if how == (None,) else how
+    setting = agent().agent.__ray_call__.remote(
+        lambda self: setattr(self._carrier._supply, "_failing", failing)
+    )
+    ray.get(setting, timeout=WAIT)
+
+
 def test_the_command_shows_all_nodes(nodes, tmp_path, wait_until):
     _, (one, two) = nodes
     inside, go = tmp_path / "inside", tmp_path / "go"
@@ -326,6 +335,16 @@ def test_the_command_shows_all_nodes(nodes, tmp_path, wait_until):
         assert works["pid"]
         assert by_name["there 1"]["state"] == "idle"
         assert by_name["here 0"]["node"] is None
+        assert session["troubles"] == []
+        fails(time.monotonic(), 3, "refused")
+        (trouble,) = seen()["troubles"]
+        fails(None)
+        assert trouble["node"] == agent().name
+        assert re.fullmatch(
+            r"values that lie on the driver's node are waited for, to which no connection comes about since "
+            r".* s \(3 tries; refused\)",
+            trouble["what"],
+        )
         go.touch()
         assert get(ref) == 1
     pid = ray.get(agent().agent.__ray_call__.remote(lambda self: os.getpid()), timeout=WAIT)

@@ -22,7 +22,7 @@ from conveyor.exceptions import (
 from conveyor.runtime import ending
 from conveyor.runtime.actor.unwanted import Unwanted
 from conveyor.runtime.protocol import Runtime
-from conveyor.runtime.ranks import Joined
+from conveyor.runtime.ranks import FAILED_IN, Joined
 
 #: The operations, by the numbers that the native core knows them by.
 OPERATIONS = (
@@ -270,7 +270,10 @@ class Group:
             text = f"{what}: the session ends, and some rank does not come to it any more"
         else:
             text = f"{what}: the group was destroyed"
-        raise CollectiveBrokenError(text)
+        error = CollectiveBrokenError(text)
+        if cause in (_RAISED, _SHIFTED) and (failed_in := self._group.failed_in_execution(rank)):
+            error.__dict__[FAILED_IN] = failed_in
+        raise error
 
 
 def _limit(timeout: float | None) -> float | None:

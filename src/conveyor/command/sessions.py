@@ -36,7 +36,7 @@ class Member:
 class Session:
     """One session. pid: of its driver. program: its command line. memory: its shared memory, in bytes.
     graphs: those that are laid. members: its processes, the driver first. unknown: the other nodes of
-    which it is not known what is there, and why; "" is all of them."""
+    which it is not known what is there, and why; "" is all of them. troubles: what nodes wait for."""
 
     pid: int
     program: str
@@ -44,6 +44,7 @@ class Session:
     graphs: tuple[LaidGraph, ...]
     members: tuple[Member, ...]
     unknown: tuple[tuple[str, str], ...] = ()
+    troubles: tuple[tuple[str, str], ...] = ()
 
 
 def find_sessions(pid: int | None = None, stacks: bool = False) -> list[Session]:
@@ -126,6 +127,7 @@ def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Sessio
     nodes = nodes_of(driver, stacks)
     far = [Member(status_of(page, label), page.memory, n.name) for n in nodes for page in n.pages]
     unknown = tuple((node.name, node.unknown) for node in nodes if node.unknown)
+    troubles = tuple((node.name, trouble) for node in nodes for trouble in node.troubles)
     known = {member.status.name for member in far}
     members = [
         Member(status, board.memory(slot))
@@ -154,6 +156,7 @@ def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Sessio
         tuple(graphs.values()),
         tuple(found),
         unknown,
+        troubles,
     )
 
 

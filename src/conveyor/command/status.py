@@ -7,6 +7,7 @@ import sys
 from msgspec import json
 
 from conveyor.command.sessions import Member, NoSuchSession, Session, find_sessions
+from conveyor.engine.net.display import OWN_NODE
 from conveyor.observe.units import size
 from conveyor.runtime.graph.telemetry.stacks import stack_of
 
@@ -49,6 +50,8 @@ def _lines(session: Session, stacks: bool) -> list[str]:
     for node, why in session.unknown:
         what = f"node {node}" if node else "what is on other nodes"
         lines.append(f"  {what}: not known, as {why}")
+    for node, trouble in session.troubles:
+        lines.append(f"  {node if node == OWN_NODE else f'node {node}'}: {trouble}")
     return lines
 
 
@@ -83,6 +86,7 @@ def _as_json(session: Session, stacks: bool) -> dict[str, object]:
         "memory": session.memory,
         "graphs": [{"number": graph.number, "name": graph.name} for graph in session.graphs],
         "unknown": [{"node": node or None, "why": why} for node, why in session.unknown],
+        "troubles": [{"node": node, "what": what} for node, what in session.troubles],
         "processes": [_member_as_json(session, member, stacks) for member in session.members],
     }
 

@@ -1,10 +1,10 @@
 """Objects that stay on the actor that made them.
 
 What ``codec.direct`` asks of a process is answered here: ``table`` keeps values for others, and ``fetching``
-gets theirs; ``choice`` and ``devices`` are the ways past reading, ``managers`` a user's. ``parts``, ``into``,
-``skeleton``, ``leaves`` and ``memory`` are about parts, and memory that is there; ``targets`` and
-``receiving`` say beforehand where values go. ``listing``, ``routes`` and ``freed`` answer questions.
-``permission``, ``writes`` and ``transfers`` are about who may, who wrote, and tests.
+gets theirs; ``choice``, ``devices``, ``opened`` and ``filled`` are the ways past reading, ``managers`` a
+user's. ``parts``, ``into``, ``skeleton``, ``leaves`` and ``memory`` are about parts, and memory that is
+there; ``targets`` and ``receiving`` say beforehand where values go. ``listing``, ``routes`` and ``freed``
+answer questions. ``permission``, ``writes`` and ``transfers`` are about who may, who wrote, and tests.
 """
 
 from __future__ import annotations

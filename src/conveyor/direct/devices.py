@@ -11,19 +11,20 @@ import functools
 import logging
 import os
 import pickle
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conveyor import _core
 from conveyor import device as devices
 from conveyor.codec.direct import Located, Route
 from conveyor.codec.parcels import TensorSpec
 from conveyor.codec.tensors.beside import Collected
 from conveyor.device import Device, Event
 from conveyor.device.lasting import outlast
+from conveyor.direct.filled import wait_for_values
 from conveyor.direct.opened import OPENED
-from conveyor.exceptions import ActorDiedError, TransportError, WaitTimeoutError
+from conveyor.direct.table import TABLE
+from conveyor.exceptions import TransportError
 from conveyor.runtime import context
 from conveyor.transport.packing import Layout
 
@@ -84,11 +85,17 @@ class Devices(Route):
 
         Raises:
             TransportError: this process has no such device, or cannot reach it.
-            ActorDiedError: the process that has them has died.
+            NotThere, ActorDiedError, WaitTimeoutError, SystemLimitError: as :func:`wait_for_values`.
         """
+        # A snapshot is fetched by its maker, too. No process opens what it has described itself.
+        kept = TABLE.find(where.number)
+        mine = None if kept is None or kept.beside is None else kept.beside.tensors
+        own = self._filled.get(where.number, ())
         made: list[Any] = [None] * len(specs)
         for part in pickle.loads(note):
-            _fetch(part, specs, made, where)
+            _check_here(part.device, where)
+            source = _Theirs(part, where) if mine is None else _Mine(mine, own)
+            _fetch(part, specs, made, where, source)
         return made
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:
@@ -141,8 +148,77 @@ def _accepted(_tensor: Any) -> None:
     return None
 
 
-def _fetch(part: _Part, specs: Sequence[TensorSpec], made: list[Any], where: Located) -> None:
+class _Theirs:
+    """Tensors of another process, opened here.
+
+    filled: events that happen when their values are there.
+    memory: what stays as it is while it is copied from.
+    """
+
+    def __init__(self, part: _Part, where: Located) -> None:
+        device = part.device
+        try:
+            self.memory = [OPENED.open(device, handle, where) for handle in part.memories]
+            index = device.current_index()
+            self.filled = [device.open_event(part.filled, index)] if part.filled else []
+        except RuntimeError as error:
+            raise TransportError(
+                f"this process cannot open memory of {where.keeper}'s {device.kind} device {part.identity}, "
+                f"where a value lies: {error}. It must see that device, too; otherwise return the value "
+                "without tensor_transport="
+            ) from error
+
+    def bytes_of(self, _place: int, memory: int, begin: int, nbytes: int) -> Any:
+        """Those of one tensor."""
+        return self.memory[memory][begin : begin + nbytes]
+
+
+class _Mine:
+    """The same of this process's own."""
+
+    def __init__(self, tensors: list[Any], filled: Sequence[Event]) -> None:
+        self.memory, self.filled = tensors, filled
+
+    def bytes_of(self, place: int, _memory: int, _begin: int, _nbytes: int) -> Any:
+        """Those of one tensor."""
+        import torch
+
+        return self.memory[place].detach().view(-1).view(torch.uint8)
+
+
+def _fetch(
+    part: _Part,
+    specs: Sequence[TensorSpec],
+    made: list[Any],
+    where: Located,
+    source: _Theirs | _Mine,
+) -> None:
     device = part.device
+    index = device.current_index()
+    layout = Layout.of([specs[place] for place, _, _ in part.lying])
+    for filled in source.filled:
+        wait_for_values(filled, where, layout.size, context.current().process)
+        # The host's look says nothing to the streams of some devices.
+        device.current_stream(index).wait_event(filled)
+    for one in list(_still_copied):
+        if one[0].query():
+            with suppress(ValueError):  # another thread has seen that, too
+                _still_copied.remove(one)
+    target = device.empty(layout.size, index)
+    for (place, memory, begin), tensor in zip(part.lying, layout.open(target), strict=True):
+        made[place] = tensor
+        flat = tensor.view(-1).view(target.dtype)
+        device.copy(flat, source.bytes_of(place, memory, begin, flat.numel()))
+    # What was opened may be let go of, and the frame with it, when this is done.
+    copied = device.current_stream(index).record()
+    try:
+        copied.synchronize()
+    except BaseException:
+        _still_copied.append((copied, (source.memory, target)))
+        raise
+
+
+def _check_here(device: Device, where: Located) -> None:
     why_not = device.viable()
     if why_not is not None:
         raise TransportError(
@@ -150,54 +226,6 @@ def _fetch(part: _Part, specs: Sequence[TensorSpec], made: list[Any], where: Loc
             f"this process has none ({why_not}): return it without tensor_transport=, or with its tensors "
             "moved by .cpu()"
         )
-    index = device.current_index()
-    try:
-        opened = [OPENED.open(device, memory, where) for memory in part.memories]
-        filled = device.open_event(part.filled, index) if part.filled else None
-    except RuntimeError as error:
-        raise TransportError(
-            f"this process cannot open memory of {where.keeper}'s {device.kind} device {part.identity}, "
-            f"where a value lies: {error}. It must see that device, too; otherwise return the value without "
-            "tensor_transport="
-        ) from error
-    if filled is not None:
-        _wait_for(filled, where)
-        # The host's look says nothing to the streams of some devices.
-        device.current_stream(index).wait_event(filled)
-    _still_copied[:] = [one for one in _still_copied if not one[0].query()]
-    layout = Layout.of([specs[place] for place, _, _ in part.lying])
-    target = device.empty(layout.size, index)
-    for (place, memory, begin), tensor in zip(part.lying, layout.open(target), strict=True):
-        flat = tensor.view(-1).view(opened[memory].dtype)
-        device.copy(flat, opened[memory][begin : begin + flat.numel()])
-        made[place] = tensor
-    # What was opened may be let go of, and the frame with it, when this is done.
-    copied = device.current_stream(index).record()
-    try:
-        copied.synchronize()
-    except BaseException:
-        _still_copied.append((copied, (opened, target)))
-        raise
-
-
-def _wait_for(filled: Event, where: Located) -> None:
-    """Wait until the values are there. Nobody rings for an event of a device, and a stream that waits for one
-    of a process that has died may wait for ever: so the host asks, less and less often."""
-    board = context.current().process.board
-    pause = 20e-6
-    while not filled.query():
-        if board.gone(where.slot, where.incarnation):
-            raise ActorDiedError(
-                f"{where.keeper} has died before tensors of a device had the values that it was computing",
-                where.keeper,
-            )
-        if _core.seconds_to_fetch() == 0:
-            raise WaitTimeoutError(
-                f"the timeout of get() is over: tensors of a device that {where.keeper} keeps do not have "
-                "their values yet"
-            )
-        time.sleep(pause)
-        pause = min(2 * pause, 1e-3)
 
 
 @functools.cache

@@ -70,9 +70,11 @@ class Opened:
             memory = device.open_memory(handle)
         except RuntimeError:
             # Its address may be that of other memory, which its maker has freed, and which is open here.
-            if not self._open:
+            with self._lock:
+                gone, self._open = self._open, {}
+            if not gone:
                 raise
-            self._open.clear()
+            gone.clear()
             memory = device.open_memory(handle)
         self._keep(key, memory)
         return memory
@@ -88,7 +90,8 @@ class Opened:
                     return  # nobody would close it
                 self._closing = closing
             if len(self._open) >= MOST:
-                gone = self._open.pop(min(self._open, key=lambda one: self._open[one].used))
+                longest, _ = min(self._all(), key=lambda item: item[1].used)
+                gone = self._open.pop(longest, None)
             self._open[key] = _Open(memory)
         del gone  # it is closed without the lock
 
@@ -111,13 +114,16 @@ class Opened:
         closed."""
         with self._lock:
             before = time.monotonic() - IDLE
-            idle = [key for key, one in self._open.items() if one.used <= before]
-            gone = [self._open.pop(key) for key in idle]
-            pause = min((one.used - before for one in self._open.values()), default=None)
+            idle = [key for key, one in self._all() if one.used <= before]
+            gone = [self._open.pop(key, None) for key in idle]
+            pause = min((one.used - before for _, one in self._all()), default=None)
             if pause is None and self._closing is closing:
                 self._closing = None
         gone.clear()
         return pause
+
+    def _all(self) -> list[tuple[_Key, _Open]]:
+        return list(self._open.items())  # one step: a signal handler may open some, too
 
     def forget(self) -> None:
         """What a forked child has inherited is its parent's: it stays as it is, and nobody uses it."""

@@ -11,10 +11,12 @@ import os
 import select
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from conveyor.runtime import threads
 
@@ -38,6 +40,8 @@ class EventLoop:
         self._callbacks: dict[int, tuple[int, Callable[[], object]]] = {}
         self._added = 0
         self._calls: deque[Callable[[], object]] = deque()
+        #: Of descriptors that rest: when they are looked at again, and what was to be called for them.
+        self._resting: dict[int, tuple[float, tuple[int, Callable[[], object]]]] = {}
         self._thread: threading.Thread | None = None
         self._epoll: select.epoll | None = None
         self._wakeup = -1
@@ -82,6 +86,17 @@ class EventLoop:
             if self._callbacks.pop(fd, None) is not None and self._epoll is not None:
                 with suppress(OSError):
                     self._epoll.unregister(fd)
+
+    def rest(self, fd: int, seconds: float) -> None:
+        """Do not call back for ``fd`` for so many seconds: what is there to be read cannot be taken just now.
+        Others are called back meanwhile. On the loop's thread only."""
+        entry = self._callbacks.get(fd)
+        if os.getpid() != self._owner or entry is None:
+            return
+        with self._lock:
+            assert self._epoll is not None
+            self._epoll.modify(fd, 0)
+            self._resting[fd] = time.monotonic() + seconds, entry
 
     def call(self, fn: Callable[[], object]) -> None:
         """Run ``fn()`` on the loop's thread soon; calls run in the order they were made."""
@@ -135,7 +150,7 @@ class EventLoop:
                 # A descriptor added from here on may bear the number of one removed and closed
                 # since, whose event is still to be dispatched. It waits for the next round.
                 known = self._added
-                for fd, _ in epoll.poll():
+                for fd, _ in epoll.poll(self._until_rested()):
                     if fd == self._wakeup:
                         os.eventfd_read(fd)
                         continue
@@ -143,6 +158,7 @@ class EventLoop:
                     if entry is not None and entry[0] <= known:
                         guarded(entry[1])
                 self._run_calls()
+                self._end_rests()
             self._run_calls()
         finally:
             with self._lock:
@@ -151,7 +167,26 @@ class EventLoop:
                 os.close(self._wakeup)
                 self._wakeup = -1
                 self._callbacks.clear()
+                self._resting.clear()
                 self._calls.clear()
+
+    def _until_rested(self) -> float | None:
+        """Seconds until one that rests is looked at again, if any does."""
+        if not self._resting:
+            return None
+        first = min(due for due, _ in self._resting.values())
+        return max(first - time.monotonic(), 0.0)
+
+    def _end_rests(self) -> None:
+        if not self._resting:
+            return
+        now = time.monotonic()
+        with self._lock:
+            for fd in [fd for fd, (due, _) in self._resting.items() if due <= now]:
+                _, entry = self._resting.pop(fd)
+                if self._callbacks.get(fd) is entry and self._epoll is not None:
+                    # The thread goes on whatever has become of it.
+                    guarded(partial(self._epoll.modify, fd, select.EPOLLIN))
 
     def _run_calls(self) -> None:
         # Only those there now: a call that calls again must not starve the descriptors.

@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 from conveyor.checks import check_bytes
+from conveyor.direct.given.targets import checked_device
 from conveyor.direct.memory import is_tensor
-from conveyor.direct.targets import checked_device
 
 __all__ = [
     "deregister_nixl_memory",

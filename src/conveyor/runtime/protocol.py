@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.meeting import Introductions
     from conveyor.runtime.process import Process
     from conveyor.runtime.ranks import Collectives
-    from conveyor.runtime.refs.table import RefTable
+    from conveyor.runtime.refs.pickled.table import RefTable
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
 

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from conveyor.runtime.protocol import ActorId
 
 
+#: The attribute of an error that follows from what another rank has raised in the same execution of a graph:
+#: the graph and that execution.
+FAILED_IN = "_conveyor_failed_in"
+
+
 class Membership(Struct, frozen=True):
     """What a process learns when it joins: its rank, and the actor and the process of each rank, as slot and
     incarnation."""

@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from conveyor import _core
-from conveyor.runtime.waiting.works import STEPS
+from conveyor.runtime.waiting.works import FOR_THE_DRIVER, STEPS
 
 ActorState = Literal["starting", "idle", "waiting", "running", "stopped", "dead", "elsewhere"]
 Label = Callable[[int, int], str | None]
@@ -39,7 +39,7 @@ class Fetching(Struct, frozen=True):
     value: its ``id`` among :func:`conveyor.objects`. keeper: whose it is. node: on which node that is, if on
     another one than the process that waits. done, total: its bytes that are there, and all of them; a
     ``total`` of 0: it is held back (``conveyor.testing.hold_transfers``). seconds: for how long it has been
-    waited for. others: how many more values are.
+    waited for. others: how many more values are. slot: of the keeper, if that is on another node.
     """
 
     value: str
@@ -48,7 +48,7 @@ class Fetching(Struct, frozen=True):
     total: int
     seconds: float
     others: int = 0
-    slot: int = 0
+    slot: int | None = None
     node: str | None = None
 
     def describe(self) -> str:
@@ -72,7 +72,8 @@ class ActorStatus:
     node, execution: of that task; the execution alone where it is between two steps, or in a
         coroutine that waits. call: the number of the call, where it is none of a graph's.
     fetches_from: whose memory it wants to read a value from, where that takes its time: it is on another
-        host, or held back (``conveyor.testing.hold_transfers``). fetching: which value, and how far it is.
+        host, a device has not computed it yet, or it is held back (``conveyor.testing.hold_transfers``).
+        fetching: which value, and how far it is.
     since: when that began (``time.time()``). blocked_on: the actor whose result the method waits for.
     error: how it died. stack: where its Python code is, if that was asked for.
     host: where it is, if not on the host of who asks. unknown: why what it does is not known.
@@ -170,7 +171,7 @@ def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> 
     if state == _RUNNING:
         waits = (board.waits(slot, STEPS) or (0, 0, 0, []))[3]
         works = (graph, node, execution, _core.monotonic_ns() - since_ns, what)
-        blocked_on = board.name(waits[0][0]) if waits else None
+        blocked_on = _blocked_on(board, *waits[0]) if waits else None
     return Page(
         name,
         pid,
@@ -183,6 +184,12 @@ def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> 
     )
 
 
+def _blocked_on(board: _core.Board, slot: int, _work: int, text: str) -> str:
+    """Who that is, and of the driver what it is to do: what it does does not show elsewhere."""
+    _, waits, what = text.partition(f" waits for {FOR_THE_DRIVER}")
+    return f"{FOR_THE_DRIVER}{what}" if waits else board.name(slot)
+
+
 def _fetching(board: _core.Board, slot: int) -> Fetching | None:
     found = board.fetching(slot)
     if found is None:
@@ -190,13 +197,15 @@ def _fetching(board: _core.Board, slot: int) -> Fetching | None:
     keeper, number, done, total, others, since_ns = found
     seconds = (_core.monotonic_ns() - since_ns) / 1e9
     name = board.name(keeper)
-    return Fetching(f"{number:016x}", name, done, total, seconds, others, keeper)
+    # Who waits is of the board's own host, and it may be a device that has not made the values yet.
+    far = keeper if board.elsewhere(keeper) else None
+    return Fetching(f"{number:016x}", name, done, total, seconds, others, far)
 
 
 def with_node(status: ActorStatus, name: Callable[[int], str | None]) -> ActorStatus:
     """The same with the node of what is fetched. ``name(slot)``: of the process that has that slot."""
     fetching = status.fetching
-    if fetching is None or not fetching.total:
+    if fetching is None or fetching.slot is None or not fetching.total:
         return status
     return replace(status, fetching=structs.replace(fetching, node=name(fetching.slot)))
 

@@ -1,5 +1,6 @@
 """Tensors of devices that stay on the actor that made them, on their device."""
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -98,6 +99,20 @@ class Holder:
 
     def stored(self):
         return [(one.nbytes, one.transport) for one in conveyor.objects() if one.route == "here"]
+
+    def ask(self, other):
+        return get(other.answer.remote())
+
+
+class Loop:
+    def __init__(self):
+        accelerator.install()
+
+    async def total(self, value):
+        return value.sum().item()
+
+    async def answer(self):
+        return "runs on"
 
 
 Remote = conveyor.remote(Holder)
@@ -203,6 +218,23 @@ def test_a_snapshot_is_what_it_was(pair):
     get(maker.add.remote())
     assert get(other.total.remote(ref)) == (10.0, "sim:0")
     assert get(maker.is_same.remote(ref)) is False
+
+
+def test_who_has_a_snapshot_gets_copies_of_it(pair):
+    sim, goes_on = accelerator.install(), threading.Event()
+    tensor = torch.zeros(10, device="sim:1")
+    accelerator.kernel(0, lambda t: (goes_on.wait(WAIT), t.fill_(7)), tensor)
+    ref = conveyor.put([tensor, tensor[2:4]], tensor_transport="auto", snapshot=True)
+    with pytest.raises(WaitTimeoutError, match="do not have their values yet"):
+        conveyor.get(ref, timeout=0.1)
+    goes_on.set()
+    for _ in range(2):
+        whole, some = get(ref)
+        assert (whole.tolist(), some.tolist()) == ([7] * 10, [7] * 2)
+        whole.fill_(3)  # nobody else has it
+        assert some.tolist() == [3] * 2
+    del ref, whole, some
+    sim.synchronize(1)
 
 
 def test_whoever_fetches_waits_for_the_values(leaves_nothing, pair):
@@ -422,3 +454,82 @@ def test_a_timeout_ends_a_fetch_of_values_that_are_not_there(leaves_nothing, pai
             conveyor.get(ref, timeout=1)
     get(maker.go_on.remote())
     assert get(ref).tolist() == [7.0] * 10
+
+
+def test_an_event_loop_runs_on_while_values_are_computed(leaves_nothing, pair):
+    maker = Concurrent.remote()
+    ref = maker.late.remote()
+    conveyor.wait([ref])
+    # A loop that stands still cannot let its own values be computed, and the test is to end all the same.
+    at_last = threading.Timer(WAIT, lambda: conveyor.get(maker.go_on.remote()))
+    at_last.start()
+
+    async def of(ref):
+        return await ref
+
+    async def main():
+        fetching = asyncio.ensure_future(of(ref))
+        await asyncio.sleep(0)
+        given_up = asyncio.ensure_future(of(ref))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(given_up, 0.01)
+        await maker.go_on.remote()
+        return at_last.is_alive(), (await fetching).tolist()
+
+    try:
+        assert asyncio.run(main()) == (True, [7.0] * 10)
+    finally:
+        at_last.cancel()
+        at_last.join()
+
+
+def test_an_actors_loop_runs_on_while_an_argument_is_computed(leaves_nothing, pair):
+    _, other = pair
+    maker, loop = Concurrent.remote(), conveyor.remote(Loop).remote()
+    ref = maker.late.remote()
+    conveyor.wait([ref])
+    got = loop.total.remote(ref)
+    assert conveyor.get(other.ask.remote(loop), timeout=WAIT) == "runs on"
+    get(maker.go_on.remote())
+    assert get(got) == 70.0
+
+
+def test_who_waits_for_values_says_so(leaves_nothing, pair):
+    _, other = pair
+    maker = Concurrent.remote()
+    ref = maker.late.remote()
+    conveyor.wait([ref])
+    total = other.total.remote(ref)
+    with pytest.raises(WaitTimeoutError) as error:
+        conveyor.get(total, timeout=1)
+    assert "fetching a value that Holder" in str(error.value)
+    assert "keeps, which has not come yet" in str(error.value)
+    assert "0 of 40 bytes" in str(error.value)
+    get(maker.go_on.remote())
+    assert get(total) == (70.0, "sim:0")
+
+
+def test_one_thread_looks_for_all_values_and_ends(pair, wait_until):
+    maker = Concurrent.remote()
+    refs = [maker.late.remote() for _ in range(3)]
+    conveyor.wait(refs, num_returns=3)
+
+    def looks():
+        return [one.name for one in threading.enumerate()].count("conveyor-device-fills")
+
+    async def of(ref):
+        return await ref
+
+    async def main():
+        coming = [asyncio.ensure_future(of(ref)) for ref in refs]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert looks() == 1
+        for one in coming:
+            one.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+
+    asyncio.run(main())
+    wait_until(lambda: looks() == 0, WAIT, "the thread that looks to end")
+    get(maker.go_on.remote())
+    assert [get(ref).tolist() for ref in refs] == [[7.0] * 10] * 3

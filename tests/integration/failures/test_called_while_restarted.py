@@ -1,15 +1,26 @@
 """Calls of an actor whose next process takes long to be placed: they wait where any call of it waits."""
 
+import asyncio
 import gc
 import os
+import re
 import signal
 import threading
 
 import pytest
 
 import conveyor
-from conveyor.exceptions import ActorDiedError, ActorStartError, WaitTimeoutError
+from conveyor.command.sessions import find_sessions
+from conveyor.dag import InputNode
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorStartError,
+    DeadlineExceededError,
+    DeadlockError,
+    WaitTimeoutError,
+)
 from conveyor.runtime import context
+from conveyor.runtime.driver.processes import restart
 
 WAIT = 60
 
@@ -105,3 +116,195 @@ def test_the_session_may_end_meanwhile(struck, wait_until):
     assert not ender.is_alive()
     with pytest.raises(conveyor.exceptions.ConveyorError):
         conveyor.get(ref, timeout=WAIT)
+
+
+def graph_of(stage):
+    with InputNode() as inp:
+        return stage.same.bind(inp).compile()
+
+
+@pytest.fixture
+def struck_graph(fresh_session, monkeypatch):
+    """A graph whose actor has died, and is on its way back."""
+    stage = Stage.remote()
+    graph = graph_of(stage)
+    assert conveyor.get(graph.execute(0), timeout=WAIT) == 0
+    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
+    placing = Placing(monkeypatch)
+    os.kill(pid, signal.SIGKILL)
+    assert placing.begun.wait(WAIT)
+    yield graph, placing
+    placing.over.set()
+
+
+def test_an_execution_waits_for_it_as_long_as_it_may(struck_graph):
+    graph, placing = struck_graph
+    with pytest.raises(WaitTimeoutError, match=r"after 0\.05 s waiting for the restart of Stage"):
+        graph.execute(1, timeout=0.05)
+    late = r"deadline of 0\.05 s has passed before it could begin: .* restart of Stage"
+    with pytest.raises(DeadlineExceededError, match=late):
+        graph.execute(1, deadline=0.05)
+    with pytest.raises(DeadlineExceededError, match=late):
+        graph.execute(1, timeout=WAIT, deadline=0.05)
+    with pytest.raises(DeadlineExceededError, match=late):
+        graph.try_execute(1, deadline=0.05)
+    with pytest.raises(DeadlineExceededError, match=late):
+        asyncio.run(graph.execute_async(1, deadline=0.05))
+    placing.over.set()
+    assert conveyor.get(graph.execute(1, timeout=WAIT), timeout=WAIT) == 1
+
+
+def test_an_execution_waits_for_another_threads_restart_as_long_as_it_may(
+    struck_graph, monkeypatch
+):
+    graph, placing = struck_graph
+    waits, wait = threading.Event(), restart._wait
+
+    def waiting(*args):
+        waits.set()
+        wait(*args)
+
+    monkeypatch.setattr(restart, "_wait", waiting)
+    thread = threading.Thread(target=graph.restart)
+    thread.start()
+    try:
+        assert waits.wait(WAIT)
+        with pytest.raises(WaitTimeoutError, match=r"the restart of .*; another thread does it"):
+            graph.execute(1, timeout=0.05)
+    finally:
+        placing.over.set()
+        thread.join(WAIT)
+    assert conveyor.get(graph.execute(1), timeout=WAIT) == 1
+
+
+def test_a_signal_handler_cannot_execute_the_graph_that_is_restarted(struck_graph, monkeypatch):
+    """It would wait for what it has interrupted."""
+    graph, placing = struck_graph
+    raised, wait = [], restart._wait
+
+    def handler(*_):
+        try:
+            graph.execute(2, timeout=WAIT)
+        except DeadlockError as error:
+            raised.append(str(error))
+        placing.over.set()
+
+    def interrupted(*args):
+        if not raised:
+            signal.raise_signal(signal.SIGALRM)
+        wait(*args)
+
+    monkeypatch.setattr(restart, "_wait", interrupted)
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        graph.restart()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert "being restarted by this very thread" in raised[0]
+    assert conveyor.get(graph.execute(1), timeout=WAIT) == 1
+
+
+@conveyor.remote
+class Executes:
+    """A graph of its own, of an actor that it is given."""
+
+    def compile(self, stage):
+        self.graph = graph_of(stage)
+        return conveyor.get(self.graph.execute(0))
+
+    def execute(self, value, **options):
+        return conveyor.get(self.graph.execute(value, **options))
+
+
+def test_nor_does_an_execution_of_another_actor_wait_longer(fresh_session, monkeypatch):
+    stage, executes = Stage.remote(), Executes.remote()
+    assert conveyor.get(executes.compile.remote(stage), timeout=WAIT) == 0
+    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
+    placing = Placing(monkeypatch)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        assert placing.begun.wait(WAIT)
+        with pytest.raises(
+            WaitTimeoutError, match=r"after 0\.05 s waiting for the restart of Stage"
+        ):
+            conveyor.get(executes.execute.remote(1, timeout=0.05), timeout=WAIT)
+        with pytest.raises(DeadlineExceededError, match="before it could begin"):
+            conveyor.get(executes.execute.remote(1, deadline=0.05), timeout=WAIT)
+    finally:
+        placing.over.set()
+    assert conveyor.get(executes.execute.remote(1, timeout=WAIT), timeout=WAIT) == 1
+
+
+@conveyor.remote(max_concurrency=2)
+class Calls:
+    def call(self, stage, value):
+        return conveyor.get(stage.same.remote(value))
+
+
+def test_an_actor_calls_others_meanwhile(fresh_session, monkeypatch):
+    stage, other, calls = Stage.remote(), Stage.remote(), Calls.remote()
+    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
+    conveyor.get([other.pid.remote(), calls.call.remote(Stage.remote(), 0)], timeout=WAIT)
+    waits, wait = threading.Event(), restart._wait
+
+    def waiting(*args):
+        waits.set()
+        wait(*args)
+
+    placing = Placing(monkeypatch)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        assert placing.begun.wait(WAIT)
+        monkeypatch.setattr(restart, "_wait", waiting)
+        ref = calls.call.remote(stage, 1)
+        assert waits.wait(WAIT)
+        assert conveyor.get(calls.call.remote(other, 2), timeout=WAIT) == 2
+        assert not ref.done()
+    finally:
+        placing.over.set()
+    assert conveyor.get(ref, timeout=WAIT) == 1
+
+
+def said_of(name):
+    """What ``conveyor status`` says of an actor of this program's session."""
+    (session,) = find_sessions(os.getpid())
+    return [one.status.describe() for one in session.members if one.status.name.startswith(name)]
+
+
+@conveyor.remote
+class Waits:
+    """An actor that calls another one, and executes a graph with it."""
+
+    def compile(self, stage):
+        self.graph = graph_of(stage)
+        return conveyor.get(self.graph.execute(0))
+
+    def call(self, stage, value):
+        return conveyor.get(stage.same.remote(value))
+
+    def execute(self, _stage, value):
+        return conveyor.get(self.graph.execute(value))
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("call", "the driver, for a way to call Stage"),
+        ("execute", "the driver, which brings graph [0-9]+ back"),
+    ],
+)
+def test_status_says_what_an_actor_waits_for(fresh_session, monkeypatch, wait_until, how, what):
+    stage, waits = Stage.remote(), Waits.remote()
+    assert conveyor.get(waits.compile.remote(stage), timeout=WAIT) == 0
+    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
+    placing = Placing(monkeypatch)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        assert placing.begun.wait(WAIT)
+        ref = getattr(waits, how).remote(stage, 1)
+        said = rf"running {how} .*, which waits for {what}"
+        wait_until(lambda: any(re.search(said, one) for one in said_of("Waits")), WAIT)
+    finally:
+        placing.over.set()
+    assert conveyor.get(ref, timeout=WAIT) == 1
+    wait_until(lambda: "waits" not in said_of("Waits")[0], WAIT)

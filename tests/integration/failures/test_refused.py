@@ -36,8 +36,8 @@ from conveyor.runtime.actor.orders import Stop, Unload
 from conveyor.runtime.actor.requests.client import RequestClient
 from conveyor.runtime.actor.requests.messages import Done, Find, Numbered
 from conveyor.runtime.driver.processes.record import ActorRecord
-from conveyor.runtime.refs.connection import SHARE_FROM, received
-from conveyor.runtime.refs.messages import send_message
+from conveyor.runtime.messages.connection import SHARE_FROM, received
+from conveyor.runtime.messages.sockets import receive_message, send_message
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -237,6 +237,55 @@ def test_an_answer_is_read_where_there_is_no_thread_for_it(refuse_thread):
         # The second one's is there already, and is kept for it.
         assert client.ask(Find("first")) == (1, [])
         assert client.ask(Find("second")) == (2, [])
+
+
+def test_where_there_is_no_thread_who_has_his_answer_has_another_one_read(
+    refuse_thread, wait_until
+):
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    got = {}
+
+    def ask(number):
+        got[number], _ = client.ask(Find(str(number)))
+
+    with here, there:
+        client = RequestClient(here)
+        refuse_thread("answers")
+        asking = [threading.Thread(target=ask, args=(number,)) for number in range(1, 5)]
+        for number, thread in enumerate(asking, 1):
+            thread.start()
+            wait_until(lambda n=number: n in client._awaited, WAIT)
+        wait_until(client._reading.locked, WAIT)
+        for number in (1, 3, 4, 2):  # the first one reads
+            send_message(there, Numbered(number, pickle.dumps(Done(number))))
+            asking[number - 1].join(WAIT)
+            assert got[number] == number
+
+
+def test_a_reader_that_fails_leaves_nobody_waiting(monkeypatch):
+    def fail(_answer):
+        raise ZeroDivisionError("a fault of the library's")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    errors = []
+
+    def ask():
+        try:
+            client.ask(Find("second"))
+        except RuntimeStateError as error:
+            errors.append(str(error))
+
+    with here, there:
+        client = RequestClient(here)
+        client.ask_later(Find("first"), fail)
+        asking = threading.Thread(target=ask)
+        asking.start()
+        there.settimeout(WAIT)
+        assert [receive_message(there)[0].number for _ in range(2)] == [1, 2]
+        send_message(there, Numbered(1, pickle.dumps(Done("first"))))
+        asking.join(WAIT)
+    assert errors == ["the driver does not answer: a fault of the library's"]
 
 
 def test_a_value_whose_descriptor_did_not_come_says_so():

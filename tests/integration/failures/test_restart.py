@@ -425,8 +425,8 @@ def test_one_whose_death_is_not_known_yet_comes_back_with_the_others(monkeypatch
         supervisor = context.current().supervisor
         revive = supervisor.revive
 
-        def revive_and_kill(actor):
-            record = revive(actor)
+        def revive_and_kill(actor, patience):
+            record = revive(actor, patience)
             if record.pid == pid:
                 os.kill(pid, signal.SIGKILL)
                 wait_until(lambda: not record.alive)

@@ -101,6 +101,18 @@ class Rank:
 
         FailureTeller.__init__ = init
 
+    def tell_after_marking(self, path):
+        """Its failures are told when the latch is open, and marked at once, as where what is told comes from
+        another node behind the mark."""
+        tell = FailureTeller.tell
+
+        def late(teller, error, meta, of, cancelled):
+            teller._limits.fail(of[1])
+            hold(path)
+            tell(teller, error, meta, of, cancelled)
+
+        FailureTeller.tell = late
+
 
 @conveyor.remote
 class Coroutines:
@@ -215,6 +227,27 @@ def test_a_thread_that_waits_already_is_woken(latches, wait_until):
         assert len(heard) == 3
         assert graph.status().actors[0].state == "running"
         go.open()
+
+
+def test_what_was_skipped_for_a_failure_is_no_result_before_that_is_told(latches, wait_until):
+    go, fails, held, started = (latches() for _ in range(4))
+    late, other = Rank.remote(), Rank.remote()
+    get(late.tell_after_marking.remote(go.path))
+    with InputNode() as inp:
+        passed = other.echo.bind(other.hold.bind(inp, held.path, started.path))
+        dag = MultiOutputNode([late.bad_after.bind(inp, fails.path, "late"), passed])
+    with dag.compile() as graph:
+        refs = graph.execute(1)
+        wait_until(lambda: started.is_open)
+        fails.open()
+        wait_until(lambda: supervision_of(graph).epoch.limits.failed(0))
+        held.open()
+        assert get(other.noted.remote()) == []  # it was skipped, and that was sent
+        assert conveyor.wait(refs, timeout=0.1)[0] == []
+        go.open()
+        for ref in refs:
+            with pytest.raises(KeyError, match="late"):
+                get(ref)
 
 
 def test_a_failure_deep_in_the_graph_is_heard_before_its_consumers_have_their_inputs(latches):

@@ -7,7 +7,7 @@ from integration_helpers import get
 
 import conveyor
 from conveyor.exceptions import ActorDiedError
-from conveyor.runtime import message
+from conveyor.runtime.messages import message
 
 pytestmark = pytest.mark.usefixtures("local")
 

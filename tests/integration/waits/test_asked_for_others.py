@@ -17,7 +17,7 @@ from conveyor.dag import InputNode
 from conveyor.runtime import context
 from conveyor.runtime.driver.graphs.service import GraphService
 from conveyor.runtime.graph.handles.exchange import Execute, HeldUp, Whom
-from conveyor.runtime.refs.connection import SHARE_FROM, Connection
+from conveyor.runtime.messages.connection import SHARE_FROM, Connection
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

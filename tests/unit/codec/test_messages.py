@@ -9,7 +9,6 @@ import pytest
 from conveyor.engine.net.fetches import FarMemoryService
 from conveyor.engine.net.station import Station
 from conveyor.exceptions import RuntimeStateError
-from conveyor.runtime import message
 from conveyor.runtime.actor import orders
 from conveyor.runtime.actor.control import Control
 from conveyor.runtime.actor.orders import Accept, HangUp, Order, Stop
@@ -24,12 +23,13 @@ from conveyor.runtime.driver.requests.switchboard import Switchboard
 from conveyor.runtime.graph.handles import exchange as graph_exchange
 from conveyor.runtime.graph.handles.exchange import FromOwner, ToOwner
 from conveyor.runtime.graph.handles.handle import Requests
-from conveyor.runtime.message import Message, check_greeting, greeting, members
-from conveyor.runtime.refs import exchange
-from conveyor.runtime.refs.actor_exports import ActorExports
-from conveyor.runtime.refs.exchange import FromRendezvous, ToRendezvous
-from conveyor.runtime.refs.messages import receive_message, send_message
-from conveyor.runtime.refs.peer import Peer
+from conveyor.runtime.messages import message
+from conveyor.runtime.messages.message import Message, check_greeting, greeting, members
+from conveyor.runtime.messages.sockets import receive_message, send_message
+from conveyor.runtime.refs.pickled import exchange
+from conveyor.runtime.refs.pickled.actor_exports import ActorExports
+from conveyor.runtime.refs.pickled.exchange import FromRendezvous, ToRendezvous
+from conveyor.runtime.refs.pickled.peer import Peer
 
 
 def test_a_message_is_a_frozen_value():

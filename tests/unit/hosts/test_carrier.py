@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from typing import ClassVar
 
 import pytest
 
@@ -14,7 +15,8 @@ from conveyor.engine.net.carrier import Carrier
 from conveyor.engine.net.depot import Depot, Supply
 from conveyor.engine.net.handshake import NotHeardError
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
-from conveyor.runtime.refs.messages import all_of, receive_pickled, send_pickled
+from conveyor.flag import Flag
+from conveyor.runtime.messages.sockets import all_of, receive_pickled, send_pickled
 
 WAIT = 60
 LARGE = 3 << 20
@@ -279,7 +281,7 @@ def test_a_line_for_which_there_is_no_thread_is_over_at_both_ends(hosts, monkeyp
 def test_a_host_to_which_no_connection_comes_about_is_told_to_be_out_of_reach(monkeypatch):
     """It may be connected all the same, by itself: nobody else would find out, and the wait would not end."""
     monkeypatch.setattr(depot, "_REACHED_WITHIN", 0.0)
-    monkeypatch.setattr(depot, "_PAUSE", 0.001)
+    monkeypatch.setattr(depot, "_LONGEST_PAUSE", 0.001)
     tries, told = [], []
 
     def refuse():
@@ -297,7 +299,7 @@ def test_a_host_to_which_no_connection_comes_about_is_told_to_be_out_of_reach(mo
 
 
 def test_a_host_that_is_away_for_a_while_is_not_out_of_reach(monkeypatch):
-    monkeypatch.setattr(depot, "_PAUSE", 0.001)
+    monkeypatch.setattr(depot, "_LONGEST_PAUSE", 0.001)
     tries, told = [], []
 
     def refuse():
@@ -504,10 +506,86 @@ def inodes():
     return found
 
 
+class Passes(Flag):
+    """Nobody waits for it. ``pauses``: how long somebody would have."""
+
+    pauses: ClassVar[list[float]] = []
+
+    def wait(self, timeout=None):
+        self.pauses.append(timeout)
+        return self.is_set()
+
+
+def growing(pauses, longest):
+    could_be = [min(0.01 * 1.5**n, longest) for n in range(len(pauses))]
+    return all(0.75 * most <= p <= most for p, most in zip(pauses, could_be, strict=True))
+
+
+def test_the_longer_a_depot_is_away_the_longer_are_the_pauses(monkeypatch):
+    monkeypatch.setattr(depot, "Flag", Passes)
+    monkeypatch.setattr(Passes, "pauses", [])
+    fails, data = [20], os.urandom(1000)
+
+    def dial():
+        fails[0] -= 1
+        if fails[0] >= 0:
+            raise ConnectionRefusedError
+        return served(files)
+
+    files = Depot()
+    fd = file_with(data)
+    number = files.put(fd)
+    os.close(fd)
+    supply = Supply(dial)
+    came = supply.fetch(number, len(data))
+    assert contents(came) == data
+    os.close(came)
+    supply.close()
+    files.close()
+    assert len(Passes.pauses) == 20
+    assert growing(Passes.pauses, 0.5)
+
+
+def test_a_depot_that_ends_each_connection_is_asked_with_growing_pauses(monkeypatch):
+    """They are short again when a part has come."""
+    monkeypatch.setattr(depot, "Flag", Passes)
+    monkeypatch.setattr(Passes, "pauses", [])
+    tries, data = [0], os.urandom(1000)
+
+    def answer(there, part):
+        there.recv(24)
+        with contextlib.suppress(OSError):
+            if part:
+                there.sendall((1000).to_bytes(8, "big") + data[:400])
+            there.close()
+
+    def dial():
+        tries[0] += 1
+        if tries[0] > 16:
+            return served(files)
+        here, there = socket.socketpair()
+        threading.Thread(target=answer, args=(there, tries[0] == 9)).start()
+        return here
+
+    files = Depot()
+    fd = file_with(data)
+    number = files.put(fd)
+    os.close(fd)
+    supply = Supply(dial)
+    came = supply.fetch(number, len(data))
+    assert contents(came) == data
+    os.close(came)
+    supply.close()
+    files.close()
+    assert len(Passes.pauses) == 16
+    assert growing(Passes.pauses[:8], 0.5)
+    assert growing(Passes.pauses[8:], 0.5)
+
+
 def test_a_listener_that_hears_nobody_is_not_out_of_reach(monkeypatch):
     """It is there, and has no descriptor for this one: that value cannot be had, and the host is well."""
     monkeypatch.setattr(depot, "_REACHED_WITHIN", 0.0)
-    monkeypatch.setattr(depot, "_PAUSE", 0.001)
+    monkeypatch.setattr(depot, "_LONGEST_PAUSE", 0.001)
     told = []
 
     def refuse():

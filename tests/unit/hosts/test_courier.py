@@ -6,6 +6,7 @@ import select
 import socket
 import threading
 from array import array
+from types import SimpleNamespace
 
 import pytest
 from no_descriptors import no_descriptors
@@ -176,6 +177,26 @@ def test_without_a_descriptor_who_comes_is_turned_away(driver, wait_until):
         welcome, (fd,) = answer(connection)
         os.close(fd)
         assert welcome == Welcome()
+
+
+def test_without_any_descriptor_the_loop_goes_on_with_the_rest(driver, wait_until):
+    """Not even the spare one is there: somebody was quicker to take it."""
+    key, courier = driver.expect(1), driver.courier
+    courier._pauses = SimpleNamespace(next=lambda: 600.0, begin_anew=lambda: None)
+    courier._spare.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(60)
+        with no_descriptors():
+            connection.connect("\0" + courier.address)
+            wait_until(lambda: driver.events._resting, 60)
+            driver.settle()
+        # It may be that there is one again: who has come is heard then.
+        driver.events.call(lambda: driver.events.rest(courier._listener.fileno(), 0.0))
+        connection.send(write(Here(1, key, version(), "")))
+        welcome, (fd,) = answer(connection)
+        os.close(fd)
+        assert welcome == Welcome()
+    assert not courier._spare._file.closed
 
 
 def test_its_end_is_heard_though_a_forked_child_has_copies(driver):

@@ -39,8 +39,8 @@ from conveyor.runtime.driver.hosts.far_orders import (
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.requests.lines import RequestLine, RequestLines
 from conveyor.runtime.driver.requests.switchboard import Switchboard
+from conveyor.runtime.messages.sockets import receive_pickled
 from conveyor.runtime.process import ArenaSize, Place
-from conveyor.runtime.refs.messages import receive_pickled
 
 ARENA = ArenaSize(1 << 24, 1 << 24, 0.0)
 

@@ -12,7 +12,7 @@ import pytest
 from conveyor.engine.net.fetches import FarMemoryService
 from conveyor.runtime.actor.requests.far_memory import FarMemoryClient
 from conveyor.runtime.far_memory import Brought, Wanted
-from conveyor.runtime.refs.messages import Files
+from conveyor.runtime.messages.sockets import Files
 
 WAIT = 60
 WANTED = Wanted((3, 1), 7, 0, bytes(16), joined=True)

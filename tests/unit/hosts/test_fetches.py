@@ -14,11 +14,12 @@ import weakref
 import numpy as np
 import pytest
 
-from conveyor.engine.net import answering, fetches, source
+from conveyor.engine.net import answering, depot, fetches, source
 from conveyor.engine.net.fetches import Fetches
 from conveyor.engine.net.flights import Waiter
 from conveyor.engine.net.memories import Memories
 from conveyor.exceptions import SystemLimitError
+from conveyor.flag import Flag
 from conveyor.runtime.far_memory import SMALL, RoomAt, Wanted
 
 WAIT = 60
@@ -403,6 +404,21 @@ def test_nothing_is_kept_of_a_host_that_is_lost(hosts, monkeypatch):
     assert not hosts.fetches._flights
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(file)
+
+
+def test_the_more_often_a_connection_breaks_the_longer_are_the_pauses(hosts, monkeypatch):
+    pauses = []
+
+    class Passes(Flag):
+        def wait(self, timeout=None):
+            pauses.append(timeout)
+            return self.is_set()
+
+    monkeypatch.setattr(depot, "Flag", Passes)
+    hosts.between = lambda host, there: there.close()
+    assert Wants(hosts, Kept(LARGE)).failed() == errno.ECONNABORTED
+    could_be = [min(0.01 * 1.5**n, 0.1) for n in range(10)]
+    assert all(0.75 * most <= p <= most for p, most in zip(pauses, could_be, strict=True))
 
 
 def test_digests_of_any_size_are_not_taken(hosts, monkeypatch):

@@ -12,10 +12,12 @@ from types import SimpleNamespace
 import pytest
 from no_descriptors import no_descriptors
 
+from conveyor.engine.net import handshake
 from conveyor.engine.net import listener as module
 from conveyor.engine.net.handshake import (
     HandshakeError,
     Identity,
+    NotHeardError,
     dial,
     dial_host,
     hand_over,
@@ -264,6 +266,38 @@ def test_a_listener_that_hangs_up_at_once_is_asked_again():
     assert len(hung_up) == 2
 
 
+def test_the_more_often_a_listener_hangs_up_the_longer_are_the_pauses(monkeypatch):
+    """Those that it has no place for do not all come back at one moment."""
+    slept, now = [], [0.0]
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds
+
+    def introduced(sock, *_):
+        sock.close()
+        raise NotHeardError("the other side has no time for this one")
+
+    monkeypatch.setattr(handshake, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(handshake, "_connected", lambda *_: socket.socket())
+    monkeypatch.setattr(handshake, "_introduced", introduced)
+    with pytest.raises(NotHeardError):
+        dial(("127.0.0.1", 1), TOKEN, THERE, 2.0)
+    could_be = [min(0.01 * 1.5**n, 0.25) for n in range(len(slept))]
+    assert all(0.75 * most <= p <= most for p, most in zip(slept, could_be, strict=True))
+    assert len(set(slept)) == len(slept)
+    # It was tried until the deadline, but for what one more pause would have taken.
+    assert 1.75 <= sum(slept) < 2.0
+
+
+def test_a_listener_has_its_spare_descriptor_again():
+    with listening() as (listener, came):
+        listener._spare.close()  # by another thread, which was quicker to take it
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
+        assert not listener._spare._file.closed
+
+
 def test_without_a_descriptor_one_is_turned_away():
     with listening() as (listener, came), socket.socket() as sock:
         sock.settimeout(60)
@@ -278,7 +312,8 @@ def test_without_a_descriptor_one_is_turned_away():
 
 def test_without_any_descriptor_a_listener_waits(monkeypatch):
     """Not even the spare one is there: somebody was quicker to take it."""
-    monkeypatch.setattr(module, "_PAUSE", 600.0)
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 600.0)
+    monkeypatch.setattr(module, "_LONGEST_PAUSE", 600.0)
     with listening() as (listener, _), socket.socket() as sock:
         listener._spare.close()
         with no_descriptors():

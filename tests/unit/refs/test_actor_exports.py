@@ -10,13 +10,13 @@ import pytest
 from conveyor.codec import set_up_codec
 from conveyor.exceptions import SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.refs import actor_exports, exports
-from conveyor.runtime.refs.actor_exports import ActorExports
-from conveyor.runtime.refs.exported import Exported
-from conveyor.runtime.refs.exports import Exports
-from conveyor.runtime.refs.imports import Outcome
-from conveyor.runtime.refs.messages import receive_message
-from conveyor.runtime.refs.peer import Peer
+from conveyor.runtime.messages.sockets import receive_message
+from conveyor.runtime.refs.pickled import actor_exports, exports
+from conveyor.runtime.refs.pickled.actor_exports import ActorExports
+from conveyor.runtime.refs.pickled.exported import Exported
+from conveyor.runtime.refs.pickled.exports import Exports
+from conveyor.runtime.refs.pickled.imports import Outcome
+from conveyor.runtime.refs.pickled.peer import Peer
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.sources import Sources
 

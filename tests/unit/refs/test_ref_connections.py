@@ -8,8 +8,8 @@ import pytest
 
 from conveyor import _core
 from conveyor.codec import SentDefinitions, set_up_codec
-from conveyor.runtime.refs.connection import Connection
-from conveyor.runtime.refs.messages import receive_message
+from conveyor.runtime.messages.connection import Connection
+from conveyor.runtime.messages.sockets import receive_message
 
 set_up_codec()
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from conveyor.codec import set_up_codec
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
-from conveyor.runtime.refs.exports import Exports
+from conveyor.runtime.refs.pickled.exports import Exports
 from conveyor.runtime.refs.ref import Ref
 
 set_up_codec()

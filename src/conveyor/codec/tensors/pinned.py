@@ -1,9 +1,9 @@
 """Memory of arenas that devices have pinned: they read and write it themselves.
 
-A block of an arena that is used again and again by values of a device is pinned in each process that
-copies from or to it, once for a kind of device. Before that the process marks the block, and its owner gives
-no memory back that lies in a marked one (``native/pins.h``): so the pages under a device never change. What a
-process has not used for a while it gives up again.
+A block of an arena that is used again and again by values of a device is pinned in each process that copies
+from or to it, once for a kind of device. Before that the process marks the block, and its owner gives no
+memory back that lies in a marked one (``native/arena/pins.h``): so the pages under a device never change.
+What a process has not used for a while it gives up again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from conveyor import _core
 from conveyor.device import Device, Event
+from conveyor.device.waits import happened, wait_until
 
 if TYPE_CHECKING:
     import logging
@@ -35,7 +36,7 @@ MOST = 64
 _REMEMBERED = 256
 #: Seconds after which a device that has refused to pin is asked again; twice as many each time.
 _PAUSES = 1.0, 64.0
-#: Seconds between two looks at copies that are under way.
+#: Seconds between two looks at copies that are under way, whose ends no device tells; nobody waits for it.
 _LOOK = 0.05
 #: Seconds that the end of a session waits for copies.
 _PATIENCE = 1.0
@@ -204,10 +205,12 @@ class Pinned:
         with self._lock:
             self._closed = True
         deadline = time.monotonic() + _PATIENCE
-        while self.tidy(False) and time.monotonic() < deadline:
-            if not self._under_way:
-                break
-            time.sleep(0.001)
+
+        def is_over() -> bool:
+            left = self.tidy(False) and bool(self._under_way)
+            return not left or time.monotonic() >= deadline
+
+        wait_until(is_over)
         self._words.wake()
 
     # With the lock.
@@ -281,7 +284,7 @@ class Pinned:
         # who has taken it out of the list, in one step.
         for copy in list(self._under_way):
             event, _, use = copy
-            if _happened(event) and _taken_out(self._under_way, copy):
+            if happened(event) and _taken_out(self._under_way, copy):
                 use.end()
 
     def _look_within(self, seconds: float) -> None:
@@ -296,13 +299,6 @@ def _logger() -> logging.Logger:
     import logging  # few processes need it
 
     return logging.getLogger("conveyor")
-
-
-def _happened(event: Event) -> bool:
-    try:
-        return event.query()
-    except Exception:  # a device that has failed does nothing more; who waits for it is told
-        return True
 
 
 def over(address: int, nbytes: int) -> torch.Tensor:

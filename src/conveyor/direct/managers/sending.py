@@ -29,7 +29,9 @@ from conveyor.direct.managers.wire import (
 from conveyor.direct.table import TABLE
 from conveyor.exceptions import SystemLimitError
 from conveyor.flag import Flag
+from conveyor.pauses import Pauses
 from conveyor.runtime import threads
+from conveyor.system_limits import hint
 
 _log = logging.getLogger("conveyor")
 
@@ -47,6 +49,8 @@ class Sender:
         #: Reentrant: values end in finalizers.
         self._lock = threading.RLock()
         self._listener: socket.socket | None = None
+        #: Set when nobody can ask at the listener any more.
+        self._over = Flag()
         self._values = 0
 
     def begin(self) -> bytes:
@@ -58,11 +62,12 @@ class Sender:
                     # No file: the name is nobody's when the socket is closed.
                     listener.bind(b"\0conveyor-" + os.urandom(12).hex().encode())
                     listener.listen(128)
-                    threads.start(self._listen, "sends", listener)
+                    over = Flag()
+                    threads.start(_listen, "sends", listener, over)
                 except BaseException:
                     listener.close()
                     raise
-                self._listener = listener
+                self._listener, self._over = listener, over
             self._values += 1
             address: bytes = self._listener.getsockname()
             return address
@@ -74,6 +79,7 @@ class Sender:
             if self._values or self._listener is None:
                 return
             listener, self._listener = self._listener, None
+            self._over.set()
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # the thread closes it
 
@@ -84,24 +90,35 @@ class Sender:
         if listener is not None:
             listener.close()
 
-    def _listen(self, listener: socket.socket) -> None:
-        with listener:
-            while True:
-                try:
-                    asked, _ = listener.accept()
-                except InterruptedError:
-                    continue
-                except OSError:
-                    if self._listener is not listener:
-                        return
-                    # No descriptor, say: who asks is told nothing, and hears of no end either.
-                    _log.warning("process %d could not be asked for a value", os.getpid())
-                    Flag().wait(0.1)
-                    continue
-                try:
-                    threads.start(_serve, "send", asked)
-                except SystemLimitError:
-                    asked.close()
+
+def _listen(listener: socket.socket, over: Flag) -> None:
+    """Until it is ``over``, which is told by ``shutdown`` as well."""
+    with listener:
+        pauses, told = Pauses(), False
+        while True:
+            try:
+                asked, _ = listener.accept()
+            except InterruptedError:
+                continue
+            except OSError as error:
+                if over.is_set():
+                    return
+                # No descriptor, say, and nothing tells when there is one again: who asks waits in the queue.
+                if not told:
+                    _log.warning(
+                        "process %d cannot be asked for a value just now: %s; who asks waits until it can",
+                        os.getpid(),
+                        hint(error) or error,
+                    )
+                told = True
+                over.wait(pauses.next())
+                continue
+            pauses.begin_anew()
+            told = False
+            try:
+                threads.start(_serve, "send", asked)
+            except SystemLimitError:
+                asked.close()
 
 
 def _serve(asked: socket.socket) -> None:

@@ -52,7 +52,7 @@ class InlineEntry(GateEntry):
     def is_down(self) -> bool:
         return False  # an execution looks when it has its turn
 
-    def revive(self) -> None:
+    def revive(self, terms: Terms) -> None:
         """An execution brings the graph back when it has its turn."""
 
     def begin(self, terms: Terms) -> Source:
@@ -87,7 +87,7 @@ class InlineEntry(GateEntry):
         ):
             text = f"{self._name} was interrupted in the middle of an execution"
             supervision.failure = RuntimeStateError(text)
-        supervision.restart_if_possible()
+        supervision.restart_if_possible(Patience(None))  # nothing else happens meanwhile
 
     def _run(self, inputs: tuple[Any, ...], passed: Mapping[int, Ref], execution: Source) -> Any:
         self._make_fit()

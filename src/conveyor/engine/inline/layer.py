@@ -22,6 +22,7 @@ from conveyor.runtime.graph.submission.source import GraphSource
 from conveyor.runtime.graph.telemetry.afar import Afar, Question
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.waiting.patience import Patience
 
 
 class Session(InlineHost, Protocol):
@@ -76,7 +77,7 @@ class Layer:
         self._graphs[graph.number] = graph
         return laid
 
-    def lay_again(self, number: int, first: int) -> Laid:
+    def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
         return self._graphs[number].lay_again(first)
 
     def comes_back(self, number: int) -> bool:

@@ -38,7 +38,7 @@ from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
-from conveyor.runtime.refs.exports import Exports
+from conveyor.runtime.refs.pickled.exports import Exports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.refs.values import RefFailed, wait_for, wait_for_all, with_values

@@ -24,8 +24,8 @@ from conveyor.engine.net.answering import break_off
 from conveyor.engine.net.depot import Depot, Supply
 from conveyor.exceptions import SystemLimitError
 from conveyor.runtime import threads
+from conveyor.runtime.messages.sockets import Files, Missing, receive_pickled, send_pickled
 from conveyor.runtime.process import close_all
-from conveyor.runtime.refs.messages import Files, Missing, receive_pickled, send_pickled
 from conveyor.system_limits import explained
 
 #: What may be on its way over one line: bytes of messages, where each file counts as so many.
@@ -126,6 +126,11 @@ class Carrier:
         # The numbers that the other host may still ask for.
         self._lent: set[int] = set()
         self._closed = False
+
+    @property
+    def trouble(self) -> str:
+        """See :attr:`Supply.trouble`."""
+        return self._supply.trouble
 
     def open(self, number: int, sock: socket.socket) -> None:
         """Have line ``number`` end in ``sock``, which is the carrier's from now on."""

@@ -20,12 +20,14 @@ from conveyor.engine.net.answering import Answering, break_off, hear, wait_on
 from conveyor.engine.net.handshake import HandshakeError, NotHeardError, hang_up
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
 from conveyor.flag import Flag
+from conveyor.pauses import Pauses
 from conveyor.system_limits import NO_MEMORY, explained, hint
 
 #: What is asked: the file's number, where to begin, and how much. What is answered: how much follows.
 _ASKED, _ANSWERED = struct.Struct("!QQQ"), struct.Struct("!Q")
-#: Seconds between two tries to have a connection.
-_PAUSE = 0.05
+#: Seconds before the second try to have a connection, and at most between two. A host that can be reached
+#: again does not tell, nor does a depot that can answer again.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 #: Tries in a row, and seconds, after which a host is told to be out of reach to which there is no connection:
 #: others to it may be well, and dialled by the other side, so nobody else would find out.
 _MOST_TRIES, _REACHED_WITHIN = 10, 30.0
@@ -126,6 +128,17 @@ class Supply:
         self._idle: list[socket.socket] = []
         self._busy: set[socket.socket] = set()
         self._closed = Flag()
+        #: Since when no connection comes about that is tried for, how often it was, and why not.
+        self._failing: tuple[float, int, str] | None = None
+
+    @property
+    def trouble(self) -> str:
+        """What those wait for who fetch from there, if it is a connection that does not come about."""
+        failing = self._failing
+        if failing is None:
+            return ""
+        since, tries, why = failing
+        return f"no connection comes about since {time.monotonic() - since:.1f} s ({tries} tries; {why})"
 
     def fetch(self, number: int, size: int) -> int:
         """The file of that number, as one of this host. ``SystemLimitError`` or ``OutOfMemoryError`` where
@@ -148,8 +161,9 @@ class Supply:
             os.posix_fallocate(fd, 0, size)
             with mmap.mmap(fd, size) as memory, memoryview(memory) as room:
                 at = 0
+                pauses = _pauses()
                 while at < size:
-                    at = self._more(number, room, at)
+                    at = self._more(number, room, at, pauses)
         except BaseException:
             os.close(fd)
             raise
@@ -170,9 +184,9 @@ class Supply:
         """Whether nothing is fetched any more."""
         return self._closed.is_set()
 
-    def _more(self, number: int, room: memoryview, at: int) -> int:
+    def _more(self, number: int, room: memoryview, at: int, pauses: Pauses) -> int:
         """Until where it has come: all of it, or as far as a connection has lasted."""
-        sock = None
+        sock, began = None, at
         try:
             sock = self._take()
             sock.sendall(_ASKED.pack(number, at, len(room) - at))
@@ -188,8 +202,10 @@ class Supply:
             self._end(sock)
             if isinstance(error, (FileNotFoundError, SystemLimitError)):
                 raise
+            if at > began:
+                pauses.begin_anew()
             # It is the host's end that says whether there will be another connection.
-            if self._closed.wait(_PAUSE):
+            if self._closed.wait(pauses.next()):
                 raise ConnectionError(f"the other host is lost: {error}") from error
         except BaseException:
             self._end(sock)
@@ -215,7 +231,13 @@ class Supply:
         raise ConnectionError("the session is over")
 
     def _dialled(self) -> socket.socket:
-        began, tries = time.monotonic(), 0
+        try:
+            return self._dialled_at_last()
+        finally:
+            self._failing = None
+
+    def _dialled_at_last(self) -> socket.socket:
+        began, tries, pauses = time.monotonic(), 0, _pauses()
         while True:
             try:
                 sock = self._dial()
@@ -231,11 +253,12 @@ class Supply:
                     text = f"cannot connect to another host: {error}; {hint(error)}"
                     raise SystemLimitError(number, text) from error
                 tries += 1
+                self._failing = began, tries, str(error) or type(error).__name__
                 if tries >= _MOST_TRIES and time.monotonic() - began >= _REACHED_WITHIN:
                     if isinstance(error, NotHeardError):  # it listens, and so it is there
                         raise _unheard(error) from error
                     self._unreachable(str(error))
-                if self._closed.wait(_PAUSE):
+                if self._closed.wait(pauses.next()):
                     raise ConnectionError(f"the other host is lost: {error}") from error
 
     def _give_back(self, sock: socket.socket) -> None:
@@ -251,6 +274,10 @@ class Supply:
             with self._lock:
                 self._busy.discard(sock)
             hang_up(sock)
+
+
+def _pauses() -> Pauses:
+    return Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
 
 
 def _unheard(error: NotHeardError) -> SystemLimitError:

@@ -12,36 +12,66 @@ import secrets
 import socket
 import struct
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from conveyor.engine.events import EventLoop
 from conveyor.exceptions import SystemLimitError
+from conveyor.pauses import Pauses
 from conveyor.runtime import threads
 from conveyor.runtime.status import Page
+
+if TYPE_CHECKING:
+    from conveyor.futures import Future
+    from conveyor.runtime.graph.telemetry.afar import SeenAll
 
 #: What the socket's name begins with, in the abstract namespace.
 PREFIX = "conveyor-status-"
 #: The question: with Python's stacks, or without.
 WITH_STACKS, PLAIN = b"s", b"-"
 
+#: What the driver's own is called.
+OWN_NODE = "the driver's node"
+
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: see unix(7)
 #: Answers that are under way at once, and seconds for what goes over the socket.
 _MOST, _SECONDS = 4, 5.0
-#: Seconds before somebody is accepted again, where no descriptor is left and none can be spared.
-_PAUSE = 0.05
 
 
 class NodeSeen(Struct, frozen=True):
-    """One host. unknown: why nothing is known of what is there."""
+    """One host. unknown: why nothing is known of what is there. troubles: what it waits for itself, on behalf
+    of its processes."""
 
     name: str
     pages: tuple[Page, ...] = ()
     unknown: str = ""
+    troubles: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, name: str, answer: Future[SeenAll], patience: float, names: Mapping[int, str]
+    ) -> NodeSeen:
+        """What a host has answered within so many seconds. ``names``: of all hosts, by their numbers."""
+        if not answer.done():
+            return cls(name, (), f"it has not answered for {patience:g} s")
+        error = answer.exception()
+        if error is not None:
+            return cls(name, (), str(error) or type(error).__name__)
+        seen = answer.result()
+        return cls(name, tuple(seen.pages), "", in_words(seen.troubles, names))
+
+
+def in_words(troubles: Mapping[int, str], names: Mapping[int, str]) -> tuple[str, ...]:
+    """What keeps one host from fetching values from others, by the numbers of these."""
+    return tuple(
+        f"values that lie on {names[host]} are waited for, to which {trouble}"
+        for host, trouble in troubles.items()
+        if host in names and trouble
+    )
 
 
 class Display:
@@ -54,6 +84,7 @@ class Display:
 
         self._events, self._gather = events, gather
         self._no_descriptor, self._spare = NO_DESCRIPTOR, Spare()
+        self._pauses = Pauses()
         self._free = threading.BoundedSemaphore(_MOST)
         try:
             kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
@@ -83,10 +114,13 @@ class Display:
         except OSError as error:
             if error.errno not in self._no_descriptor:
                 raise
-            # Who asks hears the end of its connection. The loop would come here again and again for it.
+            # Who asks hears the end of its connection. The loop would come here again and again for it. Where
+            # another thread has taken the spare descriptor nothing tells when there is one again.
             if self._spare.turn_away(self._listener) is None:
-                time.sleep(_PAUSE)
+                self._events.rest(self._listener.fileno(), self._pauses.next())
             return
+        self._pauses.begin_anew()
+        self._spare.restore()
         if owner(connection)[1] not in (os.geteuid(), 0) or not self._free.acquire(blocking=False):
             connection.close()
             return

@@ -26,8 +26,8 @@ from conveyor.runtime.actor.requests.far_memory import Come, GiveUp, Hold, ToHos
 from conveyor.runtime.actor.requests.lease import LeaseThere
 from conveyor.runtime.far_memory import Brought, Room, RoomAt, Wanted
 from conveyor.runtime.kept import KeptAt
-from conveyor.runtime.refs.connection import Connection
-from conveyor.runtime.refs.messages import all_of
+from conveyor.runtime.messages.connection import Connection
+from conveyor.runtime.messages.sockets import all_of
 
 #: What is wanted again within so many seconds is kept from then on, for others who want it, as long as
 #: somebody does within so many seconds, if it has so many bytes; and so many at a time.
@@ -109,6 +109,12 @@ class Fetches:
         else:
             source.look()
         return lambda: self._give_up(flight, waiter)
+
+    def troubles(self) -> dict[int, str]:
+        """By host, see :attr:`Supply.trouble`."""
+        with self._lock:
+            sources = list(self._sources.items())
+        return {host: source.trouble for host, source in sources if source.trouble}
 
     def lose(self, host: int) -> None:
         """That host is no more."""

@@ -29,6 +29,7 @@ from conveyor import _core
 from conveyor.engine.net.relay import relayed
 from conveyor.engine.net.tls import Tls, reason
 from conveyor.exceptions import ConveyorError
+from conveyor.pauses import Pauses
 
 #: Of the handshake and of what pumps say afterwards.
 PROTOCOL = 3
@@ -40,8 +41,9 @@ _PROOF = 32
 _VERDICT = struct.Struct("!32sB")
 #: Seconds after which another try to connect is made beside the first, and how many there are.
 _NEXT_TRY, _MOST_TRIES = 0.15, 8
-#: Seconds before a listener is asked again that was too busy to hear.
-_AGAIN = 0.05
+#: Seconds before a listener is asked again that was too busy to hear, at first, and at most; that is also at
+#: most this share of the time that there is. It has hung up, and so it does not tell when it has a place.
+_FIRST_PAUSE, _LONGEST_PAUSE, _SHARE = 0.01, 0.5, 0.125
 #: What a connection over TLS that ends too early may mean.
 _ENDED = (
     "it has ended the connection. It may not take this side's certificate, or know another token"
@@ -104,16 +106,18 @@ def dial(
     where nobody answers, :class:`HandshakeError` where the two do not belong together. One that has no time
     for it is asked again, as long as there is any."""
     deadline = time.monotonic() + timeout
+    pauses = Pauses(_FIRST_PAUSE, min(_LONGEST_PAUSE, _SHARE * timeout))
     while True:
         sock = _connected(address, deadline)
         try:
             return _introduced(sock, address, token, own, deadline, tls)
         except (NotHeardError, ConnectionResetError, ssl.SSLEOFError) as error:
-            if time.monotonic() + _AGAIN >= deadline:
+            pause = pauses.next()
+            if time.monotonic() + pause >= deadline:
                 if tls is None:
                     raise
                 raise _refused(address, _ENDED) from error
-        time.sleep(_AGAIN)
+        time.sleep(pause)
 
 
 def dial_host(

@@ -27,6 +27,7 @@ from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
 from conveyor.engine.net.tls import Tls
 from conveyor.exceptions import SystemLimitError
 from conveyor.flag import Flag
+from conveyor.pauses import Pauses
 from conveyor.runtime import threads
 
 #: Seconds for one handshake, from the connection to the end.
@@ -34,8 +35,9 @@ PATIENCE = 5.0
 #: Handshakes that go on at once. Who has waited longest is dropped for who comes beyond that, and tries again
 #: if he belongs here: one that says nothing keeps nobody out.
 MOST_PENDING = 16
-#: Seconds after which somebody is accepted again, where the system has refused that.
-_PAUSE = 0.05
+#: Seconds after which somebody is accepted again, where the system has refused that: at first, and at most.
+#: It tells nobody when there is a descriptor again, or memory.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 #: What keeps one connection from being accepted, and not the next; see accept(2).
 _OF_ONE = frozenset(
     {
@@ -126,6 +128,7 @@ class Listener:
     def _listen(self) -> None:
         poll = select.poll()  # not `select`, which takes no descriptor above 1023
         poll.register(self._socket, select.POLLIN)
+        pauses = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             poll.poll()
             try:
@@ -136,8 +139,11 @@ class Listener:
             except OSError as error:
                 if self._closed.is_set():
                     return
-                self._cannot_accept(error)
+                if self._cannot_accept(error):
+                    self._closed.wait(pauses.next())
                 continue
+            pauses.begin_anew()
+            self._spare.restore()
             one = self._admit(sock, peer[0])
             if one is None:
                 hang_up(sock)
@@ -150,18 +156,17 @@ class Listener:
                     self.dropped += 1
                 hang_up(sock)
 
-    def _cannot_accept(self, error: OSError) -> None:
-        """The system does not let somebody be accepted."""
+    def _cannot_accept(self, error: OSError) -> bool:
+        """The system does not let somebody be accepted. Whether it would refuse at once again."""
         if error.errno in NO_DESCRIPTOR:
             with contextlib.suppress(OSError):  # as below, with another reason
                 dropped = self._spare.turn_away(self._socket)
                 if dropped is not None:
                     with self._lock:
                         self.dropped += dropped
-                    return
+                    return False
         self._note(f"a connection could not be accepted: {error}")
-        if error.errno not in _OF_ONE:
-            self._closed.wait(_PAUSE)  # it would refuse at once again
+        return error.errno not in _OF_ONE
 
     def _admit(self, sock: socket.socket, address: str) -> _Pending | None:
         """Take it among those under way. Beyond so many the oldest goes: it has said nothing for longest. The

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 
 from conveyor.engine.net.handshake import HandshakeError
-from conveyor.engine.net.pauses import Pauses
 from conveyor.flag import Flag
+from conveyor.pauses import Pauses
 from conveyor.runtime import threads
 
 #: Seconds before the second try, and at most between two; that is also at most this share of the window.

@@ -18,11 +18,13 @@ from conveyor.engine.net.flights import Flight
 from conveyor.engine.net.handshake import HandshakeError
 from conveyor.engine.net.memories import DIGEST, PIECE, asked, hear_answer, pieces
 from conveyor.exceptions import SystemLimitError
+from conveyor.pauses import Pauses
 from conveyor.runtime import threads
 from conveyor.runtime.far_memory import Wanted
 
-#: Seconds before a connection that has broken is tried again, and how often it may break before a byte comes.
-_PAUSE, _MOST_BREAKS = 0.05, 10
+#: How often a connection may break before a byte comes, and seconds before it is tried again: at first, and
+#: at most. A keeper's host that has no room to read with does not tell when it has.
+_MOST_BREAKS, _FIRST_PAUSE, _LONGEST_PAUSE = 10, 0.01, 0.1
 #: Values that come from one host at the same time, each over a connection of its own; and seconds that a
 #: thread waits for the next one.
 _MOST_AT_ONCE, _IDLE = 4, 5.0
@@ -178,7 +180,7 @@ class Source(Supply):
     ) -> None:
         """Have ``take`` talk over a connection, and over another one where that breaks. ``at()``: how far it
         has come."""
-        breaks, before = 0, 0
+        breaks, before, pauses = 0, 0, Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             sock = None
             try:
@@ -202,8 +204,11 @@ class Source(Supply):
                 self._end(sock)
                 if not flight.is_wanted:
                     raise OSError(errno.ECANCELED, "nobody waits for it any more") from None
-                breaks, before = breaks + 1 if at() == before else 1, at()
-                if self._closed.wait(_PAUSE):
+                breaks += 1
+                if at() != before:
+                    breaks, before = 1, at()
+                    pauses.begin_anew()
+                if self._closed.wait(pauses.next()):
                     raise ConnectionError(errno.ECONNRESET, f"its host is lost: {error}") from error
                 if breaks >= _MOST_BREAKS:
                     text = f"the connection to its host breaks again and again: {error}"

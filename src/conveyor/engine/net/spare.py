@@ -34,9 +34,14 @@ class Spare:
                 return None
             raise
         finally:
+            self.restore()
+        return 1
+
+    def restore(self) -> None:
+        """Have one again, if another thread was quicker to take it and there is one to be had by now."""
+        if self._file.closed:
             with suppress(OSError):  # the next time, then
                 self._file = FileIO(os.devnull)
-        return 1
 
     def close(self) -> None:
         self._file.close()

@@ -45,9 +45,9 @@ from conveyor.runtime.driver.processes.deaths import DeathWatches
 from conveyor.runtime.driver.processes.table import BOARD_SLOTS
 from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.meeting import ClosedWord
-from conveyor.runtime.message import send_with_ticket
+from conveyor.runtime.messages.message import send_with_ticket
+from conveyor.runtime.messages.sockets import receive_pickled, send_pickled
 from conveyor.runtime.process import ArenaSize, close_all
-from conveyor.runtime.refs.messages import receive_pickled, send_pickled
 from conveyor.runtime.status import Page
 from conveyor.runtime.waiting.inquiry import Frames, LookAtWaits, WaitsThere
 from conveyor.runtime.waiting.lookout import due_to, look_at_waits

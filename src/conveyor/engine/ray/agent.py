@@ -44,10 +44,9 @@ from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.engine.ray.visitors import Visitors
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime import status
 from conveyor.runtime.driver.hosts.far_orders import FarOrder
 from conveyor.runtime.driver.hosts.protocol import Page
-from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen
+from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.process import ArenaSize
@@ -231,9 +230,11 @@ class Agent:
         """What actors of a graph are doing here."""
         return self._station.look(look)
 
-    def look_at_all(self, look: LookAtAll) -> list[status.Page]:
+    def look_at_all(self, look: LookAtAll) -> SeenAll:
         """What all processes here are doing."""
-        return self._station.look_at_all(look)
+        to_driver = {_DRIVER: self._carrier.trouble} if self._carrier.trouble else {}
+        troubles = {**self._fetches.troubles(), **to_driver}
+        return SeenAll(self._station.look_at_all(look), troubles)
 
     def look_at_waits(self, look: LookAtWaits) -> WaitsThere:
         """What all processes here wait for."""

@@ -16,10 +16,9 @@ from conveyor.engine.ray.greeting import Told
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.futures import Future
 from conveyor.runtime.driver.hosts.far_orders import FarOrder
-from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen
+from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.process import ArenaSize
-from conveyor.runtime.status import Page
 from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
 
 #: Looks that a host has not answered yet, with which others are not asked of it.
@@ -114,7 +113,7 @@ class AgentHost:
         """See :meth:`Agent.look`."""
         return self._look(self.agent.look, look)
 
-    def look_at_all(self, look: LookAtAll) -> Future[list[Page]]:
+    def look_at_all(self, look: LookAtAll) -> Future[SeenAll]:
         """See :meth:`Agent.look_at_all`."""
         return self._look(self.agent.look_at_all, look)
 

@@ -18,7 +18,7 @@ from conveyor.codec import Reader, claims
 from conveyor.codec.header import unpack
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.net.depot import Depot
-from conveyor.engine.net.display import Display, NodeSeen
+from conveyor.engine.net.display import OWN_NODE, Display, NodeSeen, in_words
 from conveyor.engine.net.fetches import Fetches
 from conveyor.engine.net.handshake import (
     FOR_FETCHING,
@@ -40,7 +40,6 @@ from conveyor.exceptions import ActorStartError
 from conveyor.futures import Future, wait
 from conveyor.runtime.driver.hosts.far_host import Home
 from conveyor.runtime.graph.telemetry.afar import PATIENCE, STACKS, LookAtAll
-from conveyor.runtime.status import Page
 
 _log = logging.getLogger("conveyor")
 
@@ -223,7 +222,11 @@ class Agents:
         patience = STACKS if stacks else PATIENCE
         asked = [(host, host.look_at_all(LookAtAll(stacks))) for host in self._hosts()]
         wait([answer for _, answer in asked], patience)
-        return [_node_seen(host.name, answer, patience) for host, answer in asked]
+        names = {0: OWN_NODE, **{host.number: f"node {host.name}" for host, _ in asked}}
+        own = {host.number: host.carrier.trouble for host, _ in asked}
+        own.update(self._fetches.troubles() if self._fetches is not None else {})
+        seen = [NodeSeen.of(host.name, answer, patience, names) for host, answer in asked]
+        return [NodeSeen(OWN_NODE, troubles=in_words(own, names)), *seen]
 
     def _hosts(self) -> list[AgentHost]:
         return list(self._by_node.values())
@@ -384,12 +387,3 @@ def _withdraw(header: bytes, process: Reader) -> None:
     """That process does not come for what a frame with that header claims for it."""
     _, made, _ = unpack(header)
     claims.withdraw(made, (process,))
-
-
-def _node_seen(name: str, answer: Future[list[Page]], patience: float) -> NodeSeen:
-    if not answer.done():
-        return NodeSeen(name, (), f"it has not answered for {patience:g} s")
-    error = answer.exception()
-    if error is not None:
-        return NodeSeen(name, (), str(error) or type(error).__name__)
-    return NodeSeen(name, tuple(answer.result()))

@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 import struct
-import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -37,12 +36,11 @@ from conveyor.engine.ray.greeting import (
     version,
     write,
 )
+from conveyor.pauses import Pauses
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: see unix(7)
 #: Connections that have not said who they are. With one more, the oldest of them is dropped.
 _UNKNOWN_KEPT = 64
-#: Seconds before somebody is accepted again, where no descriptor is left and none can be spared.
-_PAUSE = 0.05
 
 
 class Expected(Struct, eq=False):
@@ -67,6 +65,7 @@ class Courier:
         self._known: dict[int, tuple[socket.socket, int]] = {}
         self._listener: socket.socket | None = None
         self._spare = Spare()
+        self._pauses = Pauses()
         self._name = f"conveyor-{secrets.token_hex(16)}"
         #: Connections that were dropped, since they were not by who was expected.
         self.strangers = 0
@@ -131,10 +130,12 @@ class Courier:
                 if dropped:
                     continue
                 if dropped is None:
-                    time.sleep(
-                        _PAUSE
-                    )  # the loop would come here again at once, and do nothing else
+                    # Another thread has taken the spare one. Nothing tells when there is one again, and the
+                    # loop would come here at once.
+                    self._events.rest(self._listener.fileno(), self._pauses.next())
                 return
+            self._pauses.begin_anew()
+            self._spare.restore()
             connection.setblocking(False)
             fd = connection.fileno()
             if self._owner_of(connection)[1] not in (os.geteuid(), 0):

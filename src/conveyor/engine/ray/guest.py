@@ -36,7 +36,7 @@ from conveyor.runtime.actor.calls.instance import Instance
 from conveyor.runtime.actor.leaving import end_waits, everybody_is_gone, leave
 from conveyor.runtime.actor.orders import Hello
 from conveyor.runtime.actor.worker import Worker
-from conveyor.runtime.message import check_greeting
+from conveyor.runtime.messages.message import check_greeting
 from conveyor.runtime.process import close_all
 
 _PID = struct.Struct("i8x")  # of what is at the other end of a socket; see unix(7)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from conveyor import _core
 from conveyor.codec import Reader, encode_error
 from conveyor.exceptions import GraphTornDownError
+from conveyor.pauses import Pauses
 from conveyor.runtime.actor.calls.calls import Calls
 from conveyor.runtime.actor.calls.mailbox import Mailbox
 from conveyor.runtime.actor.graphs.program import Part, make_part
@@ -29,7 +30,7 @@ from conveyor.runtime.actor.orders import (
 )
 from conveyor.runtime.actor.unwanted import until
 from conveyor.runtime.calls.try_each import try_each
-from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
+from conveyor.runtime.messages.message import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import close_all
 from conveyor.runtime.waiting.works import steps_of
 from conveyor.system_limits import explained
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from conveyor.runtime.graph.edges.layout import Assignment
 
 
-#: How often it is tried to read an order that there is no memory for, and the seconds in between.
-_ATTEMPTS, _PAUSE = 4, 0.01
+#: How often it is tried to read an order that there is no memory for: nobody tells when there is.
+_ATTEMPTS = 4
 
 
 class Control:
@@ -128,11 +129,12 @@ class Control:
         """The next order, or ``EMPTY``. Nobody would repeat one that cannot be read: so it is tried more than
         once before it is lost."""
         reader = self._link.reader
+        pauses = Pauses()
         for _ in range(_ATTEMPTS):
             try:
                 return reader.receive_or_leave()
             except (MemoryError, OSError):
-                time.sleep(_PAUSE)
+                time.sleep(pauses.next())
             except Exception:  # as it will be the next time
                 break
         return reader.receive()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from conveyor.runtime.message import Message
+from conveyor.runtime.messages.message import Message
 from conveyor.runtime.process import ArenaSize
 
 if TYPE_CHECKING:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -47,6 +49,7 @@ from conveyor.runtime.actor.requests.messages import (
     Staying,
     Unlay,
 )
+from conveyor.runtime.actor.requests.noted import NotedRequests
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.call import start
 from conveyor.runtime.calls.constructor import Kept, keep
@@ -60,14 +63,14 @@ from conveyor.runtime.graph.executor import Laid, LaidChannels, Member, refuse_o
 from conveyor.runtime.graph.handles.handle import graph_handle
 from conveyor.runtime.graph.submission.unsendable import blame_tasks
 from conveyor.runtime.graph.telemetry.afar import PATIENCE, Afar, Question
+from conveyor.runtime.messages.sockets import all_of
 from conveyor.runtime.process import Place, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
-from conveyor.runtime.refs.actor_exports import ActorExports
-from conveyor.runtime.refs.messages import all_of
+from conveyor.runtime.refs.pickled.actor_exports import ActorExports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.status import describe_status
-from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting.patience import Patience, wait_until
 from conveyor.runtime.waiting.works import STEPS, Blockers
 from conveyor.system_limits import explained
 
@@ -85,11 +88,17 @@ class ActorRuntime(CallingRuntime):
         self.places = hello.places
         self.own_actor = self._me = ActorId(hello.number, hello.name)
         self.requests = self._requests = RequestClient(requests)
+        self._noted = NotedRequests(self._requests, process, hello.driver_slot)
         process.lanes.reports.open(self._requests.look_for_cycle)
         self.introductions = ActorIntroductions(process, self._requests)
         self.collectives = ActorCollectives(process, self._requests, self.label)
         # Reentrant: a signal handler may call an actor while its thread waits for the link to one.
         self._lock = threading.RLock()
+        #: Held by who lays the link to an actor, by its index. One for each: it may be being started again,
+        #: which takes as long as it does, and others are called meanwhile.
+        self._turns: defaultdict[int, AbstractContextManager[bool]] = defaultdict(
+            lambda: threading.RLock()
+        )
         self._deaths = 0
         # What the tasks of the graphs that are executed here are called.
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
@@ -111,7 +120,7 @@ class ActorRuntime(CallingRuntime):
         )
 
     def link(self, actor: ActorId) -> Link:
-        with self._lock:
+        with self._turns[actor.index]:
             link = self.links.get(actor.index)
             if link is not None and not link.gone:
                 return link
@@ -121,7 +130,9 @@ class ActorRuntime(CallingRuntime):
 
     def _connect(self, actor: ActorId) -> Link:
         """A new link to ``actor``, noted among those that there are."""
-        laid, fds = self._requests.ask(Connect(actor), lambda laid: Disconnect(laid.number))
+        laid, fds = self._noted.ask(
+            Connect(actor), f"for a way to call {actor.name}", lambda laid: Disconnect(laid.number)
+        )
         assert isinstance(laid, Connected)
         number, slot, incarnation = laid.number, laid.slot, laid.incarnation
         try:
@@ -249,9 +260,10 @@ class ActorRuntime(CallingRuntime):
             self._let_go(number, False)
             raise
 
-    def lay_again(self, number: int, first: int) -> Laid:
+    def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
+        request = LayAgain(number, first, patience.timeout, patience.left())
         with explained(f"lay the channels of graph {number} again"):
-            return self._laid(*self._requests.ask(LayAgain(number, first)))
+            return self._laid(*self._noted.ask(request, f"which brings graph {number} back"))
 
     def label(self, graph: int, node: int) -> str | None:
         return self._labels.get(graph, {}).get((graph, node))

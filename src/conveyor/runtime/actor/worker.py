@@ -27,7 +27,7 @@ from conveyor.runtime.actor.orders import Hello
 from conveyor.runtime.actor.runtime import ActorRuntime
 from conveyor.runtime.calls.exit_hook import EXIT_HOOK
 from conveyor.runtime.calls.try_each import try_each
-from conveyor.runtime.message import check_greeting
+from conveyor.runtime.messages.message import check_greeting
 from conveyor.runtime.process import Process
 from conveyor.runtime.waiting.works import LOOP, ONE, STARTING, THREADS
 

@@ -51,10 +51,11 @@ from conveyor.runtime.graph.executor import Laid, Member
 from conveyor.runtime.graph.handles.sharing import SharedGraphs
 from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo
-from conveyor.runtime.refs.exports import Exports
+from conveyor.runtime.refs.pickled.exports import Exports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.uninterrupted import uninterrupted
+from conveyor.runtime.waiting.patience import Patience
 from conveyor.system_limits import explained
 
 
@@ -283,18 +284,12 @@ class Driver(CallingRuntime):
             return compiled_graph(self, plan, config, self.graphs)
 
     def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
-        laying = self.layer.lay(
-            self.process.place(RESULT_BIT),
-            config,
-            plan,
-            [with_bound_values(tasks) for tasks in tasks_by_actor(plan)],
-            task_labels(plan),
-            begun,
-        )
-        return self._laid(laying)
+        here, labels = self.process.place(RESULT_BIT), task_labels(plan)
+        tasks = [with_bound_values(tasks) for tasks in tasks_by_actor(plan)]
+        return self._laid(self.layer.lay(here, config, plan, tasks, labels, begun))
 
-    def lay_again(self, number: int, first: int) -> Laid:
-        return self._laid(self.layer.lay_again(number, first))
+    def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
+        return self._laid(self.layer.lay_again(number, first, patience))
 
     def _laid(self, laying: Laying) -> Laid:
         return Laid(laying.channels(), list(laying.records), laying.layout.segment)

@@ -17,6 +17,7 @@ from conveyor.runtime.graph.telemetry.afar import Afar, Question
 from conveyor.runtime.graph.telemetry.recording import RecorderPlace
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.waiting.patience import Patience
 
 if TYPE_CHECKING:
     from conveyor.config import Config
@@ -128,9 +129,9 @@ class Executor(Protocol):
         number as soon as there is one: whoever is interrupted before he has what this returns drops it."""
         ...
 
-    def lay_again(self, number: int, first: int) -> Laid:
+    def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
         """Bring dead actors of graph ``number`` back and lay it anew; ``first``: the number of the next
-        execution. All or nothing."""
+        execution. All or nothing. ``WaitTimeoutError`` where ``patience`` ends before they are back."""
         ...
 
     def comes_back(self, number: int) -> bool:

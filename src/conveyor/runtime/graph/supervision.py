@@ -25,6 +25,7 @@ from conveyor.runtime.graph.executor import Executor, Member, first_death
 from conveyor.runtime.graph.status import GraphState
 from conveyor.runtime.graph.telemetry.afar import Afar, Question
 from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.waiting.patience import Patience
 
 #: How many restarts' reasons are kept for refs of executions before them.
 _PAST_KEPT = 100
@@ -82,6 +83,7 @@ class Supervision:
         self._make_epoch = make_epoch
         self._ending = threading.RLock()
         self._restarting = threading.Lock()
+        self._restarter = _core.Holder(self._restarting)
         self._failing = threading.Lock()  # to be taken last
         self._past: list[tuple[int, ConveyorError]] = []
         self._unloading: list[tuple[Member, Ref]] = []
@@ -169,11 +171,24 @@ class Supervision:
 
     # Restarts
 
-    def restart(self) -> None:
+    def restart(self, patience: Patience | None = None) -> None:
+        """Bring it back; ``WaitTimeoutError`` where its actors are not back in time, which goes on."""
+        patience = patience or Patience(None)
         if not self.closed_or_failed():
             return
         self.check_turn()
-        with self._restarting:
+        if self._restarter.mine():
+            raise DeadlockError(
+                f"{self.name} is being restarted by this very thread, which would wait for itself: a signal "
+                "handler cannot execute or restart the graph that it has interrupted the restart of"
+            )
+        seconds = patience.left()
+        seconds = -1.0 if seconds is None else seconds
+        with _core.Turn(self._restarting, seconds, self._restarter) as taken:
+            if not taken:
+                patience.check(
+                    lambda: f"the restart of {self.name}", lambda: "another thread does it"
+                )
             if not self.closed_or_failed():
                 return
             cause = self.failure
@@ -182,7 +197,8 @@ class Supervision:
             with self.holder:  # after whoever was submitting just now
                 left = self.epoch
                 first = left.gate.submitted
-            epoch = self._make_epoch(self._executor.lay_again(self.number, first), first)
+            laid = self._executor.lay_again(self.number, first, patience)
+            epoch = self._make_epoch(laid, first)
             with self.holder, self._failing:
                 if self.closed is not None:  # meanwhile: what was laid goes with the rest
                     raise afresh(self.closed)
@@ -194,7 +210,7 @@ class Supervision:
         # held any more.
         left.leave()
 
-    def restart_if_possible(self) -> None:
+    def restart_if_possible(self, patience: Patience) -> None:
         """Before an execution: a graph whose dead actors come back by themselves does so as well, also if
         nobody has noticed so far that they are dead."""
         if (
@@ -202,7 +218,7 @@ class Supervision:
             and self.closed is None
             and self._executor.comes_back(self.number)
         ):
-            self.restart()
+            self.restart(patience)
 
     # The end
 

@@ -204,7 +204,7 @@ class Ref(_RefCore[ValueT], Placed):
         return self._targets is not None and not passing_on()
 
     def _received(self, timeout: float | None) -> Any:
-        return import_later("conveyor.direct.targets").receive(self, self._targets, timeout)
+        return import_later("conveyor.direct.given.targets").receive(self, self._targets, timeout)
 
     def _error_of(self, outcome: Failure) -> BaseException:
         if outcome.may_have_others:
@@ -304,13 +304,13 @@ class Ref(_RefCore[ValueT], Placed):
             self.cancel()
 
     def __reduce__(self) -> Any:
-        from conveyor.runtime.refs.imports import load_pickled  # which is above
+        from conveyor.runtime.refs.pickled.imports import load_pickled  # which is above
 
         return load_pickled, self.claim(())
 
     def claim(self, readers: Sequence[Reader]) -> tuple[Any, ...]:
         """What this ref is loaded with, once by each of ``readers``; none: by one that is not known."""
-        from conveyor.runtime.refs.imports import claim
+        from conveyor.runtime.refs.pickled.imports import claim
 
         return claim(self, readers)
 

@@ -2,7 +2,7 @@
 
 A ref that is itself an argument stands for its value: whoever sends waits until it is done, and sends
 what the ref keeps, as it is. A ref inside of an argument, or inside of the value of one, arrives as a ref
-(``runtime.refs.imports``).
+(``runtime.refs.pickled.imports``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
 from conveyor.runtime import ending
 from conveyor.runtime.refs.holding import Holding, same
-from conveyor.runtime.refs.imports import Claims, load
+from conveyor.runtime.refs.pickled.imports import Claims, load
 from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.staying import stays_afar
 from conveyor.runtime.sights import PassingOn

@@ -23,10 +23,12 @@ class Patience:
 
     __slots__ = ("_deadline", "_log_at", "_start", "timeout")
 
-    def __init__(self, timeout: float | None) -> None:
+    def __init__(self, timeout: float | None, left: float | None = None) -> None:
+        """``left``: of a wait that has begun in another process, what it has left."""
         self.timeout = timeout
         self._start = time.monotonic()
-        self._deadline = None if timeout is None else self._start + timeout
+        left = timeout if left is None else left
+        self._deadline = None if left is None else self._start + left
         self._log_at: float | None = self._start + LOG_AFTER
 
     def step(self) -> float | None:

@@ -38,6 +38,9 @@ ONE, THREADS, LOOP, STARTING, BESIDE, FULL = range(6)
 #: it. Empty: nobody knows who, so it counts as nobody that waits.
 Blockers: TypeAlias = "tuple[tuple[int, int, str], ...]"
 
+#: What the words begin with where it is the driver that has to answer, which is said to do so by them.
+FOR_THE_DRIVER = "the driver, "
+
 #: Asks for the blockers of a wait. ``None``: the answer comes from another process, and the bell rings
 #: when it is there. The number tells one question from the next: a later one has a greater number.
 Ask: TypeAlias = "Callable[[int], Blockers | None]"

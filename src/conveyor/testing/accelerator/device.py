@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import pickle
 from collections import deque
 from collections.abc import Callable
@@ -79,6 +80,7 @@ class SimDevice(Device):
     def open_event(self, handle: bytes, index: int | None = None) -> Event:
         """As the base says. A stream that waits for it goes on with an error when its process ends."""
         told = pickle.loads(handle)
+        _check_foreign(told[1], "an event")
         opened = self.machine.open(told)
         return ForeignEvent(opened, opened.word(told[5]))
 
@@ -138,6 +140,7 @@ class SimDevice(Device):
         nbytes, where = pickle.loads(handle)
         told = pickle.loads(where)
         index = self.machine.index(told[0])
+        _check_foreign(told[1], "memory")
         opened = self.machine.open(told)
         return over(Part(self.machine, opened, opened.address + told[5], nbytes), index)
 
@@ -165,6 +168,12 @@ def cannot_simulate() -> str | None:
     if not hasattr(registration, "_setup_privateuseone_for_python_backend"):
         return f"torch {torch.__version__} is too old: it has no devices in Python"
     return None
+
+
+def _check_foreign(pid: int, what: str) -> None:
+    """Refuse what this process has described itself, as CUDA does."""
+    if pid == os.getpid():
+        raise RuntimeError(f"{what} of this process itself cannot be opened in it")
 
 
 def _block_of(tensor: torch.Tensor) -> Block | None:

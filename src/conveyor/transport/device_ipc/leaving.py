@@ -6,15 +6,15 @@ from __future__ import annotations
 import functools
 import os
 import select
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from conveyor.device import Event
+from conveyor.device.waits import happened, wait_until
 from conveyor.transport.base import Wire
 
-#: Seconds between two looks, at first and at most.
+#: Seconds between two looks, at first and at most: nobody waits for it.
 _SHORT, _LONG = 0.001, 0.05
 
 
@@ -55,21 +55,12 @@ def let_go(wire: Wire, left: list[Left]) -> None:
         _waiting.extend(left)
 
 
-def happened(event: Event) -> bool:
-    """Whether an event has happened, or cannot any more since the device has failed."""
-    with suppress(Exception):  # whoever uses the device is told
-        return event.query()
-    return True
-
-
 def _wait_for(left: list[Left]) -> None:
-    pause = _SHORT
-    while True:
+    def none_is_left() -> bool:
         left[:] = [one for one in left if not one.is_read()]
-        if not left:
-            return
-        time.sleep(pause)
-        pause = min(2 * pause, _LONG)
+        return not left
+
+    wait_until(none_is_left, first=_SHORT, longest=_LONG)
 
 
 def _has_ended(pid: int) -> bool:

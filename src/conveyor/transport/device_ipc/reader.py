@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 from conveyor.device import Device, Event
 from conveyor.device.lasting import outlast
+from conveyor.device.waits import happened, wait_until
 from conveyor.flag import Flag
 from conveyor.futures import Future
 from conveyor.transport.base import Enqueued, Sending, TensorSpec, Wire
 from conveyor.transport.device_ipc.conduit import DeviceIpcConduit
-from conveyor.transport.device_ipc.leaving import Left, happened, let_go
+from conveyor.transport.device_ipc.leaving import Left, let_go
 from conveyor.transport.device_ipc.messages import Closed, Gone, Part, Taken
 from conveyor.transport.packing import Layout
 
@@ -29,8 +30,6 @@ _GRACE = 1.0
 _AHEAD = 4
 #: Seconds for which a reader asks by itself, since to hand over to a thread, and back, takes longer.
 _MOMENT = 0.00003
-#: How long a thread sleeps between two looks at events, in seconds: at first, and at most.
-_SHORT, _LONG = 0.00002, 0.0005
 
 
 class _Opened(NamedTuple):
@@ -161,9 +160,7 @@ class Reader(DeviceIpcConduit):
         while True:
             self._looks.wait()
             self._looks.clear()
-            pause = _SHORT
-            while not all(map(happened, self._awaited)) and not self._ends.wait(pause):
-                pause = min(2 * pause, _LONG)
+            wait_until(lambda: all(map(happened, self._awaited)), self._ends.wait)
             if self._ends.is_set():
                 return
             self._wire.ring()

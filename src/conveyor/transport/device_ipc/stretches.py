@@ -7,7 +7,8 @@ from typing import Any
 
 from conveyor.device import Device, Event, Stream
 from conveyor.device.lasting import outlast
-from conveyor.transport.device_ipc.leaving import Left, happened
+from conveyor.device.waits import happened
+from conveyor.transport.device_ipc.leaving import Left
 from conveyor.transport.pool import fits
 
 #: Stretches of one device that wait for their next use.
@@ -32,6 +33,14 @@ class Stretch:
     filled_handle: bytes
     #: By the process of each reader, its events, which happen when it has read this.
     reads: dict[int, list[Event]] = field(default_factory=dict)
+    #: All events of readers that were opened for this, by their handles. A reader lets go of them with it.
+    opened: dict[bytes, Event] = field(default_factory=dict)
+
+    def read_by(self, reader: int, handle: bytes, device: Device) -> None:
+        """A reader, which is that process, has said which event happens when it has read this."""
+        if handle not in self.opened:
+            self.opened[handle] = device.open_event(handle, self.home.index)
+        self.reads.setdefault(reader, []).append(self.opened[handle])
 
     def is_read(self) -> bool:
         """Whether all that readers have enqueued to read it is done. The host asks, and no stream waits for
@@ -61,21 +70,13 @@ class Stretches:
             torch.OutOfMemoryError: there is none.
             RuntimeError: the device cannot export it.
         """
-        for stretch in reversed(self._free):
-            here = stretch.home.index == stream.index
-            if here and fits(stretch.memory.numel(), size) and stretch.is_read():
-                self._free.remove(stretch)
-                return stretch
-        return self._new(size, stream)
+        return self._fitting(size, stream) or self._new(size, stream)
 
     def give_back(self, stretch: Stretch) -> None:
         """All readers have said when they will have read it."""
         self._free.append(stretch)
         of_its_device = [one for one in self._free if one.home.index == stretch.home.index]
-        for one in [one for one in of_its_device if one.is_read()][:-_SPARE]:
-            self._free.remove(one)
-            self._gone.append(one.number)
-            outlast([one.filled])
+        self._let_go([one for one in of_its_device if one.is_read()][:-_SPARE])
 
     def gone(self) -> list[int]:
         """Say which are no more, once each: readers let go of them."""
@@ -94,12 +95,40 @@ class Stretches:
         self._free.clear()
         return left
 
+    def _fitting(self, size: int, stream: Stream) -> Stretch | None:
+        for stretch in reversed(self._free):
+            here = stretch.home.index == stream.index
+            if here and fits(stretch.memory.numel(), size) and stretch.is_read():
+                self._free.remove(stretch)
+                return stretch
+        return None
+
+    def _let_go(self, stretches: list[Stretch]) -> None:
+        for one in stretches:
+            self._free.remove(one)
+            self._gone.append(one.number)
+            outlast([one.filled])
+
     def _new(self, size: int, stream: Stream) -> Stretch:
         device = self._device
-        with device.using(stream):
-            memory = device.empty(size, stream.index)
+        try:
+            memory = self._memory(size, stream)
+        except RuntimeError:  # torch.OutOfMemoryError, say
+            if not self._spare_gives_way(stream.index):
+                raise
+            memory = self._memory(size, stream)
         filled = device.new_event(stream.index, interprocess=True)
         filled.record(stream)
         handle = device.export_memory(memory)
         self._made += 1
         return Stretch(self._made, memory, stream, handle, filled, filled.handle())
+
+    def _spare_gives_way(self, index: int) -> bool:
+        """Let go of all on that device that waits for its next use. Whether there was any."""
+        spare = [one for one in self._free if one.home.index == index and one.is_read()]
+        self._let_go(spare)
+        return bool(spare)
+
+    def _memory(self, size: int, stream: Stream) -> Any:
+        with self._device.using(stream):
+            return self._device.empty(size, stream.index)

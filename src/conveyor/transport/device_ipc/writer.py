@@ -8,7 +8,7 @@ from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from conveyor.device import Device, Event
+from conveyor.device import Device
 from conveyor.futures import Future
 from conveyor.transport.base import Sending, TensorSpec, Wire
 from conveyor.transport.device_ipc.conduit import DeviceIpcConduit
@@ -33,8 +33,6 @@ class Writer(DeviceIpcConduit):
         super().__init__(wire, device)
         self._stretches = Stretches(device)
         self._under_way: dict[int, _Transfer] = {}
-        #: Of the readers, by their handles.
-        self._reads: dict[bytes, Event] = {}
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
         """As for :class:`Conduit`. The copy is enqueued here, since the note must tell of an event that has
@@ -103,7 +101,6 @@ class Writer(DeviceIpcConduit):
                     self._stretches.give_back(stretch)
             self._under_way.clear()
             let_go(self._wire, self._stretches.close())
-            self._reads.clear()
             super().close()
 
     def _fill(self, index: int, tensors: list[Any], taken: list[Stretch]) -> Stretch:
@@ -136,8 +133,7 @@ class Writer(DeviceIpcConduit):
             transfer.missing.discard(rank)
             if number == message.transfer:
                 for stretch, read in zip(transfer.stretches, message.reads, strict=False):
-                    events = stretch.reads.setdefault(message.reader, [])
-                    events.append(self._read_of(read, stretch.home.index))
+                    stretch.read_by(message.reader, read, self._device)
             if not transfer.missing:
                 del self._under_way[number]
                 for stretch in transfer.stretches:
@@ -146,12 +142,6 @@ class Writer(DeviceIpcConduit):
                     transfer.sent.set_result(None)
         if self._over is None:
             self._tell_gone()
-
-    def _read_of(self, handle: bytes, index: int) -> Event:
-        """Open a reader's event, once."""
-        if handle not in self._reads:
-            self._reads[handle] = self._device.open_event(handle, index)
-        return self._reads[handle]
 
     def _tell_gone(self) -> None:
         gone = self._stretches.gone()

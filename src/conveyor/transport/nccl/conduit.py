@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from conveyor.device import Device, Event, Stream
+from conveyor.device.waits import wait_until
 from conveyor.flag import Flag
 from conveyor.transport.base import Enqueued, Wire
 from conveyor.transport.gloo.conduit import GlooConduit
@@ -22,8 +23,6 @@ from conveyor.transport.nccl.group import Group
 from conveyor.transport.packing import Layout
 
 _ID, _READY = "id", "ready"
-#: How long a thread sleeps between two looks at an event, in seconds: at first, and at most.
-_SHORT, _LONG = 0.00005, 0.001
 
 
 class _Buffer(NamedTuple):
@@ -95,11 +94,7 @@ class NcclPair:
 
     def _finish(self) -> None:
         """Wait for the stream, as long as nobody ends it."""
-        done, pause = self._stream.record(), _SHORT
-        while not done.query():
-            if self._cut.wait(pause):
-                raise ConnectionAbortedError("the group is not wanted any more")
-            pause = min(2 * pause, _LONG)
+        wait_until(self._stream.record().query, self._cut.wait)
         if self._cut.is_set():
             raise ConnectionAbortedError("the group is not wanted any more")
 

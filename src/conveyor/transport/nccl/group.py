@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import time
 from abc import ABC, abstractmethod
 from typing import Any
 
 from conveyor.device import Device, Stream
+from conveyor.device.waits import wait_until
 from conveyor.transport.interfaces import LOOPBACK, interface_of
 
 _LIBRARY = "libnccl.so.2"
@@ -25,7 +25,6 @@ _INTERFACE = "NCCL_SOCKET_IFNAME"
 _SUCCESS, _IN_PROGRESS = 0, 7
 _UINT8 = 1
 _MAGIC = 0xCAFEBEEF
-_POLL = 0.0005
 
 
 class Group(ABC):
@@ -173,13 +172,18 @@ class NcclGroup(Group):
         with self._calls:
             self._check_aborted()
             code = call()
-        while code == _IN_PROGRESS:
-            time.sleep(_POLL)
-            state = ctypes.c_int()
-            with self._calls:
-                self._check_aborted()
-                asked = library.ncclCommGetAsyncError(self._communicator, ctypes.byref(state))
-            code = asked or state.value
+
+        def is_done() -> bool:
+            nonlocal code
+            if code == _IN_PROGRESS:
+                state = ctypes.c_int()
+                with self._calls:
+                    self._check_aborted()
+                    asked = library.ncclCommGetAsyncError(self._communicator, ctypes.byref(state))
+                code = asked or state.value
+            return bool(code != _IN_PROGRESS)
+
+        wait_until(is_done)  # NCCL rings for nobody, either
         if code == _SUCCESS:
             return
         told = explained(library, code, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import conveyor
-from conveyor.direct import targets
+from conveyor.direct.given import targets
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.staying import located
 

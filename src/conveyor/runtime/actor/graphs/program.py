@@ -95,7 +95,7 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
         meta = encode_error(error, actor, label)
         # What cannot be told comes over the edges all the same, only later.
         with suppress(MemoryError, OSError):
-            failures.tell(meta, execution, _is_cancellation(error))
+            failures.tell(error, meta, (assignment.graph, execution), _is_cancellation(error))
         return meta
 
     recorder = assignment.recorder.open(segment)

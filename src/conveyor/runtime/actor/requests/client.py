@@ -29,18 +29,18 @@ from conveyor.runtime.actor.requests.messages import (
     WhyDead,
     WhyRefused,
 )
-from conveyor.runtime.message import Message
+from conveyor.runtime.messages.message import Message
+from conveyor.runtime.messages.sockets import PIECE, receive_message, send_pickled
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.refs.messages import PIECE, receive_message, send_pickled
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.inquiry import Waiting
 from conveyor.runtime.waiting.reports import Found
 
 #: Milliseconds for which replies are read on when none is awaited any more: another one may be soon.
 _LINGER_MS = 1000
-#: Seconds between two looks whether anybody reads.
-_LOOK = 0.05
+#: Seconds after which somebody who waits for a reply is said to.
+_SAID_AFTER = 0.05
 
 
 class RequestClient:
@@ -48,8 +48,9 @@ class RequestClient:
     handler, or whose finalizer, asks for something while the thread itself waits.
 
     A thread of the library's own reads the replies while any are awaited, since no handler runs there: what
-    a handler raises takes no reply from the socket, and nobody gets a reply that is another's. A reply that
-    nobody waits for any more is disposed of, with its descriptors.
+    a handler raises takes no reply from the socket, and nobody gets a reply that is another's. Where no
+    thread is to be had somebody who waits reads until his own reply has come, and then wakes the others, of
+    whom one reads on. A reply that nobody waits for any more is disposed of, with its descriptors.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -65,18 +66,24 @@ class RequestClient:
         self._broken = ""
 
     def ask(
-        self, request: Request, unwanted: Callable[[Any], Message] | None = None
+        self,
+        request: Request,
+        unwanted: Callable[[Any], Message] | None = None,
+        look: Callable[[Callable[[], bool]], float | None] | None = None,
     ) -> tuple[Any, list[int]]:
         """The answer, and the descriptors that came with it. Raises what the driver answers with if that is
         an error.
 
         Should a signal handler raise meanwhile, then the request has been sent, or has not. The message
         ``unwanted(answer)``, if that is given, tells the driver to take back what it has done by then.
+
+        ``look(is_over)`` is called when the answer does not come at once, and says after how many seconds it
+        is to be again, if at all.
         """
         awaited = _Awaited(unwanted)
         try:
             self._request(request, awaited)
-            self._wait(awaited)
+            self._wait(awaited, look)
         except BaseException:
             self._give_up(awaited)
             raise
@@ -182,17 +189,30 @@ class RequestClient:
 
     # Replies
 
-    def _wait(self, awaited: _Awaited) -> None:
+    def _wait(
+        self, awaited: _Awaited, look: Callable[[Callable[[], bool]], float | None] | None
+    ) -> None:
+        step = None if look is None else _SAID_AFTER
         while True:
             if not self._reading.locked():
                 try:
                     threads.start(self._read, "answers")
                 except SystemLimitError:  # no thread is to be had
                     self._read_until(awaited)
-            if awaited.bell.acquire(timeout=_LOOK):
+            rung = awaited.bell.acquire(timeout=-1 if step is None else step)
+            if awaited.over:
                 return
+            if look is not None and not rung:
+                step = look(lambda: awaited.over)
 
     def _read(self) -> None:
+        try:
+            self._read_all()
+        except BaseException as error:  # who waits would wait for ever
+            self._break(error)
+            raise
+
+    def _read_all(self) -> None:
         # Of several threads that were started at the same time one reads. Whoever asks notes that first and
         # looks for a reader then; a reader that goes looks at the notes last.
         while self._reading.acquire(blocking=False):
@@ -213,6 +233,13 @@ class RequestClient:
                     self._receive()
             finally:
                 self._reading.release()
+                self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Who has read does not any more: those that wait look whether somebody does. Who comes from now on
+        looks by himself."""
+        for awaited in list(self._awaited.values()):
+            awaited.ring()
 
     def _receive(self) -> None:
         try:
@@ -237,15 +264,19 @@ class RequestClient:
             close_all(fds)
             awaited.then(self._no_answer() if reply is None else _outcome(reply))
         else:
-            awaited.bell.release()
+            awaited.ring()
 
     def _give_up(self, awaited: _Awaited) -> None:
         """Whoever has asked does not wait any more."""
         if not awaited.settle():
             self._dispose(awaited)
         elif not self._reading.locked() and self._awaited:
-            with suppress(SystemLimitError):  # then whoever asks next reads this reply, too
+            try:
                 threads.start(self._read, "answers")
+            except (
+                SystemLimitError
+            ):  # one of those that wait reads this reply, too, or whoever asks next
+                self._hand_on()
 
     def _dispose(self, awaited: _Awaited) -> None:
         """The reply has come, and nobody takes it."""
@@ -286,6 +317,11 @@ class _Awaited:
         self.bell = threading.Lock()
         self.bell.acquire()
         self._settled = threading.Lock()
+
+    def ring(self) -> None:
+        """Wake who waits: it is over, or he is to look whether anybody reads."""
+        with suppress(RuntimeError):  # he has been, and does not know yet
+            self.bell.release()
 
     def settle(self) -> bool:
         """True for the first one: the reply, which has been noted before, or who gives up waiting for it."""

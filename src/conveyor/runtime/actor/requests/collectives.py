@@ -11,11 +11,11 @@ from conveyor.exceptions import ConveyorError
 from conveyor.runtime.actor.calls.failure import UNREAD, CallFailure
 from conveyor.runtime.actor.requests.client import RequestClient
 from conveyor.runtime.actor.requests.messages import CloseGroup, CreateGroup, JoinGroup
+from conveyor.runtime.messages.sockets import all_of
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.rank_ends import enter
 from conveyor.runtime.ranks import Joined, Membership, doing
-from conveyor.runtime.refs.messages import all_of
 from conveyor.system_limits import explained
 
 #: Of an error's text, what those who wait are told.

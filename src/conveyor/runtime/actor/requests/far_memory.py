@@ -14,9 +14,9 @@ from conveyor.runtime.actor.requests.lease import Lease
 from conveyor.runtime.actor.requests.messages import Introduce, KeptAfar, OpenFarMemory, Request
 from conveyor.runtime.far_memory import Brought, Room, Wanted
 from conveyor.runtime.kept import KeptAt
-from conveyor.runtime.message import Message
-from conveyor.runtime.refs.connection import Connection
-from conveyor.runtime.refs.messages import all_of
+from conveyor.runtime.messages.connection import Connection
+from conveyor.runtime.messages.message import Message
+from conveyor.runtime.messages.sockets import all_of
 from conveyor.system_limits import explained
 
 

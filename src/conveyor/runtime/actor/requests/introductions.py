@@ -7,8 +7,8 @@ from conveyor.exceptions import ConveyorError, SessionEndedError
 from conveyor.runtime.actor.requests.client import RequestClient
 from conveyor.runtime.actor.requests.messages import CloseEnd, HoldEnd, Meet, Met, OpenChannel
 from conveyor.runtime.meeting import ClosedWord, Meeting, Side
+from conveyor.runtime.messages.sockets import all_of
 from conveyor.runtime.process import Process, close_all
-from conveyor.runtime.refs.messages import all_of
 from conveyor.system_limits import explained
 
 

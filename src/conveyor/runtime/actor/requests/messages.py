@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from conveyor.runtime.message import Message
+from conveyor.runtime.messages.message import Message
 
 if TYPE_CHECKING:
     from conveyor.codec.sealed import Sealed
@@ -109,10 +109,14 @@ class Lay(Request, frozen=True):
 
 
 class LayAgain(Request, frozen=True):
-    """New channels of graph ``number``, whose first execution is number ``first``: as :class:`Lay`."""
+    """New channels of graph ``number``, whose first execution is number ``first``: as :class:`Lay`. timeout,
+    left: how long dead actors may take to come back, and what is left of that; ``None``: as long as they
+    take."""
 
     number: int
     first: int
+    timeout: float | None
+    left: float | None
 
 
 class ComesBack(Request, frozen=True):

@@ -22,6 +22,7 @@ from conveyor.runtime.graph.telemetry.afar import PATIENCE, Afar, Question
 from conveyor.runtime.process import Place, Process
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.uninterrupted import uninterrupted
+from conveyor.runtime.waiting.patience import Patience
 
 
 class Layer:
@@ -86,12 +87,13 @@ class Layer:
             raise
         return laying
 
-    def lay_again(self, number: int, first: int) -> Laying:
-        """Bring dead actors of graph ``number`` back and lay it anew, for executions from ``first`` on."""
+    def lay_again(self, number: int, first: int, patience: Patience) -> Laying:
+        """Bring dead actors of graph ``number`` back, as long as ``patience`` lasts, and lay it anew, for
+        executions from ``first`` on."""
         laying = self._layings.get(number)
         if laying is None:
             raise GraphTornDownError(f"graph {number} has been torn down")
-        laying.again(first)
+        laying.again(first, patience)
         return laying
 
     def comes_back(self, number: int) -> bool:

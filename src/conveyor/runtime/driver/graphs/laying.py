@@ -38,6 +38,7 @@ from conveyor.runtime.graph.telemetry.afar import Afar, Question
 from conveyor.runtime.process import Place
 from conveyor.runtime.refs.together import get_together
 from conveyor.runtime.uninterrupted import uninterrupted
+from conveyor.runtime.waiting.patience import Patience
 
 if TYPE_CHECKING:
     from conveyor.runtime.refs.ref import Ref
@@ -238,9 +239,10 @@ class Laying:
         for record in self.records:
             self._supervisor.release(record.id, self.number)
 
-    def again(self, first: int) -> None:
-        """Bring dead actors back and lay new channels, whose first execution is number ``first``."""
-        records = [self._supervisor.revive(info.key) for info in self._plan.actors]
+    def again(self, first: int, patience: Patience) -> None:
+        """Bring dead actors back, as long as ``patience`` lasts, and lay new channels, whose first execution
+        is number ``first``."""
+        records = [self._supervisor.revive(info.key, patience) for info in self._plan.actors]
         survivors = [record for record in records if record in self.records]
         try:
             # They leave the old program first; both go over the same ordered link.
@@ -252,7 +254,7 @@ class Laying:
             if all(record.alive for record in survivors):
                 raise
             # It has died with the others, and that was not known yet.
-            self.again(first)
+            self.again(first, patience)
             return
         with self._lock:
             if not self._over:

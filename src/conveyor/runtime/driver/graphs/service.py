@@ -23,7 +23,7 @@ from conveyor.runtime.graph.handles.exchange import (
     Withdraw,
 )
 from conveyor.runtime.graph.submission.entry import GateEntry
-from conveyor.runtime.refs.connection import Connection, received
+from conveyor.runtime.messages.connection import Connection, received
 from conveyor.runtime.refs.ref import Itself
 from conveyor.runtime.waiting.works import Blockers
 

@@ -17,10 +17,9 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.futures import Future
 from conveyor.runtime.driver.hosts.far_orders import FarOrder
-from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen
+from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.process import ArenaSize, Process
-from conveyor.runtime.status import Page
 from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
 
 
@@ -84,7 +83,7 @@ class FarHost(Protocol):
         """Have it look at actors of a graph that are there. No order has to wait for that."""
         ...
 
-    def look_at_all(self, look: LookAtAll) -> Future[list[Page]]:
+    def look_at_all(self, look: LookAtAll) -> Future[SeenAll]:
         """Have it look at all processes that are there."""
         ...
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from conveyor.codec import Reader
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.meeting import Side
-from conveyor.runtime.message import Message
+from conveyor.runtime.messages.message import Message
 from conveyor.runtime.waiting.inquiry import Frames
 
 

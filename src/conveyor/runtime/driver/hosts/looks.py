@@ -10,7 +10,15 @@ from conveyor import _core
 from conveyor.futures import Future, wait
 from conveyor.runtime.driver.hosts.far_host import FarHost
 from conveyor.runtime.driver.hosts.far_orders import CountDue, TellWhenCome
-from conveyor.runtime.graph.telemetry.afar import HASTE, PATIENCE, Look, LookAtAll, Lookout, Seen
+from conveyor.runtime.graph.telemetry.afar import (
+    HASTE,
+    PATIENCE,
+    Look,
+    LookAtAll,
+    Lookout,
+    Seen,
+    SeenAll,
+)
 from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.process import Process
 from conveyor.runtime.status import Page
@@ -59,7 +67,7 @@ class Looks:
         wait(answers.values(), HASTE)
         return [self._seen(slot, answers.get(self._host_of(slot))) for slot in slots]
 
-    def _seen(self, slot: int, answer: Future[list[Page]] | None) -> Page | str:
+    def _seen(self, slot: int, answer: Future[SeenAll] | None) -> Page | str:
         if answer is None:
             return "it has ended"
         if not answer.done():
@@ -68,7 +76,7 @@ class Looks:
         if error is not None:
             return str(error) or type(error).__name__
         name = self._process.board.name(slot)
-        found = (page for page in answer.result() if page.name == name)
+        found = (page for page in answer.result().pages if page.name == name)
         return next(found, "its host does not know it")
 
     def look_at_waits(self, host: int, look: LookAtWaits) -> Future[WaitsThere]:

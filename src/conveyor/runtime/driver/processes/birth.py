@@ -18,7 +18,7 @@ from conveyor.runtime.calls.links import Link
 from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.driver.processes.record import ActorRecord, Label
 from conveyor.runtime.driver.processes.table import DRIVER_SLOT
-from conveyor.runtime.message import greeting
+from conveyor.runtime.messages.message import greeting
 from conveyor.runtime.process import CALL_SLOTS, RESULT_BIT, ArenaSize, Place, Process, close_all
 
 

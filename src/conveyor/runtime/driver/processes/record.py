@@ -23,7 +23,7 @@ from conveyor.exceptions import (
 from conveyor.flag import Flag
 from conveyor.runtime.calls.call import ORDER
 from conveyor.runtime.driver.hosts.protocol import UNKNOWN_END, Page, Spawned
-from conveyor.runtime.message import send_with_ticket
+from conveyor.runtime.messages.message import send_with_ticket
 from conveyor.runtime.process import RESULT_BIT, BellBits
 from conveyor.runtime.protocol import PID_MASK, ActorId, MethodInfo, ProcessOptions
 

@@ -49,17 +49,19 @@ class Restarts:
         except Exception as error:  # no thread was left
             self._conclude(record, error)
 
-    def revive(self, actor: ActorId) -> ActorRecord:
-        """The actor's living process; a dead actor is started again, whatever its ``max_restarts``.
+    def revive(self, actor: ActorId, patience: Patience | None = None) -> ActorRecord:
+        """The actor's living process; a dead actor is started again, whatever its ``max_restarts``. It goes
+        on being started where ``patience`` ends.
 
-        Raises ``ActorDiedError`` if that is not possible, or if that one has died as well.
+        Raises ``ActorDiedError`` if that is not possible, or if that one has died as well, and
+        ``WaitTimeoutError``.
         """
         tried = False
         while True:
-            record = self.current(actor)
+            record = self.current(actor, patience)
             if record.alive:
                 return record
-            _wait_for_end(record)
+            _wait_for_end(record, patience)
             if tried:
                 raise record.death()
             with self.lock:
@@ -74,7 +76,7 @@ class Restarts:
             tried = True
             self.begin(record)
 
-    def current(self, actor: ActorId) -> ActorRecord:
+    def current(self, actor: ActorId, patience: Patience | None = None) -> ActorRecord:
         """The process that the actor has now; waits for the end of a restart that is under way."""
         while True:
             record = self._table.record(actor)
@@ -82,10 +84,10 @@ class Restarts:
             coming = record.exited.is_set() or record.may_restart() or record.restarting
             if record.alive or not coming:
                 return record
-            _wait_for_end(record)
+            _wait_for_end(record, patience)
             if record.restarting:
                 doing = "another process is being started for it"
-                _wait(record.replaced, f"the restart of {actor.name}", doing)
+                _wait(record.replaced, f"the restart of {actor.name}", doing, patience)
             if self._table.record(actor) is record:
                 return record
 
@@ -168,13 +170,13 @@ class Restarts:
         record.succeeded.set()
 
 
-def _wait_for_end(record: ActorRecord) -> None:
+def _wait_for_end(record: ActorRecord, patience: Patience | None = None) -> None:
     pid = record.pid & PID_MASK
     doing = f"the end of its process (pid {pid}) is not reported yet"
-    _wait(record.exited, f"the end of {record.id.name}", doing)
+    _wait(record.exited, f"the end of {record.id.name}", doing, patience)
 
 
-def _wait(event: Flag, what: str, doing: str) -> None:
-    patience = Patience(None)
+def _wait(event: Flag, what: str, doing: str, patience: Patience | None = None) -> None:
+    patience = patience or Patience(None)
     while not event.wait(patience.step()):
         patience.check(lambda: what, lambda: doing)

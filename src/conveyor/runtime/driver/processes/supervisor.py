@@ -26,6 +26,7 @@ from conveyor.runtime.driver.processes.table import Table
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.uninterrupted import uninterrupted
+from conveyor.runtime.waiting.patience import Patience
 from conveyor.system_limits import explained
 
 _KILLED = "was killed by conveyor.kill()"
@@ -170,10 +171,10 @@ class Supervisor:
         """The numbers of the hosts on which the actors' processes are."""
         return tuple([self._abroad.host_of(self.current(actor).slot) for actor in actors])
 
-    def revive(self, actor: ActorId) -> ActorRecord:
+    def revive(self, actor: ActorId, patience: Patience | None = None) -> ActorRecord:
         """The actor's living process; a dead actor is started again. ``ActorDiedError`` if that is
-        not possible."""
-        return self._restarts.revive(actor)
+        not possible, ``WaitTimeoutError`` if it takes too long."""
+        return self._restarts.revive(actor, patience)
 
     def link(self, actor: ActorId) -> Link:
         """The driver's link to the process that the actor has now, or will have: what is called meanwhile

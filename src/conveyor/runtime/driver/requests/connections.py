@@ -13,10 +13,10 @@ from conveyor.runtime.driver.graphs.service import GraphService
 from conveyor.runtime.driver.hosts.far_host import Handed
 from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.graph.handles.sharing import SharedGraphs
+from conveyor.runtime.messages.connection import Connection
 from conveyor.runtime.process import Process
-from conveyor.runtime.refs.connection import Connection
-from conveyor.runtime.refs.exports import Exports
-from conveyor.runtime.refs.peer import Peer
+from conveyor.runtime.refs.pickled.exports import Exports
+from conveyor.runtime.refs.pickled.peer import Peer
 
 
 class Connections:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from conveyor.flag import Flag
 from conveyor.futures import Future
+from conveyor.pauses import Pauses
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.driver.processes.table import Table
@@ -21,7 +22,9 @@ from conveyor.runtime.waiting.inquiry import (
 )
 from conveyor.runtime.waiting.reports import Found
 
-#: Seconds before something is looked at again that changes just now: at first, and at most.
+#: Seconds before something is looked at again that changes just now, at first and at most: notes and looks of
+#: other hosts, and frames that are on their way there. Pumps could tell of the latter
+#: (``HostPump.tell_when_come``), and one would have to ask again all the same for the rest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
 
 
@@ -62,7 +65,7 @@ class Inquiries:
 
     def _inquire(self, process: Reader, waits: Sequence[Waiting]) -> Verdict | None:
         inquiry = inquire(process, waits, self._abroad.host_of, self._doomed_of)
-        pause = _FIRST_PAUSE
+        pauses = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
         try:
             step = next(inquiry)
             while not self._over.is_set():
@@ -73,8 +76,7 @@ class Inquiries:
                     }
                     step = inquiry.send({host: seen.result() for host, seen in looks.items()})
                 else:
-                    self._over.wait(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE)
+                    self._over.wait(pauses.next())
                     step = next(inquiry)
         except StopIteration as over:
             verdict: Verdict | None = over.value

@@ -10,9 +10,9 @@ from conveyor.codec import Reader
 from conveyor.runtime.driver.hosts.far_host import Handed
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.processes.record import ActorRecord
-from conveyor.runtime.message import Message
+from conveyor.runtime.messages.message import Message
+from conveyor.runtime.messages.sockets import pickled, send_pickled
 from conveyor.runtime.process import close_all
-from conveyor.runtime.refs.messages import pickled, send_pickled
 
 #: What goes with an answer: descriptors, which are closed when they have been sent, or what another host
 #: gives in their place.

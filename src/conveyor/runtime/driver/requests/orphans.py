@@ -1,5 +1,5 @@
 """How readers are asked for tickets of pickles that may never have come to them: see
-:mod:`conveyor.runtime.refs.orphans`."""
+:mod:`conveyor.runtime.refs.pickled.orphans`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.processes.table import Table
 from conveyor.runtime.process import Process
-from conveyor.runtime.refs.orphans import Orphans
+from conveyor.runtime.refs.pickled.orphans import Orphans
 from conveyor.runtime.waiting.inquiry import Frames
 
 #: The process that is dead, its host, and the number of that of readers.
@@ -42,7 +42,7 @@ class Arrivals:
         self._numbers = itertools.count(1)
 
     def pending(self, host: int, maker: Reader, reader: Reader) -> bool:
-        """See :data:`conveyor.runtime.refs.orphans.Arrives`."""
+        """See :data:`conveyor.runtime.refs.pickled.orphans.Arrives`."""
         to = self._abroad.host_of(reader[0])
         way = maker, host, to
         if not self._abroad.comes(host, to) or way in self._come:

@@ -33,9 +33,10 @@ from conveyor.runtime.driver.processes.table import DRIVER_SLOT, Table
 from conveyor.runtime.driver.requests.connections import Connections
 from conveyor.runtime.driver.requests.inquiries import Inquiries
 from conveyor.runtime.driver.requests.lines import Given, RequestLine, RequestLines, let_go
-from conveyor.runtime.message import Message
+from conveyor.runtime.messages.message import Message
+from conveyor.runtime.messages.sockets import receive_message
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
-from conveyor.runtime.refs.messages import receive_message
+from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.system_limits import explained
 
@@ -239,7 +240,8 @@ class Switchboard:
         return self._laid(caller, laying)
 
     def _lay_again(self, caller: ActorRecord, request: asked.LayAgain) -> _Answer:
-        return self._laid(caller, self._layer.lay_again(request.number, request.first))
+        patience = Patience(request.timeout, request.left)
+        return self._laid(caller, self._layer.lay_again(request.number, request.first, patience))
 
     def _comes_back(self, _caller: ActorRecord, request: asked.ComesBack) -> _Answer:
         return self._layer.comes_back(request.number), []

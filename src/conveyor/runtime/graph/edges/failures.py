@@ -9,8 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from conveyor import _core
+from conveyor.exceptions import CollectiveBrokenError
 from conveyor.runtime.blueprint import RingPlan
 from conveyor.runtime.process import Place, Process
+from conveyor.runtime.ranks import FAILED_IN
+
+#: What is told follows from a failure in the same execution; above its order (native/python/failures.cpp).
+_FOLLOWS = 1 << 63
 
 
 class FailureRings(NamedTuple):
@@ -68,8 +73,10 @@ class FailureTeller:
         self._told = -1
         self._writer: _core.Writer | None = None
 
-    def tell(self, meta: bytes, execution: int, cancelled: bool) -> None:
-        """A task of ``execution`` has failed with the error ``meta``, or because it was ``cancelled``."""
+    def tell(self, error: BaseException, meta: bytes, of: tuple[int, int], cancelled: bool) -> None:
+        """A task of the graph and execution ``of`` has failed with ``error``, encoded in ``meta``, or because
+        it was ``cancelled``."""
+        execution = of[1]
         if execution == self._told:
             return
         if self._limits.failed(execution):
@@ -82,6 +89,8 @@ class FailureTeller:
         # In this order: the count is what the executor looks at when it is rung, and whoever skips a
         # task for the mark sends something that the executor must be able to explain.
         order = self._limits.count_failure()
+        if isinstance(error, CollectiveBrokenError) and error.__dict__.get(FAILED_IN) == of:
+            order |= _FOLLOWS
         sent = False
         try:
             sent = writer.send_error(order.to_bytes(8, "little") + meta, execution)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from conveyor.runtime.message import Message
+from conveyor.runtime.messages.message import Message
 
 if TYPE_CHECKING:
-    from conveyor.runtime.refs.exchange import Parts
+    from conveyor.runtime.refs.pickled.exchange import Parts
     from conveyor.runtime.waiting.works import Blockers
 
 #: What can be asked of a graph's owner beside executions; the names are those of ``CompiledGraph``.

@@ -41,9 +41,9 @@ from conveyor.runtime.graph.status import GraphStatus
 from conveyor.runtime.graph.submission.arguments import Options
 from conveyor.runtime.graph.submission.submitter import BellWays, Need, Submitter, Terms
 from conveyor.runtime.graph.submission.unsendable import blame_arguments
+from conveyor.runtime.messages.connection import SHARE_FROM, Connection
 from conveyor.runtime.process import Process
-from conveyor.runtime.refs.connection import SHARE_FROM, Connection
-from conveyor.runtime.refs.imports import Outcome
+from conveyor.runtime.refs.pickled.imports import Outcome
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.works import Blockers
 
@@ -238,7 +238,7 @@ class RemoteEntry:
     def is_down(self) -> bool:
         return False  # the owner sees to that
 
-    def revive(self) -> None:
+    def revive(self, terms: Terms) -> None:
         pass
 
     def begin(self, terms: Terms) -> _Remote:

@@ -131,13 +131,22 @@ class GateEntry:
     def is_down(self) -> bool:
         return self._supervision.closed_or_failed()
 
-    def revive(self) -> None:
-        self._supervision.restart_if_possible()
+    def revive(self, terms: Terms) -> None:
+        patience = terms.revival()
+        try:
+            self._supervision.restart_if_possible(patience)
+        except WaitTimeoutError as error:
+            if patience is terms.patience:
+                raise
+            raise DeadlineExceededError(
+                f"{self._name}: the deadline of {in_seconds(terms.seconds)} has passed before it could "
+                f"begin: {error}"
+            ) from error
 
     def begin(self, terms: Terms) -> Source:
         if terms.seconds is None:
             return self._source
-        deadline = _core.monotonic_ns() + int(terms.seconds * 1e9)
+        deadline = terms.since + int(terms.seconds * 1e9)
         return Execution(self._source, deadline, terms.seconds)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

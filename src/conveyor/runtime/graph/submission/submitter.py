@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable, Generator
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from conveyor import _core
 from conveyor.exceptions import CapacityError
 from conveyor.runtime.graph.submission.arguments import Options
 from conveyor.runtime.process import Process
@@ -52,6 +53,16 @@ class Terms(Struct, frozen=True):
     patience: Patience
     #: Within which it must have run.
     seconds: float | None
+    #: Since when, on the monotonic clock, in nanoseconds.
+    since: int = field(default_factory=_core.monotonic_ns)
+
+    def revival(self) -> Patience:
+        """How long the graph's dead actors may take to come back before it begins: :attr:`patience`, unless
+        the deadline is sooner."""
+        timeout, seconds = self.patience.timeout, self.seconds
+        if seconds is None or (timeout is not None and timeout <= seconds):
+            return self.patience
+        return Patience(seconds)
 
 
 class Entry(Protocol[T]):
@@ -79,12 +90,13 @@ class Entry(Protocol[T]):
         """Whether :meth:`revive` may have something to do."""
         ...
 
-    def revive(self) -> None:
-        """Bring the graph back if it can be without being asked."""
+    def revive(self, terms: Terms) -> None:
+        """Bring the graph back if it can be without being asked. Raises ``WaitTimeoutError`` or
+        ``DeadlineExceededError`` where that takes too long."""
         ...
 
     def begin(self, terms: Terms) -> T:
-        """An execution is asked for; from now on its deadline runs."""
+        """An execution is asked for; its deadline runs since it was."""
         ...
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -146,15 +158,15 @@ class Submitter(Generic[T]):
             made = self.entry.at_once(args, kwargs)
             if made is not None:
                 return made
-        self.entry.revive()
         patience = Patience(None if timeout is not None and timeout < 0 else timeout)
         terms = Terms("block", patience, seconds)
+        self.entry.revive(terms)
         return self._ways.block(self._attempt(args, kwargs, terms), patience)
 
     def try_execute(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: Any) -> Any:
         seconds = self._options.deadline(kwargs, deadline)
-        self.entry.revive()
         terms = Terms("refuse", Patience(None), seconds)
+        self.entry.revive(terms)
         return self._ways.refuse(self._attempt(args, kwargs, terms))
 
     async def execute_async(
@@ -165,11 +177,11 @@ class Submitter(Generic[T]):
             made = self.entry.at_once(args, kwargs, blocking=False)
             if made is not None:
                 return made
+        terms = Terms("await", Patience(None), seconds)
         if self.entry.is_down():
             import asyncio  # slow to import
 
-            await asyncio.get_running_loop().run_in_executor(None, self.entry.revive)
-        terms = Terms("await", Patience(None), seconds)
+            await asyncio.get_running_loop().run_in_executor(None, self.entry.revive, terms)
         return await self._ways.wait(self._attempt(args, kwargs, terms))
 
     def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms) -> Attempt:

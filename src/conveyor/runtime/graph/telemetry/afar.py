@@ -59,9 +59,16 @@ class Look(Struct, frozen=True):
 
 
 class LookAtAll(Struct, frozen=True):
-    """What is every process of the session doing that is on that host? The answer is pages."""
+    """What is every process of the session doing that is on that host? The answer is :class:`SeenAll`."""
 
     stacks: bool
+
+
+class SeenAll(Struct, frozen=True):
+    """troubles: what keeps the host from fetching values from others, by the numbers of these."""
+
+    pages: list[Page]
+    troubles: dict[int, str]
 
 
 class Counted(Struct, frozen=True):

@@ -1,0 +1,256 @@
+// The memory a process writes its large payloads into: one sparse memfd, blocks of a few sizes for
+// each doubling, reused while their pages are warm, given back when they have been idle.
+//
+// A lock of its own guards it: the threads of the program hold it for short, whether they have the GIL or
+// not, and so does the thread that gives memory back (service.cpp), which never takes the GIL. Held
+// by nobody who touches cold memory, punches holes, or destroys what blocks have kept.
+#pragma once
+
+#include <array>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "../addresses.h"
+#include "../board.h"
+#include "../cursor.h"
+#include "lease.h"
+
+namespace conveyor {
+
+// What the channels of one graph may have out of one process's arena, all together.
+struct Budget : Shareable<Budget> {
+  explicit Budget(size_t cap) : cap(cap) {}
+  const size_t cap;
+  // Bytes of blocks that are being written or published and were not yet seen free; with the arena's lock.
+  std::atomic<size_t> out{0};
+};
+
+// The processes that may hold leases on a channel's blocks, to know which of them are dead or have left;
+// and what the channel is, for the error at the cap.
+struct ReaderSet {
+  std::shared_ptr<Board> board;
+  std::shared_ptr<const void> segment{};  // keeps the cursors mapped as long as a block may ask them
+  std::vector<uint32_t> slots;
+  std::vector<uint32_t> incarnations;
+  std::vector<const ReaderCursor*> cursors;
+  uint32_t graph = 0;   // 0: of no graph
+  uint32_t edge = 0;
+  std::string carries;  // in words
+  std::shared_ptr<Budget> budget{};  // none: only the session's cap holds
+
+  void add(uint32_t slot, const ReaderCursor* cursor) {
+    slots.push_back(slot);
+    cursors.push_back(cursor);
+    incarnations.push_back(board->slot(slot)->incarnation.load(std::memory_order_relaxed));
+  }
+  bool gone(uint32_t reader) const { return board->gone(slots[reader], incarnations[reader]); }
+};
+
+// Its offset and size are its own until it is dissolved: then its addresses may serve other blocks.
+struct Block {
+  uint64_t offset;
+  uint64_t size;     // of the class, header included
+  char* base;        // mapped here
+  std::shared_ptr<Mapping> mapping{};  // of its window, or its own
+  size_t place;      // among all blocks
+  uint64_t touched = 0;  // bytes from the start that may have pages behind them
+  uint64_t used = 0;     // of these, the ones that its present value takes, header included
+  uint64_t freed_ns = 0;
+  uint32_t generation = 0;
+  uint64_t tag = 0;      // of the frame it was published with: an execution, or a call
+  uint64_t number = 0;   // of that frame in its ring
+  std::shared_ptr<ReaderSet> readers{};
+  std::shared_ptr<Budget> budget{};  // that it counts in
+  std::shared_ptr<const void> attached{};  // as long as somebody may read it
+
+  BlockHeader* header() const { return reinterpret_cast<BlockHeader*>(base); }
+  char* data() const { return base + kBlockHeader; }
+  size_t capacity() const { return size - kBlockHeader; }
+  // That of its leases when it is published next.
+  uint32_t next_generation() const { return (generation + 1) & 0x7fffffff; }
+  // Whether reader `r` of a published block still has its lease. It has none once it has ended it, is
+  // dead, or has left the ring without taking the frame.
+  bool held_by(uint32_t r) const {
+    // Acquire: the reader's last reads come before our next writes. Sequentially consistent for Arena::run.
+    return header()->lease[r].load(std::memory_order_seq_cst) != BlockHeader::done(generation & 0x7fffffff) && !readers->gone(r) &&
+           !readers->cursors[r]->never_takes(number);
+  }
+  bool held() const {
+    for (uint32_t r = 0; r < readers->slots.size(); ++r)
+      if (held_by(r)) return true;
+    return false;
+  }
+};
+
+// Values of one channel that one process still holds.
+struct Holding {
+  std::shared_ptr<const ReaderSet> channel;
+  uint32_t slot;  // the process's
+  std::string process;
+  uint64_t bytes = 0;
+  std::vector<uint64_t> tags{};
+};
+
+struct ArenaFull : std::runtime_error {
+  explicit ArenaFull(const std::string& message, std::vector<Holding> holdings = {})
+      : std::runtime_error(message), holdings(std::move(holdings)) {}
+  std::vector<Holding> holdings;
+};
+
+// A value that lies in an arena, for when its keeper lets go of it.
+struct Lingering {
+  uint64_t number;
+  std::shared_ptr<const void> what;  // that keeps its memory
+};
+
+class Arena : public Shareable<Arena> {
+ public:
+  // `cap` bounds the bytes that have memory behind them in all arenas of the session together, counted on
+  // `board`, where this process has `slot`; without a board (in a test), in this one, and nothing is given
+  // back before it is asked for. The file is larger than the cap, because gaps between blocks cost nothing.
+  // `idle_ns`: after how long the thread gives back what is free.
+  static constexpr uint64_t kIdleNs = 3'000'000'000;
+  Arena(int fd, size_t size, size_t cap, std::shared_ptr<Board> board = {}, uint32_t slot = 0, uint64_t idle_ns = kIdleNs);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  static Fd create_file(size_t size) { return make_memfd("conveyor-arena", size); }
+
+  // A block with room for `payload` bytes, for the caller alone until it is published or released; its
+  // memory is there. It counts in `budget`, if there is one. `beyond_cap`: for what must get through when
+  // memory is short. `may_wait`: for other processes, who are asked at a cap. Not with the GIL, which
+  // the driver needs to learn that one of them has ended.
+  Block* allocate(size_t payload, const std::shared_ptr<Budget>& budget = {}, bool beyond_cap = false, bool may_wait = true);
+  // Count a block that was allocated without a budget in one; throws ArenaFull if that has no room.
+  void charge(Block* block, const std::shared_ptr<Budget>& budget, bool may_wait = true);
+  void uncharge(Block* block);
+  // Hand `block` to its readers with frame `number`: it comes back when each of them is done, dead, or
+  // has left before it took that frame. Cannot fail: a frame that is under way can be told of no error.
+  // `attached` is destroyed some time after that, by any thread that looks (give_back_soon() has one look now),
+  // without the lock; it must not keep this arena alive.
+  void publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag, uint64_t number, std::shared_ptr<const void> attached = {}) noexcept;
+  // Whether some process has announced that it reads a value here (hazards.h). Of one whose anchor is down: no other will.
+  bool is_read(uint64_t number) const noexcept;
+  // Keep it as long as that is so. Takes the first of `one`, which is destroyed as what is attached to blocks is. Cannot
+  // fail.
+  void linger(std::list<Lingering>& one) noexcept;
+  // Give back a block that was not published. Cannot fail.
+  void release(Block* block) noexcept;
+
+  // The number of its descriptor in this process, and its file's, which no other arena has; -1: it is closed.
+  std::pair<int, uint64_t> file() const;
+  size_t bytes_touched() const { return touched_.load(std::memory_order_relaxed); }
+  size_t blocks_out() const;
+  size_t bytes_out() const;
+  // Who has not ended which leases, as the lease words say; of each process and channel together.
+  // `of`: only blocks of this budget.
+  std::vector<Holding> holdings(const Budget* of = nullptr) const;
+  size_t cap() const { return cap_; }
+  size_t gaps() const;
+  // How often a published block has been asked whether it is still held.
+  uint64_t looks() const;
+
+  // Take back all blocks that are done, and give back the memory of those that have been free for
+  // `idle_ns`. When the next one will have been; 0: none is free.
+  uint64_t give_back(uint64_t idle_ns);
+  // Have the thread do so now, with all that is free; lets go of what blocks that are done have kept.
+  void give_back_soon();
+  // At the end of a session: nothing more can be allocated, and what is free is given back, now or when it is
+  // released. May be called while other threads allocate, or publish.
+  void close();
+  // What is left of it counts for the session alone from now on: the slot on the board is about to be another process's,
+  // which is on another host, or was; what others still hold of this arena goes back later.
+  void leave_slot();
+
+  struct ForkHandlers;
+
+ private:
+  class Section;
+  static size_t class_of(size_t size);
+  static size_t class_size(size_t index);
+
+  // With the lock.
+  void look(size_t at_most, size_t& from);
+  void look_at_all();
+  Block* block_of(size_t index);
+  void take_memory(Section& section, size_t more, bool beyond_cap, bool may_wait);
+  void charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool may_wait);
+  // Until `done()`, or all that `still` leaves none of have answered, or it is `deadline`; whether it is done.
+  template <class Still, class Done>
+  bool wait_for(Section& section, std::vector<Board::Asked> asked, uint64_t deadline, const Still& still, const Done& done);
+  // The processes that have not ended their leases on blocks of this budget.
+  std::vector<uint32_t> holders(const Budget* of) const;
+  void free(Block* block, uint64_t now) noexcept;
+  // Some of `dropped_`, for the caller to destroy without the lock; how many.
+  size_t take_dropped(std::span<std::shared_ptr<const void>> some) noexcept;
+  std::vector<Holding> holdings_now(const Budget* of) const;
+  [[noreturn]] void full() const;
+  [[noreturn]] static void closed();
+  void count(int64_t bytes);
+  bool keeps_any() const;
+  // Take blocks that have been free for `idle_ns`, at most `count`, with at least `bytes` if there are.
+  // Whether some process has pinned its memory, which is not to go then.
+  bool pinned(const Block* block) const;
+  std::vector<Block*> detach(uint64_t now, uint64_t idle_ns, size_t count, size_t bytes);
+  void dissolve(Block* block) noexcept;
+  void drop_pages(Block* block) noexcept;
+  void stop_punching();
+
+  // Without it.
+  void populate(Block* block, size_t from);
+  void give_up(Block* block, size_t from);
+  bool punch(uint64_t start, uint64_t end);
+  size_t punch(std::vector<Block*>& blocks);
+  size_t give_some(uint64_t idle_ns, size_t bytes);
+  void sweep();
+  void destroy_dropped() noexcept;
+  void look_after() noexcept;
+  void destroy_lingering() noexcept;
+  void run();
+  void outlast() noexcept;
+  void start_thread();
+  void stop_thread();
+
+  std::shared_ptr<const Fd> fd_;  // none: closed
+  const size_t size_;
+  const size_t cap_;
+  const std::shared_ptr<Board> board_;
+  const uint32_t slot_;
+  const uint64_t idle_ns_;
+  SessionMemory own_memory_{};
+  SessionMemory* const memory_;  // the session's
+  Returns own_returns_{};
+  Returns* const returns_;
+  bool inherited_ = false;  // by a forked child: it is the parent's
+
+  mutable std::mutex mutex_;
+  FreeAddresses addresses_;
+  std::atomic<size_t> touched_{0};
+  size_t scan_ = 0;
+  uint64_t looks_ = 0;
+  std::vector<std::shared_ptr<Mapping>> windows_;
+  std::vector<std::unique_ptr<Block>> all_;
+  std::vector<Block*> out_;                    // published, not yet seen free
+  std::array<std::vector<Block*>, 256> free_;  // each in the order in which they became free
+  std::array<size_t, 256> blocks_{};           // of each class, free or not
+  // To be destroyed without the lock. Has room for what all blocks keep.
+  std::vector<std::shared_ptr<const void>> dropped_;
+  std::list<Lingering> lingering_;
+  bool closed_ = false;
+  bool outlasted_ = false;  // it is closed, and a thread looks after what its blocks keep
+  bool has_slot_ = true;
+  size_t punching_ = 0;  // threads that use the descriptor without the lock: the last closes it, if the arena is closed
+  std::atomic<uint32_t> punched_{0};  // how often one of them has ended; a futex
+  bool asleep_ = false;  // the thread waits for leases to end, and has nothing free
+  std::atomic<bool> holes_{true};  // the file can have holes
+  std::atomic<bool> stop_{false};
+  bool started_ = false;
+  std::thread thread_;
+};
+
+}  // namespace conveyor

@@ -1,0 +1,76 @@
+// Another process's arena as this one sees it: where its blocks lie, and their lease words.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "../board.h"
+#include "../fork_mutex.h"
+#include "holds.h"
+
+namespace conveyor {
+
+constexpr uint32_t kBlockMagic = 0x4b434c42;
+constexpr size_t kBlockHeader = 512;
+constexpr uint32_t kMaxPins = 16;
+constexpr uint32_t kMaxReaders = (kBlockHeader - 16) / sizeof(uint32_t) - kMaxPins;
+constexpr uint32_t kTells = uint32_t(1) << 31;  // something is attached to the block: its end is told at once
+constexpr size_t kWindow = size_t(64) << 20;    // small blocks share windows of this size
+constexpr size_t kBigBlock = size_t(16) << 20;  // blocks from here on are mapped alone, wherever they lie
+
+// At the start of every block. A lease word belongs to one reader: the writer sets it to
+// `held(generation)` before it publishes, after that only the reader writes it, once, to
+// `done(generation)`. A late end of an older generation changes nothing.
+struct BlockHeader {
+  uint32_t magic;
+  uint32_t readers;  // how many, and kTells
+  uint64_t backed;   // bytes from the start that have memory; for who has a lease
+  std::atomic<uint32_t> pins[kMaxPins];  // processes that have pinned these for a device, or 0: see pins.h
+  std::atomic<uint32_t> lease[kMaxReaders];
+
+  static uint32_t held(uint32_t generation) { return generation << 1 | 1; }
+  static uint32_t done(uint32_t generation) { return generation << 1; }
+  // End the lease of that generation, and tell `returns` (null: nobody).
+  void end(uint32_t reader, uint32_t generation, Returns* returns);
+};
+static_assert(sizeof(BlockHeader) == kBlockHeader);
+
+// This process's mapping of another process's arena, in windows mapped at first use. A big block has a
+// mapping of its own, which stays for the next value in it: until a block of other bounds lies there, and
+// as long as a lease reads it. Any thread may use it.
+class ArenaView : public Shareable<ArenaView> {
+ public:
+  // `slot`: of the arena's process on `board`, to tell it of leases that have ended; none: nobody is told.
+  ArenaView(int fd, size_t size, const std::shared_ptr<Board>& board = {}, uint32_t slot = 0)
+      : fd_(std::make_shared<const Fd>(dup_cloexec(fd))), size_(size), returns_(board, board ? &board->slot(slot)->returns : nullptr) {}
+  // The one of this process that is there for this file, or a new one: who opens another channel from a process
+  // maps nothing once more.
+  static std::shared_ptr<ArenaView> of(int fd, size_t size, const std::shared_ptr<Board>& board, uint32_t slot);
+  ArenaView(const ArenaView&) = delete;
+  ArenaView& operator=(const ArenaView&) = delete;
+
+  // Where the block of `size` bytes at `offset` lies here; of a big one as long as `keep` does. Throws if
+  // it lies outside the arena. Strong: if it throws, nothing is mapped that was not before.
+  char* block(uint64_t offset, uint64_t size, std::shared_ptr<Mapping>& keep);
+  // End the lease of `reader` on a block that was never looked at, without mapping it: this process may
+  // have no addresses left for it. Cannot fail but for a block that is none, or whose header is swapped
+  // out and does not come back; then the lease ends with the process.
+  void forgo(uint64_t offset, uint64_t size, uint32_t reader) noexcept;
+  // Copy what lies there, without mapping it. Throws if it lies outside the arena.
+  void copy(uint64_t offset, void* to, size_t size) const;
+  int fd() const { return fd_->get(); }
+  // Where it is noted that leases have ended; null: nowhere. Keeps the board mapped.
+  const std::shared_ptr<Returns>& returns() const { return returns_; }
+
+ private:
+  const std::shared_ptr<const Fd> fd_;
+  const size_t size_;
+  ForkMutex mutex_;  // who has it may map, and take the lock of all mappings for that
+  std::vector<std::shared_ptr<Mapping>> windows_;
+  std::map<uint64_t, std::shared_ptr<Mapping>> big_;  // by offset; no two overlap
+  const std::shared_ptr<Returns> returns_;
+  const uint64_t fork_ = fork_generation.load(std::memory_order_relaxed);
+};
+
+}  // namespace conveyor

@@ -1,0 +1,60 @@
+// How a rank tells those of other hosts what it does. To each other host it has a ring, which all ranks there read, and
+// which goes over the connection between the hosts as every ring does (net/): it is authenticated, and made again when it
+// breaks, and nothing is lost or comes twice.
+//
+// At each barrier a rank sends a frame to each host, with what the ranks there need of its tensor, so that a frame that is
+// there is what an arrival is on one host. Ranks that have nothing to give send one as well: it tells that they have read
+// what came before, and so nobody is more than two frames ahead of anybody.
+#pragma once
+
+#include <mutex>
+#include <span>
+
+#include "hosts.h"
+#include "../receiver.h"
+#include "../sender.h"
+
+namespace conveyor {
+
+class CollectiveLinks {
+ public:
+  // The frames of two barriers, the words behind each of them that something has failed, and that the group is broken.
+  static constexpr uint32_t kSlots = 8;
+  static constexpr uint32_t kStride = 1024;
+
+  // Where in the rings of a group the one lies that `rank` writes for `host`.
+  static size_t ring_at(const RankHosts& hosts, uint32_t rank, uint32_t host) {
+    const uint32_t nth = host - (host > hosts[rank]);  // of the other ones
+    return (size_t(rank) * (hosts.hosts() - 1) + nth) * align_up(RingHeader::bytes(kSlots, kStride, hosts.most()), kCacheLine);
+  }
+  static size_t bytes(const RankHosts& hosts) { return hosts.hosts() < 2 ? 0 : hosts.ranks() * (hosts.hosts() - 1) * align_up(RingHeader::bytes(kSlots, kStride, hosts.most()), kCacheLine); }
+  static void prepare(Segment& segment, size_t offset, const RankHosts& hosts);
+
+  // `offset`: of the rings in the segment; `bells`: of all ranks; `arena`: this process's; `views`: of each rank's.
+  CollectiveLinks(const std::shared_ptr<Segment>& segment, size_t offset, const std::shared_ptr<Board>& board, RankHosts hosts, uint32_t rank,
+                  const std::vector<Target>& bells, const std::shared_ptr<Arena>& arena, const std::vector<std::shared_ptr<ArenaView>>& views);
+
+  const RankHosts& hosts() const { return hosts_; }
+  // The other hosts.
+  const std::vector<uint32_t>& others() const { return others_; }
+  // What comes from that rank, which is on another host.
+  Receiver& from(uint32_t rank) { return *from_[rank]; }
+
+  struct Part {
+    const void* from;
+    size_t size;
+  };
+  // Send one after the other, each at a multiple of a cache line. Throws where there is no memory, or no room.
+  void send(uint32_t host, uint64_t tag, std::span<const Part> parts);
+  static size_t place_of(size_t size) { return align_up(size, kCacheLine); }
+  void close();
+
+ private:
+  const RankHosts hosts_;
+  std::vector<uint32_t> others_;
+  std::vector<std::unique_ptr<Sender>> to_;      // by host
+  std::vector<std::unique_ptr<Receiver>> from_;  // by rank
+  std::mutex mutex_;                             // failures are told by another thread than that of operations
+};
+
+}  // namespace conveyor

@@ -1,0 +1,301 @@
+"""Getting a value into memory that is there."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from conveyor import _core
+from conveyor.checks import check_timeout
+from conveyor.codec import arrays
+from conveyor.codec.arrays import ARRAY
+from conveyor.codec.direct import Located, Unfetched
+from conveyor.codec.tensors import headers as tensor_headers
+from conveyor.codec.tensors.encoding import TENSOR
+from conveyor.device import registry as devices
+from conveyor.direct.fetching import read_into
+from conveyor.direct.given.shares import check_shares, is_there, sharing, unwritten
+from conveyor.direct.leaves import Path, is_leaf, leaves_of, named
+from conveyor.direct.memory import is_array, is_tensor, room_in
+from conveyor.direct.objects import Pickled, Walked, taken_apart
+from conveyor.direct.skeleton import Skeleton
+from conveyor.runtime.refs.ref import Ref
+
+
+def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
+    """The value of ``ref`` in the memory of ``into``: a tensor or an array; a list of them, one for each
+    tensor and array in the value, in the order in which its pickler comes to them, also in objects; or a
+    mapping, or nested lists and mappings, with one wherever the lists, tuples and mappings of the value have
+    one.
+
+    Returns ``into`` itself for a single one, else the value with these in the places of its own.
+
+    Raises:
+        TypeError: one of them is neither, or of a device that is not known.
+        ValueError: one of them is read-only or not contiguous, they do not fit the value, or two share memory
+            that the value has apart. Nothing has been written then.
+        ActorDiedError, ObjectLostError, WaitTimeoutError: as ``get``.
+    """
+    targets = Targets(into)
+    ref._settled(timeout)
+    return receive(ref._unfetched(), targets)
+
+
+def get_each_into(refs: Any, into: Any, timeout: float | None) -> Any:
+    """The value of each of ``refs`` in the memory of what has the same place in ``into``: lists, or mappings
+    with the same keys. All are waited for first.
+
+    Raises as :func:`get_into`; those before the one that does not fit have been written then.
+    """
+    if isinstance(refs, Mapping):
+        if not isinstance(into, Mapping) or set(refs) != set(into):
+            raise ValueError("into= for a mapping of references is a mapping with the same keys")
+        ahead = [(refs[key], Targets(into[key])) for key in refs]
+    else:
+        if not isinstance(into, (list, tuple)) or len(refs) != len(into):
+            raise ValueError(
+                f"into= for {len(refs)} references is a list with something to take each of them"
+            )
+        ahead = [(ref, Targets(one)) for ref, one in zip(refs, into, strict=True)]
+    for ref, _ in ahead:
+        if not isinstance(ref, Ref):
+            raise TypeError(f"get takes references, and one is a {type(ref).__name__}")
+    _check_apart(ahead)
+    timeout = check_timeout(timeout)
+    end = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+    for ref, _ in ahead:
+        ref._settled(timeout if end is None else max(end - time.monotonic(), 0.0))
+    received = [receive(ref._unfetched(), targets) for ref, targets in ahead]
+    return dict(zip(refs, received, strict=True)) if isinstance(refs, Mapping) else received
+
+
+def _check_apart(ahead: Sequence[tuple[Ref, Targets]]) -> None:
+    """Raise if two references are to be received into the same memory."""
+    every = [(i, one) for i, (_, targets) in enumerate(ahead) for one in targets.all]
+    for a, b in sharing([one for _, one in every]):
+        (i, _), (j, _) = sorted([every[a], every[b]], key=lambda one: one[0])
+        if ahead[i][0] is not ahead[j][0]:
+            raise ValueError(
+                f"the same memory is to take both the value of reference {i} and that of reference {j}"
+            )
+
+
+class Targets:
+    """Tensors and arrays that a value is to be written to. Raises as :func:`get_into`.
+
+    single: there is one, which is not in a container.
+    """
+
+    def __init__(self, into: Any, what: str = "into=") -> None:
+        self._what = what
+        self.single = is_leaf(into)
+        # By their order, or else by their paths.
+        flat = isinstance(into, (list, tuple)) and not any(map(_is_container, into))
+        self._all: dict[Any, Any] = dict(enumerate(into) if flat else leaves_of(into))
+        self._by_path = not flat and not self.single
+        if self._by_path and not self._all:
+            given = f"a value of type {type(into).__name__}"
+            raise TypeError(
+                f"{what} takes a tensor, an array, or a list of them, or a mapping with some of them in it, "
+                f"not {given}{' with none in it' if _is_container(into) else ''}"
+            )
+        self.rooms = {id(one): self._room_in(key, one) for key, one in self._all.items()}
+
+    def _room_in(self, key: Any, one: Any) -> memoryview | None:
+        try:
+            return room_in(one)
+        except (TypeError, ValueError) as error:
+            if self.single:
+                raise
+            where = named([key if self._by_path else (key,)])
+            raise type(error)(f"{where} of {self._what.removesuffix('=')}: {error}") from None
+
+    @property
+    def all(self) -> list[Any]:
+        """All of them, in order."""
+        return list(self._all.values())
+
+    def apart(self, value: Any, fresh: bool) -> Walked | Pickled:
+        """``value`` taken apart. What is told by its path is not inside of objects, nor are they looked into
+        where there is one for each tensor and array beside them: to be put together they are loaded again."""
+        walked = Walked(value, fresh)
+        found = walked.leaves
+        fits = len(self._all) in (len(found), len({id(leaf) for _, leaf in found}))
+        return walked if self._by_path or (fits and found) else taken_apart(value, fresh)
+
+    def for_leaves(self, apart: Walked | Pickled) -> list[Any]:
+        """The one for each of the tensors and arrays that a value has.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        found = apart.leaves
+        targets = self._by_paths(found) if self._by_path else self._in_order(found, apart.unseen)
+        for (path, leaf), target in zip(found, targets, strict=True):
+            there, given = _described(leaf), _described(target)
+            if there != given:
+                of = "" if len(found) == 1 else named([path]) + " of "
+                raise ValueError(
+                    f"{of}the value is {_in_words(there)}, and what is to take it is {_in_words(given)}"
+                )
+        return targets
+
+    def _in_order(self, found: Sequence[tuple[Path, Any]], unseen: str) -> list[Any]:
+        targets = self.all
+        if len(targets) == len(found):
+            return targets
+        # What is in it twice may be taken once.
+        once = list(dict.fromkeys(id(leaf) for _, leaf in found))
+        if len(targets) != len(once):
+            where = f" in its lists, tuples and mappings (its objects cannot be pickled: {unseen})"
+            raise ValueError(
+                f"the value has {len(found)} tensors and arrays{where if unseen else ''}, and there are "
+                f"{len(targets)} to take them"
+            )
+        return [targets[once.index(id(leaf))] for _, leaf in found]
+
+    def _by_paths(self, found: Sequence[tuple[Path, Any]]) -> list[Any]:
+        paths = dict(found)
+        lacking = [path for path in paths if path not in self._all]
+        unknown = [path for path in self._all if path not in paths]
+        if lacking or unknown:
+            wrong = []
+            if lacking:
+                wrong.append(f"{self._what} has nothing to take {named(lacking)}")
+            if unknown:
+                wrong.append(f"the value has nothing for {named(unknown)}")
+            raise ValueError(", and ".join(wrong))
+        return [self._all[path] for path, _ in found]
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (list, tuple, Mapping))
+
+
+def receive(value: Any, targets: Targets) -> Any:
+    """``value``, which may be elsewhere, in the memory of ``targets``; see :func:`get_into`."""
+    fresh = False
+    if isinstance(value, Unfetched):
+        where = value.where
+        # A part is less than what is kept, and a snapshot is read as by others.
+        here = None if where.joined or where.snapshot else value.here()
+        fresh = here is None
+        value = _fetched(value, targets) if here is None else here.value
+    if targets.single and hasattr(value, "dtype") and not is_leaf(value):
+        value = _as_array(value)  # a part of one element is a scalar, of NumPy's
+    apart = targets.apart(value, fresh)
+    taking = targets.for_leaves(apart)
+    check_shares(apart.leaves, taking)
+    leaves = [leaf for _, leaf in apart.leaves]
+    _copy(leaves if fresh else unwritten(leaves, taking), taking)
+    return taking[0] if targets.single else apart.put_together(taking)
+
+
+def _as_array(scalar: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(scalar)
+
+
+def _fetched(unfetched: Unfetched, targets: Targets) -> Any:
+    """The value, of which as much lies in the memory of ``targets`` as can be read there at once."""
+    where = unfetched.where
+    if targets.single:
+        [target] = targets.all
+        room = targets.rooms[id(target)]
+        if room is not None and _is_like(where, target):
+            _tell_autograd([target])
+            read_into(where, [room])
+            return target
+    try:
+        skeleton = Skeleton(where)
+    except Exception:  # there is no room, or the user's code expects what is not there yet
+        return unfetched.fetch()
+    apart = targets.apart(skeleton.value, True)
+    if apart.unseen or (isinstance(apart, Pickled) and not skeleton.blind):
+        return unfetched.fetch()  # the user's code expects it
+    taking = targets.for_leaves(apart)
+    check_shares(apart.leaves, taking)
+    if where.joined:
+        return unfetched.fetch()
+    memories: dict[int, Any] = {}
+    for (_, leaf), target in zip(apart.leaves, taking, strict=True):
+        number, room = skeleton.range_of(leaf), targets.rooms[id(target)]
+        if number is not None and room is not None:
+            memories.setdefault(number, room)
+    del skeleton, apart
+    if not memories or _overlap(memories.values()):
+        return unfetched.fetch()
+    lengths = _core.lengths_of(where.ranges)
+    every: list[Any] = [memories.get(i) or _core.Buffer.own(n) for i, n in enumerate(lengths)]
+    _tell_autograd(taking)
+    read_into(where, every)
+    return unfetched.decode_with(every)
+
+
+def _overlap(memories: Iterable[memoryview]) -> bool:
+    """Whether some of them share memory, as targets do that are tied in another way than the value is."""
+    places = sorted(
+        (start, start + length)
+        for start, length in struct.iter_unpack("<QQ", _core.ranges_of(list(memories)))
+        if length
+    )
+    return any(end > start for (_, end), (start, _) in pairwise(places))
+
+
+def _tell_autograd(targets: Sequence[Any]) -> None:
+    """That these are written to: a gradient for which one of them was saved then raises, as it would after
+    any other write. Before the write, which may fail halfway."""
+    for target in targets:
+        if is_tensor(target) and not target.is_inference():
+            import torch
+
+            torch.autograd.graph.increment_version(target)
+
+
+def _is_like(where: Located, target: Any) -> bool:
+    """Whether the value is a single tensor, or array, like the target, which is the usual case."""
+    if where.codec == TENSOR and is_tensor(target):
+        return tensor_headers.describes(where.meta, target)
+    return where.codec == ARRAY and is_array(target) and arrays.describes(where.meta, target)
+
+
+def _described(leaf: Any) -> tuple[str, tuple[int, ...]]:
+    return str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape)
+
+
+def _in_words(described: tuple[str, tuple[int, ...]]) -> str:
+    dtype, shape = described
+    return f"of {dtype} and shape {list(shape)}"
+
+
+def _copy(leaves: Sequence[Any], targets: Sequence[Any]) -> None:
+    """Write what does not lie there already."""
+    streams: dict[Any, Any] = {}
+    for leaf, target in zip(leaves, targets, strict=True):
+        if is_there(leaf, target):
+            continue
+        if is_tensor(target):
+            _copy_to_tensor(leaf, target, streams)
+        else:
+            target[...] = leaf.detach().cpu().numpy() if is_tensor(leaf) else leaf
+    for stream in streams.values():
+        stream.synchronize()
+
+
+def _copy_to_tensor(leaf: Any, target: Any, streams: dict[Any, Any]) -> None:
+    import torch
+
+    with torch.no_grad():
+        source = leaf if is_tensor(leaf) else torch.as_tensor(leaf)
+        device = devices.of(target)
+        if device is not None:
+            # The host waits once, for all of them.
+            index = target.device.index
+            streams.setdefault((device.kind, index), device.current_stream(index))
+            device.copy(target.detach(), source.detach())
+        else:
+            target.copy_(source)

@@ -1,0 +1,39 @@
+"""Pauses between tries of something that nothing tells of.
+
+What ends a wait mostly tells so, and then it is waited for. This is for the rest: whether a listener is there
+again, or has a place for one more, whether some process of the system has closed a descriptor, or has given
+memory back. Somebody who waits for that tries again, until a deadline, or until he is told that nobody needs
+it.
+"""
+
+from __future__ import annotations
+
+import random
+
+#: By this one is longer than the one before, and so about a third of the time since the first. And what part
+#: of what it could be it is at least.
+_GROWTH, _LEAST = 1.5, 0.75
+
+
+class Pauses:
+    """They grow from one to the next: short where what is tried for was away for a moment, and few where it
+    stays away.
+
+    Each is a random part of what it could be, so that several who have lost the same host at the same moment
+    do not come back to it at the same moments.
+    """
+
+    def __init__(self, first: float = 0.01, most: float = 0.5) -> None:
+        """Seconds. ``most``: what none is longer than."""
+        self._first, self._most = min(first, most), most
+        self._next = self._first
+
+    def next(self) -> float:
+        """Seconds until the next try: three quarters of what it could be, or more."""
+        longest = self._next
+        self._next = min(_GROWTH * longest, self._most)
+        return random.uniform(_LEAST * longest, longest)
+
+    def begin_anew(self) -> None:
+        """It was there: the next one is short."""
+        self._next = self._first

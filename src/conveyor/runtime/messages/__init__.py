@@ -1,0 +1,1 @@
+"""What the processes of a session say to each other, and the sockets over which they do."""

@@ -1,0 +1,123 @@
+"""What actors and the rendezvous of pickled refs say to each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from conveyor.runtime.messages.message import Message
+
+if TYPE_CHECKING:
+    from conveyor.codec import Reader
+    from conveyor.exceptions import RuntimeStateError
+    from conveyor.runtime.waiting.works import Blockers
+
+ExportId = tuple[int, int]
+"""The process that made the ref (an actor's number, 0 for the driver), and a number there."""
+
+#: A snapshot as it travels: what it is made of, and its body unless that comes as a file.
+Parts = tuple[int, int, int, "bytes | None"]
+
+
+class ToRendezvous(Message, frozen=True):
+    """From an actor to the driver."""
+
+
+class Export(ToRendezvous, frozen=True):
+    """A ref has been pickled for ``readers``; answered by :class:`Ticket` ``number``."""
+
+    export: ExportId
+    number: int
+    readers: tuple[Reader, ...]
+
+
+class Load(ToRendezvous, frozen=True):
+    """A pickle has been loaded. ``original``: the ref itself is there, and needs no outcome."""
+
+    export: ExportId
+    ticket: int
+    original: bool
+
+
+class Drop(ToRendezvous, frozen=True):
+    """Nothing is left of the ref in this process."""
+
+    export: ExportId
+
+
+class GiveUp(ToRendezvous, frozen=True):
+    """``readers`` (``None``: this process) will not come with the ticket."""
+
+    ticket: int
+    readers: tuple[Reader, ...] | None
+
+
+class Ask(ToRendezvous, frozen=True):
+    """Who has to do something before the ref is done? Answered by :class:`Answer`."""
+
+    export: ExportId
+    question: int
+
+
+class Tell(ToRendezvous, frozen=True):
+    """The answer to :class:`Whom`, for the actor ``asker``."""
+
+    export: ExportId
+    question: int
+    asker: int
+    blockers: Blockers
+
+
+class Made(ToRendezvous, frozen=True):
+    """What this actor's own ref has come to."""
+
+    export: ExportId
+    ok: bool
+    parts: Parts
+
+
+class Dry(ToRendezvous, frozen=True):
+    """The answer to question ``question`` (see :class:`conveyor.runtime.actor.orders.Settle`): what has come
+    from these processes was loaded or given up, and nothing more of theirs comes."""
+
+    question: int
+
+
+class FromRendezvous(Message, frozen=True):
+    """From the driver to an actor."""
+
+
+class Ticket(FromRendezvous, frozen=True):
+    """What the pickle of request ``number`` is loaded with, or why there is none."""
+
+    number: int
+    ticket: int | RuntimeStateError
+
+
+class Forget(FromRendezvous, frozen=True):
+    """Nobody wants the outcome of the actor's own ref any more."""
+
+    export: ExportId
+
+
+class Whom(FromRendezvous, frozen=True):
+    """The actor ``asker`` asks who has to do something before this actor's own ref is done."""
+
+    export: ExportId
+    question: int
+    asker: int
+
+
+class Answer(FromRendezvous, frozen=True):
+    """Who has to do something before a ref is done."""
+
+    export: ExportId
+    question: int
+    blockers: Any
+
+
+class Arrived(FromRendezvous, frozen=True):
+    """What a ref that was loaded here has come to."""
+
+    export: ExportId
+    ok: bool
+    parts: Parts

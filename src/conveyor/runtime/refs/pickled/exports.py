@@ -1,0 +1,300 @@
+"""Pickled refs: tokens that can be loaded in any process of the session.
+
+The driver is the rendezvous. It has an entry for every ref that was pickled, wherever that was made,
+and the entry gets the outcome when it is there. An entry is kept as long as anybody may ask for it:
+
+- a process that holds the ref, or a copy that it has loaded (one count for each process);
+- a pickle that was made and not loaded yet (a *ticket*; at most `tickets.MAX_TICKETS`, the oldest are
+  forgotten), so that a ref may be garbage at its maker before it arrives. It ends when each of the
+  processes that it was made for has loaded it, has given it up, or is dead; where they are not known,
+  with the first load;
+- an outcome that refers to it.
+
+Actors tell it by messages on a connection of their own. It ends with the actor, and with it what the
+actor held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeAlias
+
+from conveyor import _core
+from conveyor.codec import Reader
+from conveyor.exceptions import ConveyorError, SystemLimitError
+from conveyor.runtime import threads
+from conveyor.runtime.refs.pickled.asked import tell_of
+from conveyor.runtime.refs.pickled.exchange import ExportId, Forget, Whom
+from conveyor.runtime.refs.pickled.exported import Exported, Holder
+from conveyor.runtime.refs.pickled.imports import ImportedRef, Imports, Outcome, gone
+from conveyor.runtime.refs.pickled.orphans import Orphans
+from conveyor.runtime.refs.pickled.tickets import Tickets
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.waiting.watcher import Watcher
+from conveyor.runtime.waiting.works import Blockers
+
+_Tell: TypeAlias = "Callable[[ExportId, int, Blockers], object]"
+
+
+class Exports(Imports):
+    """The driver's."""
+
+    def __init__(
+        self,
+        session: str,
+        inbox: _core.Inbox,
+        ring: Callable[[], object],
+        watcher: Watcher,
+        me: Reader,
+        gone: Callable[[int, int], bool],
+        soon: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``me``: this process, as a reader; ``gone(*reader)``: whether one is dead. ``soon()``, which takes
+        no lock, has :meth:`tidy` called elsewhere."""
+        super().__init__(session, inbox, ring)
+        self._me = me
+        self._watcher = watcher
+        self._soon = soon
+        self._garbage: deque[ExportId] = deque()
+        self._given_up: deque[tuple[int, Sequence[Reader]]] = deque()
+        self._entries: dict[ExportId, Exported] = {}
+        self._tickets = Tickets(gone, self._used)
+        #: Tickets of pickles that may never have come to their readers.
+        self.orphans = Orphans(self._tickets, self.lock, gone)
+        # Who is told of the answers to questions, by the number of whoever has asked.
+        self._askers: dict[int, _Tell] = {}
+        self._closed = False
+
+    def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
+        self.tidy()
+        with self.lock:
+            export, _ = self.identify(ref, 0)
+            if export not in self._entries:
+                self._entries[export] = Exported(None, ref)
+            return export, self._new_ticket(export, readers)
+
+    def give_up(
+        self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
+    ) -> None:
+        whose = (self._me,) if readers is None else readers
+        self._given_up.extend((ticket, whose) for _, ticket in tickets)
+        self._soon()
+
+    def load(self, export: ExportId, ticket: int) -> Ref:
+        self.tidy()
+        with self.lock:
+            ref = self.known(export)
+            if ref is None:
+                entry = self._entries.get(export)
+                if entry is None:
+                    raise gone()
+                ref = self.copy(export)
+                entry.holders.add(None)
+                assert isinstance(ref, ImportedRef)
+                ref._parcel = entry.outcome
+                if entry.outcome is None:
+                    self._watch(export, entry)
+            self._tickets.use(ticket, (self._me,))
+            return ref
+
+    def see_out(self) -> None:
+        """Whoever loads here is the driver."""
+
+    def dropped(self, export: ExportId) -> None:
+        self._garbage.append(export)
+        self._soon()
+
+    def tidy(self) -> None:
+        """Do what finalizers have noted."""
+        while self._given_up:
+            with self.lock, suppress(IndexError):
+                self._tickets.use(*self._given_up.popleft())
+        while self._garbage:
+            with self.lock:
+                try:
+                    export = self._garbage.popleft()
+                except IndexError:
+                    return
+                if self.known(export) is None:  # it was not loaded again meanwhile
+                    self._let_go(export, None)
+
+    # Tickets
+
+    def _new_ticket(
+        self, export: ExportId, readers: Sequence[Reader], maker: Holder | None = None
+    ) -> int:
+        return self._tickets.add(export, readers, self._entries[export].tickets, maker)
+
+    def actor_ended(self, reader: Reader) -> None:
+        """A process of an actor is dead, for everybody: ``gone`` says so already."""
+        with self.lock:
+            self._tickets.reader_ended(reader)
+            self.orphans.reader_ended(reader)
+        self.orphans.look()
+
+    def _used(self, export: ExportId, ticket: int) -> None:
+        entry = self._entries.get(export)
+        if entry is not None:
+            entry.tickets.discard(ticket)
+            self._release(export, entry)
+
+    # Keeping
+
+    def _let_go(self, export: ExportId, holder: Holder | None) -> None:
+        entry = self._entries.get(export)
+        if entry is not None:
+            entry.holders.discard(holder)
+            self._look_at_node(entry, holder)
+            if holder is not None and holder in entry.subscribers:
+                entry.subscribers.remove(holder)
+            self._release(export, entry)
+
+    def _look_at_node(self, entry: Exported, left: Holder | None) -> None:
+        """``left`` has nothing of it any more: has anybody else there?"""
+        if left is None or left.node is None or entry.outcome is None:
+            return
+        nodes = [holder.node for holder in entry.holders if holder is not None]
+        if left.node not in nodes and entry.outcome.snapshot.fd >= 0:
+            left.node.let_go(entry.outcome.snapshot.fd)
+
+    def _release(self, export: ExportId, entry: Exported) -> None:
+        if entry.holders or entry.tickets:
+            return
+        del self._entries[export]
+        if entry.owner is not None:
+            entry.owner.connection.send(Forget(export))
+
+    def _watch(self, export: ExportId, entry: Exported) -> None:
+        ref = entry.ref
+        if ref is None or entry.watched:
+            return
+        self._watcher.watch(ref, lambda: self._due(export))
+        entry.watched = True
+
+    def _due(self, export: ExportId) -> None:
+        with self.lock:
+            entry = self._entries.get(export)
+            if entry is not None and entry.ref is not None and not self._closed:
+                ref = entry.ref
+            else:
+                return
+        # Not here: encoding it may take long, and the watcher has others to serve.
+        threads.start_or_run(self._settle, "export", export, ref)
+
+    def _settle(self, export: ExportId, ref: Ref) -> None:
+        self.settled(export, Outcome.of(ref))
+
+    def settled(self, export: ExportId, outcome: Outcome) -> None:
+        """The outcome of an exported ref has come."""
+        with self.lock:
+            entry = self._entries.get(export)
+            if entry is None or entry.outcome is not None:
+                outcome.give_up()
+                return
+            try:
+                outcome.hold()
+            except Exception as error:
+                outcome = Outcome.failed(error)
+            entry.outcome = outcome
+            entry.ref = None
+            subscribers, entry.subscribers = entry.subscribers, []
+            for peer in subscribers:
+                peer.push(export, outcome)
+        self.arrived(export, outcome)
+
+    # Actors
+
+    def peer_exports(self, peer: Holder, export: ExportId, readers: Sequence[Reader]) -> int:
+        """An actor pickles a ref: one of its own, or a copy that it holds."""
+        with self.lock:
+            if export not in self._entries:
+                original = self._originals.get(export)
+                if original is None and export[0] != peer.number:
+                    raise gone()
+                self._entries[export] = Exported(None if original is not None else peer, original)
+            if export[0] == peer.number:
+                self._entries[export].holders.add(peer)
+            return self._new_ticket(export, readers, peer)
+
+    def peer_gives_up(self, peer: Holder, ticket: int, readers: Sequence[Reader] | None) -> None:
+        with self.lock:
+            self._tickets.use(ticket, (peer.reader,) if readers is None else readers)
+
+    def peer_loads(self, peer: Holder, export: ExportId, ticket: int, original: bool) -> None:
+        with self.lock:
+            entry = self._entries.get(export)
+            if entry is None:
+                ref = self._originals.get(export)
+                if ref is None:
+                    peer.push(export, Outcome.failed(gone()))
+                    return
+                entry = self._entries[export] = Exported(None, ref)
+            if not original:
+                entry.holders.add(peer)
+                if entry.outcome is not None:
+                    peer.push(export, entry.outcome)
+                else:
+                    entry.subscribers.append(peer)
+                    try:
+                        self._watch(export, entry)
+                    except SystemLimitError as error:  # nobody would ever tell them
+                        subscribers, entry.subscribers = entry.subscribers, []
+                        for subscriber in subscribers:
+                            subscriber.push(export, Outcome.failed(error))
+            self._tickets.use(ticket, (peer.reader,))
+
+    def peer_drops(self, peer: Holder, export: ExportId) -> None:
+        with self.lock:
+            self._let_go(export, peer)
+
+    def peer_asks(self, peer: Holder, export: ExportId, question: int) -> None:
+        """Who has to do something before a ref is done that an actor waits for?"""
+        self._pass_on(export, question, peer.number, peer.answer)
+
+    def ask(self, export: ExportId, question: int) -> None:
+        self._pass_on(export, question, self._process, self.told)
+
+    def _pass_on(self, export: ExportId, question: int, asker: int, tell: _Tell) -> None:
+        """A question of ``asker``'s, to whoever has made the ref."""
+        with self.lock:
+            entry = self._entries.get(export)
+            if entry is not None and entry.owner is not None and entry.outcome is None:
+                self._askers[asker] = tell
+                entry.owner.connection.send(Whom(export, question, asker))
+                return
+            own = entry.ref if entry is not None else None
+        tell_of(own, partial(tell, export, question))
+
+    def peer_answers(self, export: ExportId, question: int, asker: int, said: Blockers) -> None:
+        tell = self._askers.get(asker)
+        if tell is not None:
+            tell(export, question, said)
+
+    def peer_ended(self, peer: Holder, death: Callable[[], ConveyorError]) -> None:
+        with self.lock:
+            if self._askers.get(peer.number) == peer.answer:
+                del self._askers[peer.number]
+            mine = [
+                (e, x) for e, x in self._entries.items() if peer in x.holders or x.owner is peer
+            ]
+        failed = None
+        for export, entry in mine:
+            if entry.owner is peer and entry.outcome is None:
+                failed = failed or Outcome.failed(death())
+                self.settled(export, failed)
+            self.peer_drops(peer, export)
+        self.orphans.look()
+
+    def close(self, error: BaseException) -> None:
+        """The session is over, with ``error`` for who still waits."""
+        with self.lock:
+            self._closed = True
+        self.all_fail(error)
+
+    @property
+    def kept(self) -> int:
+        """Entries that there are."""
+        return len(self._entries)

@@ -1,0 +1,373 @@
+"""Refs that were pickled in another process and loaded here, and what they have come to."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from conveyor import _core
+from conveyor.codec import Reader, SentDefinitions, claims, decode_error, encode_error
+from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
+from conveyor.runtime import context
+from conveyor.runtime.messages.connection import SHARE_FROM, Connection, received
+from conveyor.runtime.refs.holding import Holding
+from conveyor.runtime.refs.pickled.asked import Asked
+from conveyor.runtime.refs.pickled.exchange import Arrived, ExportId, Made
+from conveyor.runtime.refs.ref import EMPTY, Ref
+from conveyor.runtime.refs.staying import stays_afar
+from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting.works import Again, Blockers
+
+Claim = tuple[str, ExportId, int]
+"""What a pickled ref is loaded with: its session, its id, and the ticket that keeps it until then."""
+
+
+def claim(ref: Ref, readers: Sequence[Reader]) -> Claim:
+    """For a pickle of ``ref`` that is loaded once by each of ``readers``; none: by one that is not known."""
+    runtime = context.running()
+    if runtime is None:
+        raise RuntimeStateError(f"{ref!r} cannot be pickled: its session has ended")
+    table = runtime.exports
+    if isinstance(ref, ImportedRef) and ref._source is not table:
+        raise RuntimeStateError(f"{ref!r} cannot be pickled: it is of an earlier session")
+    return (table.session, *table.export(ref, readers))
+
+
+class Claims:
+    """What ``codec.claims`` asks about them."""
+
+    def take(self, claims: Sequence[Claim]) -> list[Ref]:
+        refs = []
+        for one in claims:
+            with suppress(RuntimeStateError):  # whoever decodes it is told
+                refs.append(load(*one))
+        return refs
+
+    def give_up(self, claims: Sequence[Claim]) -> None:
+        self._give_up(claims, None)
+
+    def withdraw(self, claims: Sequence[Claim], readers: Sequence[Reader]) -> None:
+        self._give_up(claims, readers)
+
+    def _give_up(self, claims: Sequence[Claim], readers: Sequence[Reader] | None) -> None:
+        runtime = context.running()
+        if runtime is not None:
+            table = runtime.exports
+            tickets = [(e, ticket) for session, e, ticket in claims if session == table.session]
+            table.give_up(tickets, readers)
+
+
+def load(session: str, export: ExportId, ticket: int) -> Ref:
+    """Load a pickled ref. ``RuntimeStateError`` outside its session, and when it is not kept any more."""
+    runtime = context.running()
+    if runtime is None or runtime.exports.session != session:
+        raise RuntimeStateError(
+            "a pickled ref can only be loaded by the driver and the actors of the session that it "
+            "was made in; this process "
+            + ("belongs to no session" if runtime is None else "belongs to another session")
+            + ": send the value (conveyor.get(ref)) instead"
+        )
+    return runtime.exports.load(export, ticket)
+
+
+def load_pickled(session: str, export: ExportId, ticket: int) -> Ref:
+    """Load a ref whose pickle was made for nobody in particular. If this process died before the driver knew,
+    nobody would ever use the ticket up."""
+    ref = load(session, export, ticket)
+    context.current().exports.see_out()
+    return ref
+
+
+class ImportedRef(Ref):
+    """A copy of a ref whose original is elsewhere, or gone."""
+
+    __slots__ = ("_parcel", "asked", "export")
+
+    def __init__(self, table: Imports, export: ExportId) -> None:
+        super().__init__(table, -1)
+        self.export = export
+        self._parcel: Outcome | None = None
+        self.asked = Asked()
+
+    def learn(self) -> None:
+        if self._parcel is not None and not self._parcel.ok:
+            with suppress(Exception):
+                self.get(0)
+
+    def to_send(self) -> Any:
+        sent = super().to_send()
+        if type(sent) is _core.Snapshot and sent.keeps:
+            return Holding(self, sent)  # which keeps what the value needs, by its claim
+        return sent
+
+    def _settle(self, timeout: float | None) -> Any:
+        # Any number of threads may come here: the first one's counts.
+        parcel = self._source.wait_for(self, timeout)
+        if self._outcome is EMPTY:
+            if parcel.ok:
+                self._arrived(parcel.snapshot)
+            else:
+                self._fail(parcel.error(), parcel.error)
+        return self._outcome
+
+
+class Outcome:
+    """What a ref has come to, as it travels."""
+
+    __slots__ = ("_inner", "ok", "snapshot")
+
+    #: Where there is no memory to say what has happened.
+    _unsaid: ClassVar[_core.Snapshot | None] = None
+
+    def __init__(self, ok: bool, snapshot: _core.Snapshot) -> None:
+        self.ok = ok
+        self.snapshot = snapshot
+        self._inner: Sequence[Ref] = ()
+
+    def hold(self) -> None:
+        """Keep the refs that the value refers to as long as this."""
+        if self.snapshot.has_refs:
+            self._inner = claims.take(self.snapshot.meta)
+
+    def give_up(self) -> None:
+        """Nobody wants it."""
+        if self.snapshot.has_refs:
+            claims.give_up(self.snapshot.meta)
+
+    @classmethod
+    def of(cls, ref: Ref) -> Outcome:
+        """Of a ref that is done."""
+        try:
+            return cls(True, _core.Snapshot(ref.to_send(), SentDefinitions(), SHARE_FROM))
+        except Exception as error:
+            return cls.failed(error)
+
+    @property
+    def stays_afar(self) -> bool:
+        """Whether it can go to another host as it is: what it keeps can be fetched from there."""
+        return stays_afar(self.snapshot)
+
+    def whole(self, readers: tuple[Reader, ...] = ()) -> Outcome:
+        """The same for ``readers`` on another host: what they could not fetch from where it was made is
+        fetched here, now."""
+        if self.stays_afar:
+            return self
+        sent = SentDefinitions(readers, lambda: "another host")
+        try:
+            return Outcome(True, _core.Snapshot(self.snapshot.decode(), sent, SHARE_FROM))
+        except Exception as error:
+            return Outcome.failed(error)
+
+    @classmethod
+    def failed(cls, error: BaseException) -> Outcome:
+        error = error.with_traceback(None)
+        try:
+            try:
+                snapshot = _core.Snapshot(error, SentDefinitions(), SHARE_FROM)
+            except SerializationError:
+                carried = decode_error(encode_error(error, "", ""))
+                snapshot = _core.Snapshot(carried, SentDefinitions(), SHARE_FROM)
+        except (MemoryError, OSError):
+            if cls._unsaid is None:
+                raise
+            snapshot = cls._unsaid
+        return cls(False, snapshot)
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Have something to say when there is no memory left to say anything."""
+        if cls._unsaid is None:
+            text = "there was no memory left to pass on the outcome of a pickled ref"
+            cls._unsaid = _core.Snapshot(OutOfMemoryError(text), SentDefinitions(), SHARE_FROM)
+
+    @classmethod
+    def received(cls, message: Made | Arrived, fds: list[int]) -> Outcome:
+        """What ``send`` has sent."""
+        try:
+            return cls(message.ok, received(message.parts, fds))
+        except Exception as error:  # it cannot be mapped
+            return cls.failed(error)
+
+    def send(self, connection: Connection, kind: type[Made | Arrived], export: ExportId) -> None:
+        """Send it as the outcome of that ref."""
+        connection.send(kind(export, self.ok, self.snapshot.parts), self.snapshot)
+
+    def error(self) -> BaseException:
+        """The error, where it is one: not ``ok``."""
+        try:
+            error: BaseException = self.snapshot.decode()
+        except SerializationError as unknown:
+            return unknown
+        return error
+
+
+class Imports:
+    """The copies that this process has loaded, each once; the source of them."""
+
+    #: For `Ref`: what it waits for comes by messages.
+    gate: Any = None
+    cancel_with_await = False
+    get_timeout: float | None = None
+    #: This process, in ids: an actor's number.
+    _process = 0
+
+    def __init__(self, session: str, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
+        Outcome.prepare()
+        self.session = session
+        self._inbox = inbox
+        self.ring = ring
+        # Reentrant: a copy may become garbage in the middle of anything.
+        self.lock = threading.RLock()
+        self._copies: weakref.WeakValueDictionary[ExportId, ImportedRef] = (
+            weakref.WeakValueDictionary()
+        )
+        self._originals: weakref.WeakValueDictionary[ExportId, Ref] = weakref.WeakValueDictionary()
+        self._ids: weakref.WeakKeyDictionary[Ref, ExportId] = weakref.WeakKeyDictionary()
+        #: The ids of refs that have been named and not pickled.
+        self._named: weakref.WeakKeyDictionary[Ref, ExportId] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count(1)
+
+    @property
+    def known_count(self) -> int:
+        """Refs that were pickled or loaded here and still exist."""
+        return len(self._originals) + len(self._copies)
+
+    def known(self, export: ExportId) -> Ref | None:
+        return self._originals.get(export) or self._copies.get(export)
+
+    def identify(self, ref: Ref, process: int) -> tuple[ExportId, bool]:
+        """The id of a ref, and whether it is new."""
+        if isinstance(ref, ImportedRef):
+            return ref.export, False
+        found = self._ids.get(ref)
+        if found is not None:
+            return found, False
+        export = self._named.pop(ref, None) or (process, next(self._numbers))
+        self._ids[ref] = export
+        self._originals[export] = ref
+        return export, True
+
+    def name(self, ref: Ref) -> ExportId:
+        """The id that a ref has, or will have when it is pickled."""
+        with self.lock:
+            if isinstance(ref, ImportedRef):
+                return ref.export
+            found = self._ids.get(ref) or self._named.get(ref)
+            if found is None:
+                found = self._named[ref] = (self._process, next(self._numbers))
+            return found
+
+    def copy(self, export: ExportId) -> ImportedRef:
+        ref = ImportedRef(self, export)
+        self._copies[export] = ref
+        weakref.finalize(ref, self.dropped, export).atexit = False
+        return ref
+
+    def dropped(self, export: ExportId) -> None:
+        """A ref is garbage here. Called from finalizers, which may run in the middle of anything:
+        takes no lock."""
+        raise NotImplementedError
+
+    def arrived(self, export: ExportId, outcome: Outcome) -> None:
+        with self.lock:
+            ref = self._copies.get(export)
+            if ref is None or ref._parcel is not None:
+                return
+            ref._parcel = outcome
+            told = ref.asked.end()
+        self.ring()
+        for again in told:
+            again()
+
+    def all_fail(self, error: BaseException) -> None:
+        """Nothing will come any more."""
+        with self.lock:
+            waiting = [ref for ref in self._copies.values() if ref._parcel is None]
+        if waiting:
+            outcome = Outcome.failed(error)
+            for ref in waiting:
+                self.arrived(ref.export, outcome)
+
+    # Source of the copies
+
+    def wait_for(self, ref: Ref, timeout: float | None) -> Any:
+        assert isinstance(ref, ImportedRef)
+        runtime = context.running()
+        if (
+            ref._parcel is None
+            and context.inherited()
+            and getattr(runtime, "exports", None) is not self
+        ):
+            # Its outcome comes to the parent: a wait here would never end.
+            raise RuntimeStateError(f"{ref!r} belongs to the process that this one was forked from")
+        lanes = context.current().lanes
+        with lanes.waiting(lambda question: self.blockers(ref, question), True) as wait:
+            wait_until(
+                self._inbox,
+                lambda: ref._parcel is not None,
+                timeout,
+                lambda: self.describe(ref),
+                lambda: "it is made in another process",
+                wait,
+            )
+        assert ref._parcel is not None
+        return ref._parcel
+
+    def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
+        """The process that made the ref knows. Its answer comes after the outcome, if that is there."""
+        assert isinstance(ref, ImportedRef)
+        said = ref.asked.known(question)
+        if said is None and again is not None:
+            with self.lock:  # so nothing comes in between
+                said = () if ref._parcel is not None else ref.asked.known(question)
+                if said is None:
+                    ref.asked.tell(question, again)
+        if said is None and ref.asked.begin(question):
+            self.ask(ref.export, question)
+        return said
+
+    def ask(self, export: ExportId, question: int) -> None:
+        """Have it :meth:`told` who has to do something before that ref is done."""
+        raise NotImplementedError
+
+    def told(self, export: ExportId, question: int, blockers: Blockers) -> None:
+        """The answer has come."""
+        with self.lock:
+            ref = self._copies.get(export)
+            told = ref.asked.answer(question, blockers) if ref is not None else ()
+        self.ring()
+        for again in told:
+            again()
+
+    def is_ready(self, ref: Ref) -> bool:
+        return ref._parcel is not None  # type: ignore[attr-defined]
+
+    def has_failed(self, ref: Ref) -> bool:
+        parcel: Outcome | None = ref._parcel  # type: ignore[attr-defined]
+        return parcel is not None and not parcel.ok
+
+    def cancel(self, ref: Ref) -> bool:
+        raise RuntimeStateError(f"{ref!r} can only be cancelled in the process that made it")
+
+    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+        raise AssertionError("errors of imported refs come as they are")
+
+    def describe(self, ref: Ref) -> str:
+        process, number = ref.export  # type: ignore[attr-defined]
+        return (
+            f"a pickled ref (number {number} of {f'actor {process}' if process else 'the driver'})"
+        )
+
+    def doing(self) -> str:
+        return "the process that pickled it does not have it yet"
+
+
+def gone() -> RuntimeStateError:
+    return RuntimeStateError(
+        "this pickled ref cannot be loaded any more: a result is kept as long as its ref, a loaded "
+        "copy, or a pickle that was never loaded exists, and all of them are gone"
+    )
