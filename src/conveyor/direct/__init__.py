@@ -2,9 +2,9 @@
 
 What ``codec.direct`` asks of a process is answered here: ``table`` keeps values for others, and ``fetching``
 gets theirs; ``choice``, ``devices``, ``opened`` and ``filled`` are the ways past reading, ``managers`` a
-user's. ``parts``, ``into``, ``skeleton``, ``leaves`` and ``memory`` are about parts, and memory that is
-there; ``targets`` and ``receiving`` say beforehand where values go. ``listing``, ``routes`` and ``freed``
-answer questions. ``permission``, ``writes`` and ``transfers`` are about who may, who wrote, and tests.
+user's. ``parts``, ``skeleton``, ``leaves`` and ``memory`` are about parts; ``given`` is about memory that is
+there, also where it is said beforehand which. ``listing``, ``routes`` and ``freed`` answer questions.
+``permission``, ``writes`` and ``transfers`` are about who may, who wrote, and tests.
 """
 
 from __future__ import annotations

@@ -48,9 +48,8 @@ def _is_dead(where: Located, process: Any) -> bool:
     # The session learns of a death a little later than a fetch may have failed by it.
     try:
         _core.read_peer_joined(where.pid, b"", where.anchor, where.number, _core.Buffer.own(0))
-    except (
-        OSError
-    ) as error:  # where reading is refused, or the value is no more, the session knows best
+    except OSError as error:
+        # Where reading is refused, or the value is no more, the session knows best.
         return error.errno == errno.ESRCH
     return False
 
