@@ -29,7 +29,7 @@ class ActorRef(Protocol):
 
 
 class Record:
-    """That a node exists, and which tasks were bound to it.
+    """Notes that a node exists, and which tasks were bound to it.
 
     Nodes refer to what they need, never to who needs them; but a task that reaches no output has
     to be found at compile time. Weak references downward would make that depend on which variables
