@@ -16,6 +16,6 @@ def route_for(transport: str) -> Route | None:
         if managed is not None:
             return managed
     if "torch" in sys.modules and import_later("conveyor.device").in_use():
-        devices: Route = import_later("conveyor.direct.devices").DEVICES
+        devices: Route = import_later("conveyor.direct.devices.route").DEVICES
         return devices
     return None
