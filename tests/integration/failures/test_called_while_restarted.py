@@ -51,14 +51,20 @@ class Placing:
         return self._place(*args)
 
 
-@pytest.fixture
-def struck(fresh_session, monkeypatch):
-    """An actor that has died, and is on its way back."""
-    stage = Stage.remote()
+def strike(stage, monkeypatch):
+    """Have the actor die. Its next process is placed when the test says so."""
     pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
     placing = Placing(monkeypatch)
     os.kill(pid, signal.SIGKILL)
     assert placing.begun.wait(WAIT)
+    return placing
+
+
+@pytest.fixture
+def struck(fresh_session, monkeypatch):
+    """An actor that has died, and is on its way back."""
+    stage = Stage.remote()
+    placing = strike(stage, monkeypatch)
     yield stage, placing
     placing.over.set()
 
@@ -90,10 +96,7 @@ def test_they_fail_if_it_does_not_come_back(struck):
 
 def test_they_are_done_though_its_last_handle_is_gone(fresh_session, monkeypatch, wait_until):
     stage = Stage.remote()
-    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
-    placing = Placing(monkeypatch)
-    os.kill(pid, signal.SIGKILL)
-    assert placing.begun.wait(WAIT)
+    placing = strike(stage, monkeypatch)
     refs, pid = [stage.same.remote(i) for i in range(200)], stage.pid.remote()
     del stage
     gc.collect()
@@ -129,10 +132,7 @@ def struck_graph(fresh_session, monkeypatch):
     stage = Stage.remote()
     graph = graph_of(stage)
     assert conveyor.get(graph.execute(0), timeout=WAIT) == 0
-    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
-    placing = Placing(monkeypatch)
-    os.kill(pid, signal.SIGKILL)
-    assert placing.begun.wait(WAIT)
+    placing = strike(stage, monkeypatch)
     yield graph, placing
     placing.over.set()
 
@@ -219,11 +219,8 @@ class Executes:
 def test_nor_does_an_execution_of_another_actor_wait_longer(fresh_session, monkeypatch):
     stage, executes = Stage.remote(), Executes.remote()
     assert conveyor.get(executes.compile.remote(stage), timeout=WAIT) == 0
-    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
-    placing = Placing(monkeypatch)
+    placing = strike(stage, monkeypatch)
     try:
-        os.kill(pid, signal.SIGKILL)
-        assert placing.begun.wait(WAIT)
         with pytest.raises(
             WaitTimeoutError, match=r"after 0\.05 s waiting for the restart of Stage"
         ):
@@ -296,11 +293,8 @@ class Waits:
 def test_status_says_what_an_actor_waits_for(fresh_session, monkeypatch, wait_until, how, what):
     stage, waits = Stage.remote(), Waits.remote()
     assert conveyor.get(waits.compile.remote(stage), timeout=WAIT) == 0
-    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
-    placing = Placing(monkeypatch)
+    placing = strike(stage, monkeypatch)
     try:
-        os.kill(pid, signal.SIGKILL)
-        assert placing.begun.wait(WAIT)
         ref = getattr(waits, how).remote(stage, 1)
         said = rf"running {how} .*, which waits for {what}"
         wait_until(lambda: any(re.search(said, one) for one in said_of("Waits")), WAIT)
