@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from conveyor.engine.ray.turns import calls_of_ray
+from conveyor.engine.ray.guests.turns import calls_of_ray
 
 _log = logging.getLogger("conveyor")
 
