@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 
 import cloudpickle
 import numpy as np
@@ -183,6 +184,9 @@ def test_steps_of_graphs_behind_failures_of_calls_and_of_other_graphs(ranks):
         for number in range(5):
             total = [number * float(len(ranks))] * len(ranks)
             settled(ranks[last].fail.remote())
+            time.sleep(
+                0.1
+            )  # a rank that has failed less than 50 ms ago is waited for as long, else a second
             assert get(together.execute(number)) == total
             fail(alone.execute(0))
             assert get(together.execute(number)) == total
