@@ -286,10 +286,7 @@ def called(fresh_session, monkeypatch):
     """Actors that have called one that has died, and is on its way back."""
     stage, fronts, asks = Stage.remote(), Fronts.remote(), Asks.remote()
     conveyor.get([fronts.call.remote(stage, 0), asks.call.remote(stage, 0)], timeout=WAIT)
-    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
-    placing = Placing(monkeypatch)
-    os.kill(pid, signal.SIGKILL)
-    assert placing.begun.wait(WAIT)
+    placing = strike(stage, monkeypatch)
     yield stage, fronts, asks, placing
     placing.over.set()
 
