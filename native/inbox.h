@@ -68,6 +68,8 @@ class Inbox {
   // At the end of a session, unless somebody sleeps on them; waits then use the futex alone.
   void close_fds();
 
+  // Of forks, when it was made.
+  uint64_t generation() const { return fork_; }
   // In a forked child the bell and the eventfd are the parent's, and it leaves them alone.
   bool inherited() const { return fork_ != fork_generation.load(std::memory_order_relaxed); }
   // User code has returned to what serves this bell: a forked child ends here.

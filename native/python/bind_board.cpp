@@ -1,13 +1,14 @@
 // The board, the bell and the death watch.
 
 #include "bind.h"
+#include "death_watch.h"
 #include "directory.h"
 #include "exit.h"
 #include "hazards.h"
+#include "hooks.h"
 #include "inbox.h"
 #include "leftovers.h"
 #include "pump_wait.h"
-#include "death_watch.h"
 #include "waiting.h"
 
 namespace conveyor {
@@ -212,7 +213,11 @@ void bind_board(nb::module_& m) {
       .def_prop_ro("slot", &Inbox::slot)
       .def_prop_ro("inherited", &Inbox::inherited)
       .def_ro("leftovers", &Inbox::leftovers)
-      .def("wait", [](Inbox& i, uint32_t seen, nb::handle timeout) { return wait(i, seen, deadline_after(timeout)); }, "seen"_a, "timeout"_a.none() = nb::none())
+      .def("wait", [](Inbox& i, uint32_t seen, nb::handle timeout) {
+             const bool moved = wait(i, seen, deadline_after(timeout));
+             check_owner(i.generation());
+             return moved;
+           }, "seen"_a, "timeout"_a.none() = nb::none())
       .def("next", [](Inbox& i, nb::handle timeout) { return next(i, deadline_after(timeout)); }, "timeout"_a.none() = nb::none())
       .def("poll", &Inbox::poll)
       .def("arm", &Inbox::arm, "seen"_a, "own"_a)

@@ -24,6 +24,12 @@ bool park_main(Inbox& inbox, uint32_t seen, uint64_t deadline) {
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
       throw nb::python_error();
     }
+    // A handler may have forked. The parent takes the events of both, so here nothing might end a sleep: whoever waits
+    // looks whose bell it is.
+    if (inbox.inherited()) {
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      return true;
+    }
     // A handler may have ended the session, or another thread while it ran.
     if (inbox.eventfd() < 0) {
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -39,7 +45,7 @@ bool park_main(Inbox& inbox, uint32_t seen, uint64_t deadline) {
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (inbox.count() != seen) return true;
+    if (inbox.count() != seen || inbox.inherited()) return true;
     if (timed_out) return false;
   }
 }

@@ -6,7 +6,7 @@
 namespace conveyor {
 
 // Wait until the count differs from `seen`. False at the deadline (0: none). Throws what a signal handler
-// raised.
+// raised. In a child that a handler has forked it ends at once, as if the count had changed.
 bool wait(Inbox& inbox, uint32_t seen, uint64_t deadline);
 // The same without spinning first, for who has done that elsewhere.
 bool sleep(Inbox& inbox, uint32_t seen, uint64_t deadline);

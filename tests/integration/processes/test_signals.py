@@ -146,6 +146,45 @@ def test_no_thread_of_the_library_is_handed_a_signal(scripts):
     }
 
 
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "conveyor.get(ref)",
+        "conveyor.get(call, timeout=60)",
+        "conveyor.get([ref, call])",
+        "conveyor.get(b.echo.remote(call))",
+        "conveyor.wait([ref])",
+        "graph.execute(latch)",
+    ],
+)
+def test_a_wait_in_which_a_handler_forks_goes_on_in_the_parent_alone(scripts, wait):
+    # Nothing happens until the child has ended: what wakes those who wait is the parent's.
+    body = f"""
+        def handler(*_):
+            child = os.fork()
+            if child:
+                codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+                open(latch, "w").close()
+        codes, parent = [], os.getpid()
+        signal.signal(signal.SIGINT, handler)
+        ref, call = graph.execute(latch), a.hold.remote(latch)
+        interrupt_later()
+        try:
+            {wait}
+        except conveyor.exceptions.RuntimeStateError:
+            if os.getpid() == parent:
+                raise
+            os._exit(7)
+        finally:
+            if os.getpid() != parent:
+                os._exit(8)
+        threads[-1].join()
+        assert conveyor.get([ref, call], timeout=60) == ["held", "held"]
+        print(*codes)
+    """
+    assert scripts.run(program(body)) == "7\n"
+
+
 def test_a_signal_handler_that_does_not_raise_does_not_disturb(scripts):
     body = """
         count = []
