@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.cold_start
 
 HERE = Path(__file__).parent
 WAIT = 60.0  # a bound for what should take milliseconds
+NOBODY = 0  # no actor's pid
 
 
 class Actor:
@@ -141,6 +143,40 @@ def await_end(pidfds, seconds):
         left = max(0.0, deadline - time.monotonic())
         assert poll.poll(left * 1000), "a process lives on"
         os.close(pidfd)
+
+
+@contextmanager
+def fills_its_line(launcher):
+    """The fork server is stopped, and so many messages are before the next that there is no room for it.
+    The thread that waits with one."""
+    launcher.start()
+    server = os.pidfd_open(launcher.server_pid)
+    signal.pidfd_send_signal(server, signal.SIGSTOP)
+    try:
+        waiting = []
+        while not waiting:
+            launcher.end_headless(NOBODY)
+            waiting = [t for t in threading.enumerate() if t.name == "conveyor-headless"]
+        yield waiting[0]
+    finally:
+        with suppress(ProcessLookupError):  # a test has ended it
+            signal.pidfd_send_signal(server, signal.SIGCONT)
+        os.close(server)
+
+
+def switches_of(thread):
+    """How often it has gone to sleep."""
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
+def settled(look):
+    """What ``look()`` says once it says it twice."""
+    seen, before = look(), None
+    while seen != before:
+        time.sleep(0.02)
+        seen, before = look(), seen
+    return seen
 
 
 def children():
@@ -603,6 +639,39 @@ class TestEnd:
         host.close()
         assert host.exits[actor.pid] == -signal.SIGKILL
         assert children() == []
+
+    def test_who_waits_for_a_full_line_sleeps_until_there_is_room(self, host):
+        with fills_its_line(host.launcher) as waiting:
+            switches = settled(lambda: switches_of(waiting))
+            time.sleep(0.5)  # what would look ten times a second has looked some times by then
+            assert switches_of(waiting) == switches
+        waiting.join(WAIT)
+        assert not waiting.is_alive()
+        assert host.run("run", b"print('x')")[0] == 0
+
+    def test_a_spawn_that_a_full_line_holds_up_is_broken_off(self, host):
+        def interrupt():
+            while not any(t.name == "conveyor-uninterrupted" for t in threading.enumerate()):
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        with fills_its_line(host.launcher):
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            begin = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                host.launcher.spawn(host.spec(), [])
+            assert time.monotonic() - begin < launcher_module.SPAWN_TIMEOUT / 2
+            thread.join()
+        assert host.run("run", b"print('x')")[0] == 0
+
+    def test_who_waits_for_a_full_line_is_told_of_the_fork_servers_end(self, host):
+        with fills_its_line(host.launcher) as waiting:
+            os.kill(host.launcher.server_pid, signal.SIGKILL)
+            waiting.join(WAIT)
+            assert not waiting.is_alive()
+            with pytest.raises(ActorStartError, match="was killed by signal 9"):
+                host.launcher.spawn(host.spec(), [])
 
     def test_nothing_leaks(self, monkeypatch, opened_since):
         for limit in ("CLOSE_TIMEOUT", "KILL_TIMEOUT", "PRINT_TIMEOUT"):

@@ -50,8 +50,9 @@ class Driver:
 
     def connect(self):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.settimeout(60)
+        # With a limit of time it would not wait for a place among those who are to be let in.
         connection.connect("\0" + self.courier.address)
+        connection.settimeout(60)
         return connection
 
     def close(self):

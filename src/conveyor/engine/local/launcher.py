@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import select
 import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,6 +16,7 @@ from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.local import boot, server
 from conveyor.engine.local.children import Children
 from conveyor.engine.local.output import READ_BYTES, Output
+from conveyor.engine.local.room import Patience, Room
 from conveyor.engine.local.spawning import Spawning, why
 from conveyor.engine.local.spec import ChildSpec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
@@ -78,6 +77,7 @@ class Launcher:
         self._last_words = b""
         self._server_end = ""  # how it ended; empty while it lives
         self._control: socket.socket | None = None
+        self._room: Room | None = None
         self._requests: dict[int, Spawning] = {}
         self._children = Children(self._lock, events, self._output, on_exit)
         self.went_on = self._children.went_on
@@ -116,8 +116,9 @@ class Launcher:
         self.start()
         number = next(self._numbers)
         request = Spawning(spec.name, on_spawned)
+        patience = Patience(SPAWN_TIMEOUT)
         try:
-            uninterrupted(lambda: self._ask(number, request, spec, fds), request.give_up)
+            uninterrupted(lambda: self._ask(number, request, patience, spec, fds), patience.give_up)
             if not request.done.wait(SPAWN_TIMEOUT):
                 request.error = (
                     f"the fork server (pid {self.server_pid}) has not answered "
@@ -155,9 +156,8 @@ class Launcher:
             pass
 
     def _end_headless_later(self, pid: int) -> None:
-        end = time.monotonic() + SPAWN_TIMEOUT
         with suppress(OSError):
-            self._send(server.HEADLESS, pid=pid, patient=lambda: time.monotonic() < end)
+            self._send(server.HEADLESS, pid=pid, patience=Patience(SPAWN_TIMEOUT))
 
     def close(self) -> None:
         """Kill all actors, wait until they and the fork server are gone. Idempotent, bounded."""
@@ -203,6 +203,7 @@ class Launcher:
                 return
             made = boot.execute(self._preload, self._wanted)
             try:
+                self._room = Room(self._events, self._lock, made.control)
                 self._server, self._control = made.process, made.control
                 self.server_pid = made.process.pid
                 self._server_log, self._server_fd = made.log, made.pidfd
@@ -212,12 +213,21 @@ class Launcher:
                 self._events.add(self._server_fd, self._on_server_end)
             except BaseException:
                 self._server = self._control = None
+                if self._room is not None:
+                    self._room.close()
                 for fd in (made.control.fileno(), made.log, made.pidfd):
                     self._events.remove(fd)
                 made.kill()
                 raise
 
-    def _ask(self, number: int, request: Spawning, spec: ChildSpec, fds: Sequence[int]) -> None:
+    def _ask(
+        self,
+        number: int,
+        request: Spawning,
+        patience: Patience,
+        spec: ChildSpec,
+        fds: Sequence[int],
+    ) -> None:
         theirs: list[int] = []
         try:
             request.prepare(spec, theirs)
@@ -226,13 +236,7 @@ class Launcher:
                     request.refuse(self._server_end)
                     return
                 self._requests[number] = request
-            deadline = time.monotonic() + SPAWN_TIMEOUT
-            self._send(
-                server.SPAWN,
-                number,
-                fds=[*theirs, *fds],
-                patient=lambda: not request.given_up and time.monotonic() < deadline,
-            )
+            self._send(server.SPAWN, number, fds=[*theirs, *fds], patience=patience)
         except (BrokenPipeError, ConnectionResetError):
             # The server has just died. How will be known in a moment, and is told by the request.
             pass
@@ -249,23 +253,22 @@ class Launcher:
         pid: int = 0,
         sig: int = 0,
         fds: Sequence[int] = (),
-        patient: Callable[[], bool] = lambda: False,
+        patience: Patience | None = None,
     ) -> None:
-        """``patient``: whether to wait on where there is no room for it."""
+        """``patience``: with which to wait where there is no room for it; on any thread but the loop's."""
         message = server.MESSAGE.pack(kind, number, pid, sig)
         while True:
             with self._lock:
-                if self._control is None:
+                if self._control is None or self._room is None:
                     raise BrokenPipeError("the fork server is gone")
                 with suppress(BlockingIOError):
                     server.send(self._control, message, fds)
                     return
                 # Full: hundreds of spawns before this one, or a server that is stopped.
-                writable = select.poll()
-                writable.register(self._control, select.POLLOUT)
-            if not patient():
-                raise TimeoutError("the fork server takes no requests")
-            writable.poll(100)
+                if patience is None or patience.over:
+                    raise TimeoutError("the fork server takes no requests")
+                self._room.tell(patience.go_on)
+            patience.wait()
 
     def _abandon(self, number: int, request: Spawning) -> None:
         """The caller of ``spawn`` will not learn the pid: there shall be no such process."""
@@ -360,6 +363,8 @@ class Launcher:
                 self._events.remove(self._control.fileno())
                 self._control.close()
                 self._control = None
+            if self._room is not None:
+                self._room.close()
             for fd in (self._server_log, self._server_fd):
                 self._events.remove(fd)
                 os.close(fd)

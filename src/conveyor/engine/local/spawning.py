@@ -30,12 +30,6 @@ class Spawning(Struct, eq=False):
     pid: int = 0
     error: str = ""
     cause: OSError | None = None
-    #: Nobody waits any more until the server takes the request.
-    given_up: bool = False
-
-    def give_up(self) -> None:
-        """Wait no longer for a server that takes no requests."""
-        self.given_up = True
 
     def refuse(self, error: str | OSError, context: str = "") -> None:
         """There will be no such process: that is the outcome."""
