@@ -312,7 +312,6 @@ class RingReader {
   uint32_t reader() const { return reader_; }
   uint32_t readers() const { return ring_.readers; }
   uint32_t capacity() const { return ring_.capacity(); }
-  uint32_t writer_slot() const { return writer_.slot; }
 
   // Of a frame that has been published and not been taken.
   Kind kind_of(uint64_t number) const { return read_once(reinterpret_cast<const SlotHeader*>(ring_.slot(number))->kind); }

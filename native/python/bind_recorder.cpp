@@ -63,15 +63,6 @@ void bind_recorder(nb::module_& m) {
              check_index(i, r.place().tasks);
              r.note_task(i, execution, begin, end, failed);
            }, "index"_a, "execution"_a, "begin"_a, "end"_a, "failed"_a)
-      .def("note_skipped", [](Recorder& r, uint32_t i) {
-             check_index(i, r.place().tasks);
-             r.task_skipped(i);
-           }, "index"_a)
-      .def("note_receive", [](Recorder& r, uint32_t i, uint64_t execution, uint64_t begin, uint64_t end, uint64_t bytes, bool failed) {
-             check_index(i, r.place().receives);
-             r.received(i).waiting.note(0);
-             if (r.tracing()) r.trace({begin, end, execution, bytes, i, 0, EventKind::kReceive, uint16_t(failed ? kFailed : 0), 0});
-           }, "index"_a, "execution"_a, "begin"_a, "end"_a, "bytes"_a, "failed"_a)
       .def("note_send", [](Recorder& r, uint32_t i, uint64_t execution, uint64_t begin, uint64_t end, uint64_t bytes, bool failed) {
              check_index(i, r.place().sends);
              r.note_send(i, execution, begin, end, bytes, failed);
@@ -80,11 +71,6 @@ void bind_recorder(nb::module_& m) {
              check_index(i, r.place().sends);
              r.count_beside(i, bytes);
            }, "index"_a, "bytes"_a)
-      .def("note_execution", [](Recorder& r, uint64_t execution, uint64_t begin, uint64_t end) {
-             check_index(0, r.place().tasks);
-             r.task(0).running.note(end - begin);
-             if (r.tracing()) r.trace({begin, end, execution, 0, 0, 0, EventKind::kExecute, 0, 0});
-           }, "execution"_a, "begin"_a, "end"_a)
       .def("note_room", [](Recorder& r, uint64_t execution, uint64_t begin, bool traced) {
              check_index(1, r.place().tasks);
              const uint64_t end = now_ns();

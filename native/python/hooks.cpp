@@ -65,7 +65,9 @@ bool is_final(nb::handle exception) {
 
 void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object discard, nb::object final_error, nb::object arena_full,
                nb::object held_alone, nb::object state_error, nb::object refused, nb::object take) {
-  clear_codec();
+  for (PyObject** hook : {&hooks.encode, &hooks.decode, &hooks.announce, &hooks.discard, &hooks.final_error, &hooks.arena_full, &hooks.held_alone,
+                          &hooks.state_error, &hooks.refused, &hooks.take})
+    Py_CLEAR(*hook);
   hooks.encode = encode.release().ptr();
   hooks.decode = decode.release().ptr();
   hooks.announce = announce.release().ptr();
@@ -76,12 +78,6 @@ void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::ob
   hooks.state_error = state_error.release().ptr();
   if (!refused.is_none()) hooks.refused = refused.release().ptr();
   if (!take.is_none()) hooks.take = take.release().ptr();
-}
-
-void clear_codec() {
-  for (PyObject** hook : {&hooks.encode, &hooks.decode, &hooks.announce, &hooks.discard, &hooks.final_error, &hooks.arena_full, &hooks.held_alone,
-                          &hooks.state_error, &hooks.refused, &hooks.take})
-    Py_CLEAR(*hook);
 }
 
 void bad_frame() {

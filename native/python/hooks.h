@@ -31,7 +31,6 @@ extern Hooks hooks;
 
 void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object discard, nb::object final_error, nb::object arena_full,
                nb::object held_alone, nb::object state_error, nb::object refused = nb::none(), nb::object take = nb::none());
-void clear_codec();
 // Throws if this process was forked since `generation`: rings and results are the parent's.
 void check_owner(uint64_t generation);
 // In a catch block: let the exception that is being handled, whatever it is, be the Python error.

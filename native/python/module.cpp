@@ -57,7 +57,6 @@ NB_MODULE(_core, m) {
   m.attr("EMPTY") = *empty;
 
   m.attr("KIND_VALUE") = int(Kind::kValue);
-  m.attr("KIND_ERROR") = int(Kind::kError);
   m.attr("KIND_CALL") = int(Kind::kCall);
   m.attr("KIND_CONTROL") = int(Kind::kControl);
   m.attr("BELL_BITS") = int(kBellBits);
@@ -75,7 +74,6 @@ NB_MODULE(_core, m) {
         "take"_a.none() = nb::none());
   m.attr("UNSAID") = nb::bytes(kUnsaidMeta);
   m.attr("BROKEN") = nb::bytes(kBrokenMeta);
-  m.def("clear_codec", &clear_codec);
   m.def("refcount", [](nb::handle h) { return Py_REFCNT(h.ptr()); }, "value"_a.none());
   m.def("live_leases", &live_leases);
   m.def("monotonic_ns", &now_ns);

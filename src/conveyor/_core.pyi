@@ -13,7 +13,6 @@ _Ref = TypeVar("_Ref", bound=RefCore)
 _T = TypeVar("_T")
 
 KIND_VALUE: int
-KIND_ERROR: int
 KIND_CALL: int
 KIND_CONTROL: int
 BELL_BITS: int
@@ -67,9 +66,6 @@ def set_codec(
     ``held_alone(value)`` tells whether nothing else refers to a value's memory. ``take(meta)`` gives the
     refs that a frame which is decoded later has claims on, to be held until then.
     """
-
-def clear_codec() -> None:
-    """Let go of what ``set_codec`` was given."""
 
 def refcount(value: Any) -> int:
     """The value's reference count, with none of this call's own."""
@@ -733,7 +729,7 @@ def fetches() -> bool:
     """Whether what has stayed elsewhere is fetched in the frame that this thread is decoding."""
 
 class ErrorFrame:
-    """What a frame of ``KIND_ERROR`` is received as."""
+    """What an error frame is received as."""
 
     def __init__(self, meta: bytes) -> None:
         """``meta``: what ``send_error`` was given."""
@@ -821,14 +817,6 @@ class Recorder:
     def note_task(self, index: int, execution: int, begin: int, end: int, failed: bool) -> None:
         """A task has run."""
 
-    def note_skipped(self, index: int) -> None:
-        """A task did not run, because an argument was an error."""
-
-    def note_receive(
-        self, index: int, execution: int, begin: int, end: int, bytes: int, failed: bool
-    ) -> None:
-        """A frame was there and has been received."""
-
     def count_beside(self, index: int, bytes: int) -> None:
         """Count what goes beside the frames of a send."""
 
@@ -836,9 +824,6 @@ class Recorder:
         self, index: int, execution: int, begin: int, end: int, bytes: int, failed: bool
     ) -> None:
         """A frame was sent."""
-
-    def note_execution(self, execution: int, begin: int, end: int) -> None:
-        """An execution is complete: task 0 of the driver."""
 
     def note_room(self, execution: int, begin: int, traced: bool) -> None:
         """An execution has waited for room until now: task 1 of the driver. ``traced``: on a thread

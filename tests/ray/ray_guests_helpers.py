@@ -1,5 +1,6 @@
 """Actors of Ray's that take part in sessions, for the tests of that."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -56,19 +57,17 @@ class Plain:
 
     def left(self):
         """What a session has left in the process."""
-        files = [
-            os.readlink(f"/proc/self/fd/{fd}")
-            for fd in os.listdir("/proc/self/fd")
-            if _is_there(fd)
-        ]
+        files = list(_open_files())
         with open("/proc/self/maps") as maps:
             files += [line.split()[-1] for line in maps]
         threads = [thread.name for thread in threading.enumerate()]
         return [name for name in (*files, *threads) if "conveyor" in name and ".so" not in name]
 
 
-def _is_there(fd):
-    return os.path.islink(f"/proc/self/fd/{fd}")
+def _open_files():
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # another thread has closed it meanwhile
+            yield os.readlink(f"/proc/self/fd/{fd}")
 
 
 Stage = ray.remote(num_cpus=0)(Plain)

@@ -16,7 +16,8 @@ from conveyor.dag.survey import Survey, survey
 from conveyor.exceptions import ArgumentsError
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.refs.ref import Itself, Ref
+from conveyor.runtime.refs.itself import Itself
+from conveyor.runtime.refs.ref import Ref
 
 
 def execute(root: DAGNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.codec import direct
-from conveyor.runtime.refs.ref import Itself, Ref
+from conveyor.runtime.refs.itself import Itself
+from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.sights import PassingOn
 
 

@@ -14,7 +14,7 @@ from conveyor.codec import Reader, claims, decode_error, drop_picklers
 from conveyor.exceptions import SerializationError
 from conveyor.later import import_later
 from conveyor.runtime import context, ending
-from conveyor.runtime.refs.holding import Holding, same
+from conveyor.runtime.refs.holding import Holding
 from conveyor.runtime.refs.outcome import Failure
 from conveyor.runtime.refs.placed import Placed, may_have_stayed
 from conveyor.runtime.sights import learn, passing_on, tells
@@ -350,23 +350,6 @@ def asyncio_waits() -> ModuleType:
         with explained("await anything in this event loop"):
             raise
     return aio
-
-
-class Itself:
-    """A ref that, as an argument, does not stand for its value."""
-
-    __slots__ = ("_ref",)
-
-    def __init__(self, ref: Ref) -> None:
-        self._ref = ref
-
-    @classmethod
-    def of(cls, value: Any) -> Any:
-        """``value``, to be an argument as it is."""
-        return cls(value) if isinstance(value, Ref) else value
-
-    def __reduce__(self) -> Any:
-        return same, (self._ref,)
 
 
 def blockers_of(ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
