@@ -15,6 +15,20 @@ TUNABLES = "GLIBC_TUNABLES"
 _HUGE_HEAP = "glibc.malloc.hugetlb"
 _SINCE = 2, 35
 _HUGE_PAGE = 2 << 20
+_MOST_PIECES = 32
+
+
+class _MallInfo(ctypes.Structure):
+    """See mallinfo(3). ``hblks``: how many pieces have pages of their own. Where another library hands out
+    memory, that says nothing."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
 
 
 def with_huge_heap(environ: Mapping[str, str]) -> dict[str, str]:
@@ -38,14 +52,29 @@ def fill_huge_heap(environ: Mapping[str, str]) -> None:
     glibc gives each piece from 128 KiB on pages of its own, until it gets a larger one back: from then on the
     like lie in the heap. So it gets one back here. A tunable would say the same, but then even larger pieces
     would never come to lie there, and each would be mapped and unmapped every time.
+
+    A piece may come out of what is free in the heap: that one says nothing, and others are taken until one
+    has pages of its own. Where none of many has, glibc had got such a one back before.
     """
-    if f"{_HUGE_HEAP}=1" not in environ.get(TUNABLES, "").split(":"):
+    asked = f"{_HUGE_HEAP}=1" in environ.get(TUNABLES, "").split(":")
+    if not asked or not _knows_huge_pages():
         return
     library = ctypes.CDLL(None)
     library.malloc.restype = ctypes.c_void_p
     library.malloc.argtypes = (ctypes.c_size_t,)
     library.free.argtypes = (ctypes.c_void_p,)
-    library.free(library.malloc(_HUGE_PAGE))  # nothing of it is touched
+    library.mallinfo2.restype = _MallInfo
+    mapped = library.mallinfo2().hblks
+    pieces: list[int] = []
+    while len(pieces) < _MOST_PIECES:
+        piece = library.malloc(_HUGE_PAGE)
+        if not piece:  # there is no memory
+            break
+        pieces.append(piece)
+        if library.mallinfo2().hblks > mapped:
+            break
+    for piece in pieces:
+        library.free(piece)  # nothing of it was touched
 
 
 def _knows_huge_pages() -> bool:
