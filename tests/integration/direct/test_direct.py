@@ -15,7 +15,7 @@ from nodes_apart import APART
 import conveyor
 from conveyor import _core
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.direct import routes
+from conveyor.direct import placed
 from conveyor.direct.table import TABLE
 from conveyor.exceptions import ActorDiedError, ObjectLostError, WaitTimeoutError
 from conveyor.experimental import wait_tensor_freed
@@ -454,7 +454,7 @@ def test_its_actor_dies_and_the_session_does_not_know_yet(pair, wait_until, monk
     unknowing = SimpleNamespace(gone=lambda *_: False, elsewhere=lambda _: False)
     process = SimpleNamespace(board=unknowing, far_memory=None)
     session = SimpleNamespace(current=lambda: SimpleNamespace(process=process))
-    monkeypatch.setattr(routes, "context", session)
+    monkeypatch.setattr(placed, "context", session)
     assert ref.route() == "read"
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: fails(ref), WAIT)

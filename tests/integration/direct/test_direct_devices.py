@@ -10,7 +10,7 @@ from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.direct import opened as opened_memory
+from conveyor.direct.devices import opened as opened_memory
 from conveyor.exceptions import (
     ActorDiedError,
     ObjectLostError,

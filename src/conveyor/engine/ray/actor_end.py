@@ -22,7 +22,7 @@ _log = logging.getLogger("conveyor")
 
 
 class ActorEnd:
-    """Of the actor that this process is."""
+    """The end of the actor that this process is."""
 
     def __init__(self, ray: Any, end: Callable[[], object]) -> None:
         """``end()`` ends the session, and does nothing the second time."""

@@ -30,7 +30,7 @@ class Whereabouts(Struct, frozen=True):
     laid: int = 0
 
     def of(self, edge: Edge) -> Whereabouts:
-        """Those of the ends of an edge, by rank, if these are of all actors of its graph."""
+        """The whereabouts of the ends of an edge, by rank, if these are of all actors of its graph."""
         hosts = tuple([self.hosts[actor] for actor in (edge.writer, *edge.readers) if self.hosts])
         if len({host.number for host in hosts}) < 2:
             return Whereabouts(laid=self.laid)
