@@ -94,7 +94,7 @@ def wait_until_no_ref_is_kept():
     """What an actor does not make good it gives up on a thread of its own."""
     from conveyor.runtime import context
 
-    end = time.monotonic() + 1
+    end = time.monotonic() + WAIT
     while context.current().exports.kept and time.monotonic() < end:
         time.sleep(0.005)
 

@@ -23,8 +23,8 @@ cloudpickle.register_pickle_by_value(sys.modules["faults_phases"])
 
 #: s; nothing in a phase takes as long, and no error that is right does either.
 HANG = 20
-#: s; what ends by itself has ended by then.
-SETTLE = 5
+#: s; what ends by itself has ended by then. It is waited for where it is known what is to be left.
+SETTLE, MOMENT = 20, 0.2
 
 
 class Run:
@@ -140,7 +140,7 @@ class Run:
     def left(self, expected=None):
         """What there is once what ends by itself has ended: when it is no more than ``expected``, or in the
         beginning, when that is not known, after a moment."""
-        end = time.monotonic() + (SETTLE if expected is not None else SETTLE / 25)
+        end = time.monotonic() + (SETTLE if expected is not None else MOMENT)
         while True:
             gc.collect()
             now = {**left_here(), **self.phase.left()}

@@ -193,7 +193,7 @@ def test_the_plan_says_what_travels_beside_its_frames(pair, registered):
 
 def test_what_goes_beside_the_frames_is_counted(pair, registered):
     a, b = pair
-    graph = total_over(registered(delay=(0.05, 0.05)), a, b)
+    graph = total_over(registered(delay=(0.3, 0.3)), a, b)
     for number in range(3):
         graph.execute(number).get(timeout=60)
     edge = graph.stats().edges[1]
@@ -201,6 +201,7 @@ def test_what_goes_beside_the_frames_is_counted(pair, registered):
     assert 3 * 4 * (1 << 20) < edge.bytes < 3 * 4 * (1 << 20) + 10_000
     (wait,) = edge.waits
     assert wait.waiting.count == 3
+    # Its reader may come to the wait some time after the transfer has begun.
     assert wait.waiting.max_s >= 0.05
     graph.teardown()
 

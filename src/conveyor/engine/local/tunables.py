@@ -18,6 +18,19 @@ _HUGE_PAGE = 2 << 20
 _MOST_PIECES = 32
 
 
+class _MallInfo(ctypes.Structure):
+    """See mallinfo(3). ``hblks``: how many pieces have pages of their own. Where another library hands out
+    memory, that says nothing."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
 def with_huge_heap(environ: Mapping[str, str]) -> dict[str, str]:
     """This environment for a fork server: its heap, and its actors', gets huge pages, as large tensors do,
     unless ``environ`` says otherwise: it has that tunable already, or wants no huge tensors.
@@ -43,28 +56,25 @@ def fill_huge_heap(environ: Mapping[str, str]) -> None:
     A piece may come out of what is free in the heap: that one says nothing, and others are taken until one
     has pages of its own. Where none of many has, glibc had got such a one back before.
     """
-    if f"{_HUGE_HEAP}=1" not in environ.get(TUNABLES, "").split(":"):
+    asked = f"{_HUGE_HEAP}=1" in environ.get(TUNABLES, "").split(":")
+    if not asked or not _knows_huge_pages():
         return
     library = ctypes.CDLL(None)
     library.malloc.restype = ctypes.c_void_p
     library.malloc.argtypes = (ctypes.c_size_t,)
     library.free.argtypes = (ctypes.c_void_p,)
+    library.mallinfo2.restype = _MallInfo
+    mapped = library.mallinfo2().hblks
     pieces: list[int] = []
     while len(pieces) < _MOST_PIECES:
         piece = library.malloc(_HUGE_PAGE)
         if not piece:  # there is no memory
             break
         pieces.append(piece)
-        if _has_its_own_pages(piece):
+        if library.mallinfo2().hblks > mapped:
             break
     for piece in pieces:
         library.free(piece)  # nothing of it was touched
-
-
-def _has_its_own_pages(piece: int) -> bool:
-    """By a bit of the size that glibc keeps before each piece."""
-    before = piece - ctypes.sizeof(ctypes.c_size_t)
-    return bool(ctypes.c_size_t.from_address(before).value & 2)
 
 
 def _knows_huge_pages() -> bool:
