@@ -112,7 +112,7 @@ bool Board::write_eventfd(uint32_t index) {
 
 void Board::ring_sleeper_in_poll(uint32_t index) {
   if (write_eventfd(index)) return;
-  // Not a peer of ours, or not as we know it, so we cannot wake it ourselves: the driver's service thread
+  // Not a peer of ours, or not as we know it, so we cannot wake it ourselves: the driver's death watch
   // can. Should the driver be stopped, only those wait longer who are rung by a process that they have not
   // been introduced to.
   slot(index)->nudge.store(1, std::memory_order_seq_cst);

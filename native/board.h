@@ -78,7 +78,7 @@ struct alignas(kPage) BoardSlot {
   pthread_mutex_t life;  // robust; held by the process's main thread until it ends
   alignas(kCacheLine) std::atomic<Condition> condition;
   std::atomic<uint32_t> pid;
-  std::atomic<uint32_t> nudge;        // somebody without its eventfd wants it woken; taken by the service thread
+  std::atomic<uint32_t> nudge;        // somebody without its eventfd wants it woken; taken by the death watch
   std::atomic<uint32_t> incarnation;  // counts the processes that have had this slot; written before they start
   std::atomic<uint32_t> died;         // which death of the session this was, from 1; 0: not announced
   std::atomic<uint32_t> elsewhere;    // 1 + the number of the host that the process is on, if this slot is its proxy here (net/proxies.h)
@@ -111,7 +111,7 @@ struct alignas(kPage) BoardHeader {
   uint32_t slots;
   std::atomic<uint32_t> used;  // slots from here on have never been prepared
   alignas(kCacheLine) std::atomic<uint32_t> deaths;  // every waiter compares it with what it has seen
-  alignas(kCacheLine) std::atomic<uint32_t> alarm;   // futex word of the service thread
+  alignas(kCacheLine) std::atomic<uint32_t> alarm;   // futex word of the death watch
   alignas(kCacheLine) std::atomic<uint64_t> sights;  // how often somebody here has learned that a call has failed
   std::atomic<uint64_t> sight_marks;  // moves behind all that is to be told of that: see FailedCalls::mark
   std::atomic<uint64_t> failure_marks;  // moves behind what is to be told of what fails in ranks' processes
@@ -282,7 +282,7 @@ class Board : public Shareable<Board> {
   // Set `bit` in the bell of process `index` and wake whoever sleeps on it.
   void ring(uint32_t index, uint32_t bit);
   void ring(Bell* bell, uint32_t bit, uint32_t index);
-  // The service thread's, for those who have asked it to: it has the eventfd of every process that runs.
+  // The death watch's, for those who have asked it to: it has the eventfd of every process that runs.
   void nudge(uint32_t index);
   // Have the pump look for what other hosts are to be told, if there are any: over the bell of a process there, which is
   // rung for nothing else.
@@ -314,7 +314,7 @@ class Board : public Shareable<Board> {
     int fd = -1;
     uint32_t incarnation = 0;  // of whose it is
   };
-  // The service thread rings while others forget processes: without it, it could write into whatever file
+  // The death watch rings while others forget processes: without it, it could write into whatever file
   // got the descriptor's number next. It is this process's own: nobody waits for one that is stopped.
   ForkMutex eventfds_mutex_;
   std::vector<Eventfd> eventfds_;

@@ -7,7 +7,7 @@
 #include "inbox.h"
 #include "leftovers.h"
 #include "pump_wait.h"
-#include "service.h"
+#include "death_watch.h"
 #include "waiting.h"
 
 namespace conveyor {

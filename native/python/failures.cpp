@@ -35,7 +35,6 @@ Failures::Failures(nb::object readers, Limits& limits, bool together)
 }
 
 void Failures::leave() {
-  left_ = true;
   for (Reader* reader : readers_) reader->close();
 }
 

@@ -86,14 +86,14 @@ class Failures {
     size_t left = 0;
   };
   void receive();
-  bool awaits_first(uint64_t number, uint64_t completed) const { return together && !left_ && number >= completed && !failed_.contains(number); }
+  // Also when nothing more is heard: what has ended that, a death or the end of the graph, says more than what follows.
+  bool awaits_first(uint64_t number, uint64_t completed) const { return together && number >= completed && !failed_.contains(number); }
   Failed* enter(const Told& told, size_t results);
 
   nb::object opened_;  // what keeps the readers
   std::vector<Reader*> readers_;
   Limits& limits_;
   uint32_t heard_ = 0;
-  bool left_ = false;
   std::deque<Told> told_;  // out of the rings, and not entered yet, in the order of their failures
   std::map<uint64_t, Failed> failed_;
 };

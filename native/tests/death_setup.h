@@ -15,7 +15,7 @@
 #include "board.h"
 #include "check.h"
 #include "arena/lease.h"
-#include "service.h"
+#include "death_watch.h"
 #include "waiter.h"
 
 namespace conveyor {

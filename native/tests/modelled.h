@@ -113,7 +113,7 @@ class Mutex {
   bool held_ = false;
 };
 
-// The service thread's function, for a body to run.
+// The death watch's function, for a body to run.
 inline std::function<void()> started;
 class Thread {
  public:
@@ -229,14 +229,15 @@ using model_thread = model::Thread;
 #include "arena/pins.h"
 #include "pump_wait.h"
 #include "ring.h"
-#include "service.h"
+#include "death_watch.h"
 #include "waiter.h"
 
 #include "board.cpp"
 #include "arena/arena.cpp"
 #include "arena/populate.cpp"
 #include "arena/cap.cpp"
-#include "arena/service.cpp"
+#include "arena/lifetime.cpp"
+#include "arena/giving_back.cpp"
 #include "hazards.cpp"
 #define epoll_wait model::epoll_now
 #include "arena/holds.cpp"
@@ -246,7 +247,7 @@ using model_thread = model::Thread;
 #include "arena/lease.cpp"
 #include "inbox.cpp"
 #include "python/waiting.cpp"
-#include "service.cpp"
+#include "death_watch.cpp"
 #undef atomic
 #undef mutex
 #undef thread

@@ -39,7 +39,7 @@ TEST(an_eventfd_wakes_only_the_process_that_it_is_of) {
   const uint32_t alarm = board->header()->alarm.load();
   board->ring(1, 3);
   CHECK(!readable(former));
-  CHECK_EQ(board->slot(1)->nudge.load(), 1u);  // the service thread is to do it
+  CHECK_EQ(board->slot(1)->nudge.load(), 1u);  // the death watch is to do it
   CHECK(board->header()->alarm.load() != alarm);
   CHECK_EQ(board->slot(1)->bell.armed.load(), 1u);
   board->set_eventfd(1, current, 2);

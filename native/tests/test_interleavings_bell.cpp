@@ -264,8 +264,8 @@ TEST(a_ringer_with_a_former_process_s_descriptor_silences_no_other) {
   for (int preemptions : {2, model::kAll}) CHECK(p.scene({sleeper, old_first, old_second}, 0).fails(model::Fault::kNone, "", nullptr, preemptions));
 }
 
-// What it says is for the slot's process of now, and the service thread has the descriptor that it lacks.
-TEST(a_ringer_with_a_former_process_s_descriptor_wakes_through_the_service_thread) {
+// What it says is for the slot's process of now, and the death watch has the descriptor that it lacks.
+TEST(a_ringer_with_a_former_process_s_descriptor_wakes_through_the_death_watch) {
   Ringers p;
   const auto sleeper = [&] { p.wait(1); };
   const auto service = [] { model::started(); };

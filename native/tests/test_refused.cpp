@@ -11,7 +11,7 @@
 
 #include "arena/arena.h"
 #include "check.h"
-#include "service.h"
+#include "death_watch.h"
 
 namespace {
 

@@ -168,7 +168,7 @@ TEST(watches_may_be_made_and_stopped_at_any_moment) {
   CHECK_EQ(board->header()->deaths.load(), 0u);
 }
 
-TEST(a_ringer_that_is_no_peer_wakes_through_the_service_thread) {
+TEST(a_ringer_that_is_no_peer_wakes_through_the_death_watch) {
   Session s;
   auto child = s.start(1, [&] {
     const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -181,7 +181,7 @@ TEST(a_ringer_that_is_no_peer_wakes_through_the_service_thread) {
   CHECK(waiter.arm_event(waiter.count()));
   s.board->ring(1, 5);
   CHECK(s.board->header()->alarm.load() != alarm);
-  // The service thread sees it; having no eventfd either, it can only ring the attention bit.
+  // The death watch sees it; having no eventfd either, it can only ring the attention bit.
   s.await([&] { return (s.board->slot(1)->bell.ready[0].load() & 1) != 0; });
 }
 
@@ -226,7 +226,7 @@ TEST(guarding_signals_twice_does_not_loop) {
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 }
 
-// Where futex_waitv is forbidden, whatever the error, the service thread sleeps on its alarm, and serves it.
+// Where futex_waitv is forbidden, whatever the error, the death watch sleeps on its alarm, and serves it.
 TEST(a_watch_that_may_not_wait_for_many_does_not_spin) {
   for (const int error : {EPERM, ENOSYS, EACCES, ENOMEM}) {
     check::Child child([error] {

@@ -14,6 +14,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600, help="how long (600)")
     parser.add_argument("--rounds", type=int, help="at most so many rounds")
+    parser.add_argument("--at-least", type=int, default=0, help="longer, for so many rounds")
     parser.add_argument("--seed", type=int, help="of the whole run; drawn by lot if not said")
     parser.add_argument("--replay", type=int, metavar="SEED", help="one round, again and again")
     parser.add_argument("--times", type=int, default=20, help="how often with --replay (20)")
@@ -26,9 +27,11 @@ def main() -> int:
     if options.nodes:
         return run_over_nodes(options)
     if options.replay is not None:
-        return run(options.replay, options.seconds, None, options.hang, options.times, options.only)
+        limits = options.seconds, None, options.hang
+        return run(options.replay, *limits, replay=options.times, only=options.only)
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
-    return run(seed, options.seconds, options.rounds, options.hang, only=options.only)
+    limits = options.seconds, options.rounds, options.hang, options.at_least
+    return run(seed, *limits, only=options.only)
 
 
 def run_over_nodes(options: argparse.Namespace) -> int:

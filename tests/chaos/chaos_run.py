@@ -57,10 +57,12 @@ def run(
     seconds: float,
     rounds: int | None,
     hang: float,
+    at_least: int = 0,
     replay: int = 0,
     only: str | None = None,
 ) -> int:
-    """Rounds until ``seconds`` are over or there were ``rounds``. Exit code of the program.
+    """Rounds until ``seconds`` are over and there were ``at_least`` so many, or there were ``rounds``. Exit
+    code of the program.
 
     replay: only the round with seed ``seed``, so often.
     only: only rounds of kinds that begin so.
@@ -77,7 +79,7 @@ def run(
         with chaos_transports.usable() as transports:
             before = find_descriptors()  # with the memory of a simulated device, which stays
             everything = Run(seeds, hang, os.path.join(folder, "clock"), tally, transports, only)
-            good = everything.rounds(seconds, limit)
+            good = everything.rounds(seconds, limit, at_least)
             everything.close()
         os.chdir("/")
     gc.collect()
@@ -115,12 +117,14 @@ class Run:
         self.hiccups = Hiccups()
         self.watchdog = Watchdog(hang, self._describe, self._pids)
 
-    def rounds(self, seconds: float, limit: int | None) -> bool:
+    def rounds(self, seconds: float, limit: int | None, at_least: int) -> bool:
         """Whether all went well in all of them."""
         tally = self._tally
         end = time.monotonic() + seconds
         try:
-            while time.monotonic() < end and (limit is None or tally.rounds < limit):
+            while (time.monotonic() < end or tally.rounds < at_least) and (
+                limit is None or tally.rounds < limit
+            ):
                 self._round(next(self._seeds))
             self.watchdog.doing("the end")
             if self._session is not None:

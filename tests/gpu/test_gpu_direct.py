@@ -58,7 +58,8 @@ class Keeper:
         """Note what the parts of a fetch take, from now on."""
         from conveyor import _core
         from conveyor.device import cuda, cuda_memory
-        from conveyor.direct import devices, fetching
+        from conveyor.direct import fetching
+        from conveyor.direct.devices import route as devices
 
         self.taken = {}
         for owner, names in {

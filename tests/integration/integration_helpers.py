@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import signal
 import time
 
 import conveyor
@@ -75,6 +76,17 @@ def hold(path):
     while not os.path.exists(path):
         if time.monotonic() > end:
             raise TimeoutError(path)
+        time.sleep(0.002)
+
+
+def freeze(pid):
+    """Stop a process. From then on none of its threads takes anything, on whichever processor it ran."""
+    import psutil  # not in actors, which import this module
+
+    os.kill(pid, signal.SIGSTOP)
+    end = time.monotonic() + WAIT
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < end, f"{pid} is not stopped"
         time.sleep(0.002)
 
 

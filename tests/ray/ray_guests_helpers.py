@@ -10,7 +10,7 @@ import ray
 from ray_nodes import WAIT, get
 
 import conveyor
-from conveyor.engine.ray import guest
+from conveyor.engine.ray.guests import guest
 from conveyor.exceptions import ActorDiedError
 
 for pickler in cloudpickle, ray.cloudpickle:

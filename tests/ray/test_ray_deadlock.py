@@ -247,7 +247,9 @@ def test_two_actors(take, way):
 def test_it_is_found_soon(take):
     a, b = take("ab")
     took = []
-    for _ in range(3):
+    while not took or (
+        min(took) >= 1 and len(took) < 20
+    ):  # other work of the machine makes it longer
         start = time.monotonic()
         deadlocks(a.walk.remote("ba"), a, b)
         took.append(time.monotonic() - start)

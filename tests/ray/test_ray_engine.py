@@ -357,8 +357,7 @@ def test_a_child_forked_after_a_session_on_ray(scripts, two_nodes):
                 os._exit(0 if "does not work in forked children" in str(error) else 1)
             os._exit(2)
         assert os.waitpid(pid, 0)[1] == 0
-        """,
-        timeout=60,
+        """
     )
 
 
@@ -390,7 +389,7 @@ def test_a_program_of_its_own(scripts, two_nodes):
     program.kill()
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    assert poll.poll(10_000)
+    assert poll.poll(1000 * WAIT)
     os.close(pidfd)
 
 

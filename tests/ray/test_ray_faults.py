@@ -1,5 +1,6 @@
 """Ray's engine when something goes wrong with Ray, or at the worst moment."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -64,21 +65,27 @@ def test_rays_own_lines_are_not_the_actors_last_words(rt):
 
 def test_a_pidfd_that_is_closed_is_signalled_no_more(rt, wait_until):
     """Its number may be another actor's by then: a late kill of the one would end the other."""
-    actor = Place.remote()
-    pid = get(actor.pid.remote())
-    known = hosts()._living[pid]
-    number = known.pidfd
-    conveyor.kill(actor)
-    wait_until(lambda: pid not in hosts()._living and known.pidfd != number, WAIT)
     victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    theirs = os.pidfd_open(victim.pid)
-    taken = os.dup2(theirs, number) if theirs != number else number
+    theirs, taken = os.pidfd_open(victim.pid), []
+
+    def has_the_number_of_a_killed_actor():
+        """Unless another thread has that: to close it would break what is that one's."""
+        actor = Place.remote()
+        pid = get(actor.pid.remote())
+        known = hosts()._living[pid]
+        number = known.pidfd
+        conveyor.kill(actor)
+        wait_until(lambda: pid not in hosts()._living and known.pidfd != number, WAIT)
+        taken.append(fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, number))
+        return known if taken[-1] == number else None
+
     try:
+        known = wait_until(has_the_number_of_a_killed_actor, WAIT)
         hosts()._give_up(known)  # an interrupt that comes late
         assert victim.communicate(b"go on\n", timeout=WAIT) == (None, None)
         assert victim.returncode == 0
     finally:
         victim.kill()
         victim.wait()
-        for fd in {theirs, taken}:
+        for fd in (theirs, *taken):
             os.close(fd)

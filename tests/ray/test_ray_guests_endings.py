@@ -13,8 +13,9 @@ import ray
 from ray_guests_helpers import WAIT, Plain, Stage, get, nothing_left
 
 import conveyor
-from conveyor.engine.ray import courier, guest
+from conveyor.engine.ray import courier
 from conveyor.engine.ray.greeting import Welcome
+from conveyor.engine.ray.guests import guest
 from conveyor.exceptions import ActorDiedError, ActorStartError, SystemLimitError
 from conveyor.runtime import threads
 

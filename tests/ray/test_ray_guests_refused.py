@@ -12,7 +12,7 @@ from ray_guests_helpers import Ours, Plain, Stage, nothing_left, until_it_raises
 from ray_nodes import WAIT, get
 
 import conveyor
-from conveyor.engine.ray import guest
+from conveyor.engine.ray.guests import guest
 from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError
 from conveyor.runtime.actor import worker
 

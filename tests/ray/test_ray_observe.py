@@ -337,7 +337,7 @@ def test_the_command_shows_all_nodes(nodes, tmp_path, wait_until):
         assert by_name["here 0"]["node"] is None
         assert session["troubles"] == []
         fails(time.monotonic(), 3, "refused")
-        (trouble,) = seen()["troubles"]
+        (trouble,) = until(seen, lambda session: not session["unknown"])["troubles"]
         fails(None)
         assert trouble["node"] == agent().name
         assert re.fullmatch(

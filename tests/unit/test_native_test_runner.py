@@ -66,7 +66,7 @@ def run(tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=200,
         )
         return done.returncode, done.stdout.splitlines()
 

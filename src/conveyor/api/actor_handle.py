@@ -328,11 +328,13 @@ if TYPE_CHECKING:
         ) -> AnyMethod: ...
 
     ActorProxy: TypeAlias = type[InstanceT]
+    #: What a function takes that is given an actor: its handle, as a type checker sees it.
+    AnyActor: TypeAlias = ActorHandle[Any] | ActorProxy[Any]
 else:
     AnyMethod = ActorMethod
     #: The handle of an actor whose class is under ``actor``. Type checkers see in it the attributes of the
     #: class, where ``@method`` has made methods of actors of them.
-    ActorProxy = ActorHandle
+    ActorProxy = AnyActor = ActorHandle
 
 
 def check_owner(owner: object) -> None:

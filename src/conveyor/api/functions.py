@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from conveyor import _core
-from conveyor.api.actor_handle import ActorHandle, ActorProxy, check_usable
+from conveyor.api.actor_handle import ActorHandle, AnyActor, check_usable
 from conveyor.api.methods import make_table
 from conveyor.api.transports import check_get_options, check_snapshot, check_transport
 from conveyor.checks import check_count, check_flag
@@ -150,9 +150,7 @@ def cancel(ref: Ref, *, force: bool = False, recursive: bool = True) -> None:
     ref.cancel()
 
 
-def kill(
-    actor: ActorHandle | ActorProxy, *, no_restart: bool = True, graceful: bool = False
-) -> None:
+def kill(actor: AnyActor, *, no_restart: bool = True, graceful: bool = False) -> None:
     """End an actor at once, whatever it does. Everyone who waits for it gets ``ActorDiedError``.
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 from conveyor.api.actor_class import ActorClass
-from conveyor.api.actor_handle import ActorHandle, check_usable
+from conveyor.api.actor_handle import ActorHandle, AnyActor, check_usable
 from conveyor.api.arguments import takes_refs
 from conveyor.api.methods import check_num_returns, signature_of
 from conveyor.api.options import ActorOptions
@@ -110,19 +110,19 @@ class RemoteFunction(Generic[P, ResultT]):
         self,
         *,
         num_returns: Literal["streaming"] | None = None,
-        on: ActorHandle | None = None,
+        on: AnyActor | None = None,
         **worker: Any,
     ) -> RemoteFunction[P, ResultT]: ...
     @overload
     def options(
-        self, *, num_returns: int, on: ActorHandle | None = None, **worker: Any
+        self, *, num_returns: int, on: AnyActor | None = None, **worker: Any
     ) -> RemoteFunction[P, Any]: ...
 
     def options(
         self,
         *,
         num_returns: int | Literal["streaming"] | None = None,
-        on: ActorHandle | None = None,
+        on: AnyActor | None = None,
         **worker: Any,
     ) -> RemoteFunction[P, Any]:
         """The same function with other options.
@@ -137,20 +137,20 @@ class RemoteFunction(Generic[P, ResultT]):
             count = check_num_returns(
                 num_returns, self._function.is_generator, f"{self._function.name}()"
             )
-        on = self._on if on is None else on
-        if on is not None:
-            if not isinstance(on, ActorHandle):
-                raise TypeError(f"on must be an actor's handle, not {type(on).__name__}")
-            if self._function.is_async and not any(e.info.is_async for e in on._table.values()):
+        actor: AnyActor | None = self._on if on is None else on
+        if actor is not None:
+            if not isinstance(actor, ActorHandle):
+                raise TypeError(f"on must be an actor's handle, not {type(actor).__name__}")
+            if self._function.is_async and not any(e.info.is_async for e in actor._table.values()):
                 raise GraphError(
-                    f"{self._function.name} is a coroutine function, and {on!r} has no event loop: none "
+                    f"{self._function.name} is a coroutine function, and {actor!r} has no event loop: none "
                     f"of its methods is async"
                 )
         return RemoteFunction(
             self.__wrapped__,
             {**self._worker, **checked_worker_options(worker)},
             count,
-            on,
+            actor,
         )
 
     def _check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

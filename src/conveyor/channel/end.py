@@ -274,12 +274,12 @@ class End:
     # Waiting
 
     def _wait(self, ready: Callable[[], bool], timeout: float | None) -> None:
-        """Until ``ready()``, or the time is over."""
+        """Wait until ``ready()``, or until the time is over."""
         patience = Patience(None if timeout is None or timeout < 0 else timeout)
         wait_patiently(self._runtime.inbox, ready, patience, self._describe, self._doing)
 
     async def _wait_async(self) -> None:
-        """Until it is worth another attempt."""
+        """Wait until it is worth another attempt."""
         from conveyor.runtime.waiting import aio  # asyncio is slow to import
 
         await aio.wait_until(self._worth_trying)

@@ -26,7 +26,7 @@ class PresentEnds(Generic[EndT]):
         self._refs: dict[Key, weakref.ref[EndT]] = {}
 
     def all(self) -> list[EndT]:
-        """Those that there are."""
+        """The ends that this process has."""
         found = [ref() for ref in list(self._refs.values())]
         return [end for end in found if end is not None]
 

@@ -22,7 +22,7 @@ from conveyor.exceptions import (
 from conveyor.runtime import ending
 from conveyor.runtime.actor.unwanted import Unwanted
 from conveyor.runtime.protocol import Runtime
-from conveyor.runtime.ranks import FAILED_IN, Joined
+from conveyor.runtime.ranks import DEAD_RANK, FAILED_IN, Joined
 
 #: The operations, by the numbers that the native core knows them by.
 OPERATIONS = (
@@ -249,7 +249,9 @@ class Group:
         if cause == _DIED:
             death = self._runtime.collectives.death(self.joined, rank)
             text = f"{what}: {self.who(rank)} has died. {_AFTER}. {death}"
-            raise CollectiveBrokenError(text) from death
+            error = CollectiveBrokenError(text)
+            error.__dict__[DEAD_RANK] = self.joined.membership.members[rank]
+            raise error from death
         if cause == _RAISED:
             text = f"{what}: {self.who(rank)} is not coming: its method {why}. {_AFTER}"
         elif cause == _SHIFTED:

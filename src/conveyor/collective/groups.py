@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from conveyor import _core
-from conveyor.api.actor_handle import ActorHandle
+from conveyor.api.actor_handle import ActorHandle, AnyActor
 from conveyor.collective import membership
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime import context
@@ -51,7 +51,7 @@ class CollectiveGroupHandle:
         """As it was asked for."""
         return self._backend
 
-    def get_rank(self, actor: ActorHandle[Any]) -> int:
+    def get_rank(self, actor: AnyActor) -> int:
         """The rank of an actor, or -1 if it is not in the group."""
         if actor not in self._actors:
             return -1
@@ -69,7 +69,7 @@ class CollectiveGroupHandle:
 
 
 def create_collective_group(
-    actors: Sequence[ActorHandle[Any]],
+    actors: Sequence[AnyActor],
     backend: str = "shm",
     name: str | None = None,
     *,
@@ -124,7 +124,7 @@ def create_collective_group(
 
 
 def get_collective_groups(
-    actors: Sequence[ActorHandle[Any]] | None = None, backend: str | None = None
+    actors: Sequence[AnyActor] | None = None, backend: str | None = None
 ) -> list[CollectiveGroupHandle]:
     """The groups that this process has created, with all of ``actors`` in them, and of that backend."""
     wanted = set(actors or ())

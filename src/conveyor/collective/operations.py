@@ -33,7 +33,9 @@ from conveyor.dag.collective.reduceop import ReduceOp
 class AllReduce:
     """Reduce a tensor over all ranks, in place: afterwards each has the result."""
 
-    bind = staticmethod(binding.allreduce)
+    def __init__(self) -> None:
+        # Of the object, since type checkers see but the first form of an overloaded function that is static.
+        self.bind = binding.allreduce
 
     def __call__(
         self,

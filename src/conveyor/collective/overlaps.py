@@ -59,13 +59,13 @@ def check_inputs(to: Sequence[Operand], sources: Sequence[Operand], out: str, wh
         for other, until, k in outputs:
             if other < end and begin < until and begin != other:
                 raise ValueError(
-                    f"{_named(what, sources, i)} and {_named(out, to, k)} share a part of their memory, and "
+                    f"{_named(what, i)} and {_named(out, k)} share a part of their memory, and "
                     f"the operation writes to the latter while it reads the former: {_ADVICE}, or the very "
                     "same tensor"
                 )
 
 
-def _named(what: str, operands: Sequence[Operand], place: int) -> str:
+def _named(what: str, place: int) -> str:
     return what if what == ONE else f"tensor {place} of {what}"
 
 

@@ -29,7 +29,7 @@ class ActorRef(Protocol):
 
 
 class Record:
-    """That a node exists, and which tasks were bound to it.
+    """Notes that a node exists, and which tasks were bound to it.
 
     Nodes refer to what they need, never to who needs them; but a task that reaches no output has
     to be found at compile time. Weak references downward would make that depend on which variables
@@ -144,9 +144,8 @@ class DAGNode(Generic[ResultT]):
         ``_max_inflight_executions`` is our ``depth``, and ``_submit_timeout`` (seconds; -1: no limit)
         our ``submit_timeout``; ``_overlap_gpu_communication`` is our ``overlap``, and
         ``_default_communicator`` our ``default_communicator``. The other parameters are accepted and have
-        nothing to do here: values
-        of any size pass without a buffer size, every graph serves ``get`` and ``await`` alike,
-        results are not counted, and transfers are planned per edge. What is left out is taken from
+        nothing to do here: values of any size pass without a buffer size, every graph serves ``get``
+        and ``await`` alike, and results are not counted. What is left out is taken from
         ``DAGContext.get_current()``, as far as the program has changed that.
         """
         context = import_later("conveyor.dag.context").DAGContext

@@ -1,10 +1,11 @@
 """Objects that stay on the actor that made them.
 
 What ``codec.direct`` asks of a process is answered here: ``table`` keeps values for others, and ``fetching``
-gets theirs; ``choice``, ``devices``, ``opened`` and ``filled`` are the ways past reading, ``managers`` a
-user's. ``parts``, ``skeleton``, ``leaves`` and ``memory`` are about parts; ``given`` is about memory that is
-there, also where it is said beforehand which. ``listing``, ``routes`` and ``freed`` answer questions.
-``permission``, ``writes`` and ``transfers`` are about who may, who wrote, and tests.
+gets theirs, from other hosts by ``afar``, and for event loops by ``awaiting``. ``choice`` says which values
+are got in another way than by reading: ``devices`` has the one for tensors of devices, ``managers`` those
+that users have written. ``parts`` has a part of a value fetched, and ``given`` gets one into memory that is
+there; both look into it with ``structure``. ``listing``, ``placed``, ``under_way`` and ``freed`` answer
+questions. ``permission``, ``writes`` and ``transfers`` are about who may, who wrote, and tests.
 """
 
 from __future__ import annotations

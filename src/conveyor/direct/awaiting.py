@@ -29,7 +29,7 @@ Stock = dict[object, Awaited]
 
 
 class _Deferral(threading.local):
-    """Of the thread that decodes for an event loop: what has been asked for; else ``None``."""
+    """What the thread has asked for that decodes for an event loop; ``None`` on any other."""
 
     stock: Stock | None = None
 
@@ -38,7 +38,7 @@ deferral = _Deferral()
 
 
 class Attempts:
-    """To decode one value."""
+    """Decoding one value for an event loop, as often as it takes."""
 
     __slots__ = ("_stock",)
 

@@ -10,12 +10,12 @@ from conveyor.later import import_later
 
 
 def route_for(transport: str) -> Route | None:
-    """For a value that is to stay, with the name of a transport. ``None``: it has no such tensors."""
+    """The route of a value that is to stay, by the name of its transport. ``None``: it needs none."""
     if transport not in known_transports:
         managed: Route | None = import_later("conveyor.direct.managers.registry").route(transport)
         if managed is not None:
             return managed
     if "torch" in sys.modules and import_later("conveyor.device").in_use():
-        devices: Route = import_later("conveyor.direct.devices").DEVICES
+        devices: Route = import_later("conveyor.direct.devices.route").DEVICES
         return devices
     return None

@@ -74,6 +74,16 @@ def fetch(where: Located, decode: Decode, sure: _core.InPlace | None = None) -> 
     return value[()] if where.joined and is_array(value) and value.ndim == 0 else value
 
 
+def check_kept(where: Located) -> None:
+    """Look whether a value of a process of this host is kept still: nothing but its anchor is read.
+
+    Raises:
+        OSError: it is not (``ESTALE``, ``EFAULT``), its process is no more (``ESRCH``), or the system
+            refuses.
+    """
+    _core.read_peer_joined(where.pid, b"", where.anchor, where.number, _core.Buffer.own(0))
+
+
 def decode_with(
     codec: int,
     meta: bytes,
@@ -98,7 +108,7 @@ def _beside(where: Located, runtime: Any) -> Sequence[Any]:
     except Exception as error:  # also of libraries that a device or a transport is made of
         failed = error
     try:  # whatever has come may be anything if it is kept no more
-        _core.read_peer_joined(where.pid, b"", where.anchor, where.number, _core.Buffer.own(0))
+        check_kept(where)
     except OSError as error:
         raise _why(where, error, runtime) from failed
     if failed is not None:

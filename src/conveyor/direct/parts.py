@@ -20,9 +20,9 @@ from conveyor.codec.frames import decode, encode
 from conveyor.codec.pickling.definitions import SentDefinitions
 from conveyor.codec.tensors import headers as tensor_headers
 from conveyor.codec.tensors.encoding import TENSOR
-from conveyor.direct.leaves import is_leaf
 from conveyor.direct.memory import is_tensor
-from conveyor.direct.skeleton import Skeleton
+from conveyor.direct.structure.leaves import is_leaf
+from conveyor.direct.structure.skeleton import Skeleton
 
 _RANGE = struct.Struct("<QQ")
 #: All of a dimension.

@@ -24,7 +24,7 @@ class UnderWay:
         self._tell()
 
     def end(self) -> None:
-        """It is over. Nothing happens the second time."""
+        """The wait is over. Nothing happens the second time."""
         if self in _waits:
             _waits.pop(self, None)
             self._tell()

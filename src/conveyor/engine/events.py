@@ -1,7 +1,7 @@
 """One background thread that waits for descriptors and calls back.
 
 An engine has few things to hear of (the fork server's answers, ends of actors, their output), none of
-them urgent enough for a hop's latency: the native service thread sees to those. One thread with
+them urgent enough for a hop's latency: the native death watch sees to those. One thread with
 one epoll set is enough, and it sleeps whenever nothing happens.
 """
 

@@ -56,7 +56,7 @@ def make_costs(
     if latency is not None:
         checked(latency, "latency", LONGEST)
     measured = stats() if stats is not None and (durations is None or sizes is None) else None
-    task = _measured(plan, measured) if durations is None else _given(plan, durations)
+    task = _measured(measured) if durations is None else _given(plan, durations)
     size = _sizes_of(plan, sizes, measured)
     rate = bandwidth
     if rate is None:
@@ -151,7 +151,7 @@ def _by_task(plan: Plan, durations: Mapping[str, float]) -> list[float]:
     return found
 
 
-def _measured(plan: Plan, stats: GraphStats | None) -> Callable[[int, int], float]:
+def _measured(stats: GraphStats | None) -> Callable[[int, int], float]:
     if stats is None:
         raise TypeError("a Plan has no counters to take durations from: give durations")
     never = [task.task for task in stats.tasks if not task.running.count]

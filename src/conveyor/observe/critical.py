@@ -78,7 +78,7 @@ def window(timeline: Timeline) -> tuple[float, float]:
     return min(span.start for span in work), max(span.end for span in work)
 
 
-def critical_path(plan: Plan, timeline: Timeline) -> tuple[Link, ...]:
+def critical_path(timeline: Timeline) -> tuple[Link, ...]:
     """Follow the last result back to the first submission, each time to what was waited for last."""
     place = max(range(len(timeline.ends)), key=lambda n: timeline.completed[n])
     at = timeline.ends[place]
@@ -86,13 +86,13 @@ def critical_path(plan: Plan, timeline: Timeline) -> tuple[Link, ...]:
     spans = timeline.spans
     while at >= 0:
         span = spans[at]
-        before, why, what = span.after, span.why, _in_words(plan, span)
+        before, why, what = span.after, span.why, _in_words(span)
         # What takes no time only hands on why the next one had to wait.
         while before >= 0 and not spans[before].seconds:
             handed = spans[before]
             # An input that comes when there is room waits for that, not for its frame.
             if why == "order" or (handed.kind == "submit" and handed.why in ("room", "pace")):
-                why, what = handed.why, _in_words(plan, handed)
+                why, what = handed.why, _in_words(handed)
             before = handed.after
         if span.seconds:
             end = spans[before].end if before >= 0 else 0.0
@@ -101,7 +101,7 @@ def critical_path(plan: Plan, timeline: Timeline) -> tuple[Link, ...]:
     return tuple(reversed(links))
 
 
-def _in_words(plan: Plan, span: Span) -> str:
+def _in_words(span: Span) -> str:
     match span.why:
         case "start":
             return "the beginning"

@@ -223,6 +223,6 @@ def _summed_up(name: str, plan: Plan, timeline: Timeline) -> Simulation:
         makespan=max(timeline.completed),
         bubble=max(1 - busy, 0.0) if end > begin else 0.0,
         actors=parts,
-        critical_path=critical_path(plan, timeline),
+        critical_path=critical_path(timeline),
         plan=plan,
     )

@@ -32,7 +32,7 @@ class _Known(Struct, frozen=True):
 
 
 class Communicators:
-    """Those of one graph."""
+    """The communicators of one graph."""
 
     def __init__(self, graph: str) -> None:
         self._graph = graph

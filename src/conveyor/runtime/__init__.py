@@ -1,1 +1,1 @@
-"""Running a Plan: driver, worker, supervisor, results, eager calls."""
+"""Running a Plan, and calls: the driver, the actors' processes, graphs, refs, and how all of them wait."""

@@ -60,7 +60,7 @@ class Blueprint(Struct, frozen=True):
 
     @property
     def processes(self) -> frozenset[Reader]:
-        """Those that have an end of a ring here."""
+        """The processes that have an end of a ring here."""
         return frozenset(end.process for ring in self.rings for end in ring.ends)
 
     def mirror(

@@ -14,8 +14,8 @@ logger = logging.getLogger("conveyor")
 
 
 class Chores:
-    """Of one process, in the order in which they were noted. Noting takes no lock: it may happen in any
-    thread, in the middle of anything."""
+    """What one process has left to do, in the order in which it was noted. Noting takes no lock: it may
+    happen in any thread, in the middle of anything."""
 
     def __init__(self, waker: _core.Waker, wake: Callable[[], object]) -> None:
         """``waker`` and ``wake()`` wake whoever calls :meth:`do`; the first does it in native code."""

@@ -111,7 +111,7 @@ class Closing:
 
 
 class FarMemory(Protocol):
-    """Of all other hosts."""
+    """The memory of the processes of all other hosts."""
 
     def fetch(
         self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]

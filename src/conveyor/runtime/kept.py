@@ -15,7 +15,7 @@ _STARTING, _ALIVE = 1, 2
 
 
 class KeptAt(Struct, frozen=True):
-    """Of one process, by names.
+    """What one process keeps, with everybody's names.
 
     values: number, bytes, age in nanoseconds, and what ``direct.table`` has noted of each.
     held: the numbers of those that it has frames of, which it has made itself, and of those that it reads
@@ -31,7 +31,7 @@ class KeptAt(Struct, frozen=True):
 
 
 def kept_on(board: _core.Board, own: int | None) -> list[KeptAt]:
-    """Of each process of this host that lives. ``own``: the slot of this one, if it has any."""
+    """What each process of this host keeps that lives. ``own``: the slot of this one, if it has any."""
     found = []
     for slot in range(board.used):
         incarnation, pid = board.incarnation(slot), board.pid(slot)

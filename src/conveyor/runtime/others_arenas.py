@@ -23,7 +23,7 @@ class _Size(Protocol):
 
 
 class OthersArenas:
-    """Those that this process has opened, until it hears that their processes are dead."""
+    """The arenas that this process has opened, until it hears that their processes are dead."""
 
     def __init__(self, process: _Process) -> None:
         self._process = process

@@ -68,8 +68,9 @@ class ArenaSize(Struct, frozen=True):
 
 
 def arena_size(arena_bytes: int | None = None) -> ArenaSize:
-    """For that cap; ``None``: what ``CONVEYOR_ARENA_BYTES`` says, else half of what this process may use, by
-    the machine and its memory groups. ``TypeError`` and ``ValueError`` for what is none."""
+    """The size of arenas for that cap; ``None``: what ``CONVEYOR_ARENA_BYTES`` says, else half of what this
+    process may use, by the machine and its memory groups. ``TypeError`` and ``ValueError`` for what is
+    none."""
     if arena_bytes is not None:
         cap = check_bytes(arena_bytes, "arena_bytes")
     else:
@@ -324,12 +325,12 @@ class Process:
         return end
 
     def known_arena(self, slot: int, incarnation: int) -> _core.ArenaView | None:
-        """Of a peer; ``None`` if that process is none."""
+        """The arena of a peer; ``None`` if that process is none."""
         known, arena = self._peers.get(slot, (None, None))
         return arena if known == incarnation else None
 
     def arena_of(self, slot: int, incarnation: int) -> _core.ArenaView:
-        """Of a peer that is alive. ``RuntimeStateError`` if it is none any more."""
+        """The arena of a peer that is alive. ``RuntimeStateError`` if it is none any more."""
         arena = self.known_arena(slot, incarnation)
         # Whoever lays a channel introduces its ends first: so it has died, and may have a successor.
         if arena is None:
@@ -351,7 +352,7 @@ def dup_all(fds: Sequence[int]) -> list[int]:
 
 def _close_opened() -> None:
     """Close the memory of other processes' devices, if any was opened here."""
-    opened = sys.modules.get("conveyor.direct.opened")
+    opened = sys.modules.get("conveyor.direct.devices.opened")
     if opened is not None:
         opened.OPENED.close()
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 #: The attribute of an error that follows from what another rank has raised in the same execution of a graph:
 #: the graph and that execution.
 FAILED_IN = "_conveyor_failed_in"
+#: The attribute of an error that says that a rank has died: the slot and the incarnation of its process.
+DEAD_RANK = "_conveyor_dead_rank"
 
 
 class Membership(Struct, frozen=True):

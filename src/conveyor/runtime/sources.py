@@ -29,7 +29,7 @@ class Unmet(Protocol):
 
 
 class Sources:
-    """Of one process. Takes no lock: each operation on a dictionary is one step.
+    """From where frames come to one process. It takes no lock: each operation on a dictionary is one step.
 
     What an end leaves behind is taken away by native code, and what follows from that is a chore
     (``Chores.will``): a finalizer in Python would swallow a Ctrl-C that comes in it.

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from conveyor.api.actor_handle import ActorHandle
+from conveyor.api.actor_handle import ActorHandle, AnyActor
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context
 
 
 @contextmanager
-def hold_transfers(actor: ActorHandle[Any] | None = None) -> Iterator[None]:
+def hold_transfers(actor: AnyActor | None = None) -> Iterator[None]:
     """In the body nobody can fetch what ``actor`` keeps for others (``None``: this process). Who tries waits
     for the end of the body, his own timeout, or the actor's death. The actor takes no part in that.
 
@@ -28,7 +28,7 @@ def hold_transfers(actor: ActorHandle[Any] | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def fail_transfers(actor: ActorHandle[Any] | None = None) -> Iterator[None]:
+def fail_transfers(actor: AnyActor | None = None) -> Iterator[None]:
     """In the body whoever fetches what ``actor`` keeps for others (``None``: this process) gets
     :class:`InjectedFault`. Afterwards it can be fetched.
 
@@ -39,7 +39,7 @@ def fail_transfers(actor: ActorHandle[Any] | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def _changed(actor: ActorHandle[Any] | None, held: int, failing: int) -> Iterator[None]:
+def _changed(actor: AnyActor | None, held: int, failing: int) -> Iterator[None]:
     if actor is not None and not isinstance(actor, ActorHandle):
         raise TypeError(f"an actor is needed, not {actor!r}")
     runtime: Any = context.current()

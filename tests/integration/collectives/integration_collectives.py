@@ -22,12 +22,21 @@ def await_rank(actor, ref):
 
 
 def _runs_elsewhere(actor):
+    if context.current().table.record(actor._id).host is None:
+        return False
+    return _status_of(actor).method is not None
+
+
+def rests(actor):
+    """Whether an actor is shown as idle: a moment after what it was last called for has been answered."""
+    return _status_of(actor).state == "idle"
+
+
+def _status_of(actor):
     driver = context.current()
     record = driver.table.record(actor._id)
-    if record.host is None:
-        return False
     (status,) = driver.process.statuses([record.reader], driver.table.label)
-    return status.method is not None
+    return status
 
 
 def sleeping():

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from integration_collectives import await_rank, sleeping
+from integration_collectives import await_rank, rests, sleeping
 from integration_helpers import WAIT, get, hold
 
 import conveyor
@@ -387,10 +387,11 @@ def test_wrong_arguments_at_one_rank_free_the_others(ranks):
         get(second)
 
 
-def test_a_timeout_breaks_the_group_for_all(pair):
+def test_a_timeout_breaks_the_group_for_all(pair, wait_until):
     def do(_):
         collective.barrier(timeout=0.05)
 
+    wait_until(lambda: rests(pair[1]))
     absent = r"these ranks have not come to it: rank 1 \(Rank#2\), idle\. The group is broken"
     with pytest.raises(CollectiveTimeoutError, match=rf"within 0\.05 s {absent}"):
         get(pair[0].run.remote(do))

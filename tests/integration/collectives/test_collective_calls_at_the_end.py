@@ -156,7 +156,7 @@ def test_an_operation_whose_other_ranks_still_run_is_finished(
 
 def test_who_waits_for_what_does_not_end_has_time_for_its_own_end(leaves_nothing, tmp_path, told):
     with leaves_nothing():
-        conveyor.init(grace_seconds=2)
+        conveyor.init(grace_seconds=5)  # at half of which it is told: the rest is for its end
         ranks = [Rank.remote(tmp_path, name) for name in ("one", "two")]
         collective.create_collective_group(ranks, name="ours")
         refs = [ranks[0].add.remote("ours"), ranks[1].sleep.remote()]

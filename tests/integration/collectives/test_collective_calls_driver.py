@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from integration_collectives import sleeping
 from integration_helpers import WAIT, get
 
 import conveyor
@@ -120,7 +121,7 @@ def test_ranks_that_differ_from_it_are_told(pair):
             get(ref)
 
 
-def test_its_timeout_and_its_interrupt_free_the_actors(pair):
+def test_its_timeout_and_its_interrupt_free_the_actors(pair, wait_until):
     refs = [pair[0].sum.remote()]
     with pytest.raises(CollectiveTimeoutError):
         summed(timeout=0.05)
@@ -135,15 +136,20 @@ def test_its_timeout_and_its_interrupt_free_the_actors(pair):
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         waits = pair[0].sum.remote()
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+
+        def interrupt():
+            wait_until(lambda: None in sleeping())
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        interrupting = threading.Thread(target=interrupt)
 
         def wait():
-            timer.start()  # here, so that nothing is raised before it is awaited
+            interrupting.start()  # here, so that nothing is raised before it is awaited
             summed()
 
         with pytest.raises(KeyError, match="enough"):
             wait()
-        timer.join()
+        interrupting.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
     with pytest.raises(CollectiveBrokenError, match=r"rank 2 \(the driver\) was interrupted"):

@@ -1,5 +1,11 @@
 """A rank that fails in an execution before another one has begun its step of that."""
 
+import builtins
+import os
+import re
+import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +15,18 @@ from missed_steps import do_not_meet, meet
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.exceptions import CollectiveBrokenError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorRestartedError,
+    CollectiveBrokenError,
+    GraphTornDownError,
+)
 from conveyor.experimental import collective
 from conveyor.runtime.graph.edges.failures import FailureTeller
+
+
+class StepError(Exception):
+    pass
 
 
 @conveyor.remote
@@ -23,6 +38,24 @@ class Rank:
         array = np.full(4, float(number))
         collective.allreduce(array, timeout=WAIT)
         return array[0]
+
+    def own(self, number, fails, how):
+        """A step that raises an error of its own where the operation has failed."""
+        try:
+            return self.step(number, fails)
+        except CollectiveBrokenError as error:
+            if how == "raise from":
+                raise StepError("of the step") from error
+            if how == "raise":
+                raise StepError("of the step")  # noqa: B904 - it is what is tested
+            if how == "raise from None":
+                raise StepError("of the step") from None
+            raise builtins.ExceptionGroup("of the step", [error]) from None
+
+    def dies(self, number, dies):
+        if dies:
+            os._exit(3)
+        return self.step(number)
 
     def check(self):
         pass
@@ -89,19 +122,93 @@ def test_a_rank_that_comes_to_nothing_any_more_is_not_waited_for(waits):
         get(waits)
 
 
+@contextmanager
+def told_late(actors, dag, latches, wait_until):
+    """A graph, and the results of an execution of it in which the last actor has failed, of which who
+    executes it is told when the latch is open; what follows from it, at the first one, is told."""
+    go, failed = latches(), latches()
+    get(actors[-1].tell_late.remote(go.path))
+    with dag.compile() as graph:
+        try:
+            refs = graph.execute(1, "", failed.path)
+            told = "CollectiveBrokenError|StepError|ExceptionGroup"
+            wait_until(lambda: re.search(told, str(graph.status())))
+            get(actors[0].check.remote())  # by then its step has sent what it has come to
+            assert conveyor.wait(refs, timeout=0.1)[0] == []
+            yield graph, refs, go
+        finally:
+            go.open()
+
+
+def steps(actors):
+    with InputNode() as inp:
+        return MultiOutputNode([a.step.bind(inp[0], inp[i + 1]) for i, a in enumerate(actors)])
+
+
 def test_what_has_failed_first_is_raised_though_it_comes_last(pair, latches, wait_until):
     """Who waits in the operation is told before who executes the graph is."""
-    go, failed = latches(), latches()
-    get(pair[1].tell_late.remote(go.path))
-    with InputNode() as inp:
-        dag = MultiOutputNode([rank.step.bind(inp[0], inp[i + 1]) for i, rank in enumerate(pair)])
-    with dag.compile() as graph:
-        refs = graph.execute(1, "", failed.path)
-        wait_until(lambda: "CollectiveBrokenError" in str(graph.status()))
-        get(pair[0].check.remote())  # by then its step has sent what it has come to
-        assert conveyor.wait(refs, timeout=0.1)[0] == []
+    with told_late(pair, steps(pair), latches, wait_until) as (_, refs, go):
         go.open()
         for ref in refs:
             with pytest.raises(LookupError, match="no batch") as caught:
                 get(ref)
             assert caught.match(r"also failed in this execution: \S*CollectiveBrokenError")
+
+
+HOW = ["raise from", "raise", "raise from None"]
+if sys.version_info >= (3, 11):
+    HOW.append("a group")
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_also_where_a_step_has_made_its_own_error_of_what_follows(pair, latches, wait_until, how):
+    with InputNode() as inp:
+        dag = MultiOutputNode([a.own.bind(inp[0], inp[i + 1], how) for i, a in enumerate(pair)])
+    with told_late(pair, dag, latches, wait_until) as (_, refs, go):
+        go.open()
+        for ref in refs:
+            with pytest.raises(LookupError, match="no batch"):
+                get(ref)
+
+
+def test_what_follows_says_less_than_the_end_of_the_graph(pair, latches, wait_until):
+    with told_late(pair, steps(pair), latches, wait_until) as (graph, refs, go):
+        ends = threading.Thread(target=graph.teardown)
+        ends.start()
+        try:
+            for ref in refs:
+                with pytest.raises(GraphTornDownError):
+                    get(ref)
+        finally:
+            go.open()
+            ends.join()
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_death_is_what_get_raises_though_what_follows_is_told(local, wait_until, restarts):
+    actors = [Rank.options(max_restarts=restarts).remote() for _ in range(2)]
+    collective.create_collective_group(actors)
+    with InputNode() as inp:
+        dag = MultiOutputNode([a.dies.bind(inp[0], inp[i + 1]) for i, a in enumerate(actors)])
+    error = ActorRestartedError if restarts else ActorDiedError
+    with dag.compile() as graph:
+        refs = graph.execute(1, False, True)
+        wait_until(lambda: "CollectiveBrokenError" in str(graph.status()))
+        with pytest.raises(error, match=r"Rank#2"):
+            get(refs[0])
+        with pytest.raises(error, match=r"Rank#2"):
+            get(refs[1])
+
+
+def test_nor_is_it_where_the_graph_has_been_restarted_since(local, wait_until):
+    actors = [Rank.options(max_restarts=1).remote() for _ in range(2)]
+    collective.create_collective_group(actors)
+    with InputNode() as inp:
+        dag = MultiOutputNode([a.dies.bind(inp[0], inp[i + 1]) for i, a in enumerate(actors)])
+    with dag.compile() as graph:
+        refs = graph.execute(1, False, True)
+        wait_until(lambda: "CollectiveBrokenError" in str(graph.status()))
+        graph.restart()
+        for ref in refs:
+            with pytest.raises(ActorRestartedError, match=r"Rank#2"):
+                get(ref)

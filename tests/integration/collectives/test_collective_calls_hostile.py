@@ -5,6 +5,7 @@ import signal
 
 import numpy as np
 import pytest
+from integration_collectives import await_rank
 from integration_helpers import WAIT, get
 
 import conveyor
@@ -73,18 +74,19 @@ def pair(local):
     return actors
 
 
-def strike_in_an_operation(actor, ref, wait_until):
-    """Send a signal to an actor that waits in an operation."""
-    wait_until(lambda: ref.done() or sleeps_with_a_handler(actor))
-    os.kill(actor, signal.SIGUSR1)
+def strike_in_an_operation(actor, pid, ref, wait_until):
+    """Send a signal to an actor that waits in an operation, and has a handler for it."""
+    await_rank(actor, ref)
+    wait_until(
+        lambda: ref.done() or has_a_handler(pid)
+    )  # where it is known only that its method runs
+    os.kill(pid, signal.SIGUSR1)
 
 
-def sleeps_with_a_handler(pid):
-    """Whether the process sleeps, and has a handler for the signal."""
+def has_a_handler(pid):
     with open(f"/proc/{pid}/status") as file:
         fields = dict(line.split(":\t", 1) for line in file if ":\t" in line)
-    caught = int(fields["SigCgt"], 16) >> (signal.SIGUSR1 - 1) & 1
-    return caught and fields["State"].startswith("S")
+    return int(fields["SigCgt"], 16) >> (signal.SIGUSR1 - 1) & 1
 
 
 def test_words_that_cannot_be_encoded_end_no_actor(pair):
@@ -124,7 +126,7 @@ def test_an_interrupt_of_any_class_frees_the_others(pair, wait_until):
     a, b = pair
     pid = get(a.pid.remote())
     raises = a.wait_and_raise.remote()
-    strike_in_an_operation(pid, raises, wait_until)
+    strike_in_an_operation(a, pid, raises, wait_until)
     with pytest.raises(Exception, match=r"NamelessError|interrupted"):
         get(raises)
     with pytest.raises(CollectiveBrokenError, match="interrupted"):
@@ -135,7 +137,7 @@ def test_a_handler_that_forks_makes_no_second_rank(pair, wait_until):
     a, b = pair
     pid = get(a.pid.remote())
     forks = a.sum_and_fork.remote(3 << 20)
-    strike_in_an_operation(pid, forks, wait_until)
+    strike_in_an_operation(a, pid, forks, wait_until)
     assert get(b.sum.remote(size=3 << 20)) == [2.0]
     assert get(forks) == [2.0]
     assert [get(ref) for ref in [one.sum.remote() for one in pair]] == [[2.0]] * 2

@@ -49,7 +49,7 @@ print("ended")
 
 
 def test_a_session_ends_while_a_value_is_let_go_of(scripts):
-    said, errors = scripts.start(WHILE_DROPPING).communicate(timeout=60)
+    said, errors = scripts.start(WHILE_DROPPING).communicate(timeout=200)
     assert (said.split(), errors) == (["dropping", "ended"], "")
 
 

@@ -777,7 +777,7 @@ def test_classes_of_a_program_registered_before_its_session(tmp_path, engine):
     path.write_text(PROGRAM)
     env = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "ENGINE": engine}
     done = subprocess.run(
-        [sys.executable, path], env=env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, path], env=env, capture_output=True, text=True, timeout=200, check=False
     )
     route = "mine" if engine == "local" else "here"
     assert done.stdout == f"4.0 1 {route}\n", done.stderr

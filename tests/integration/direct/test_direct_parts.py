@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from integration_helpers import get
+from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -355,16 +355,16 @@ def test_parts_of_parts(holder):
         (slice(0, 3, 2), 1),
     ]:
         part = ref[one][other]
-        np.testing.assert_array_equal(conveyor.get(part, timeout=10), expected[one][other])
+        np.testing.assert_array_equal(conveyor.get(part, timeout=WAIT), expected[one][other])
         assert get(holder.total.remote(part)) == expected[one][other].sum()
 
 
 def test_parts_of_what_is_one_of_several_results(holder):
     array, mapping = holder.two.remote()
     expected = np.arange(12.0).reshape(3, 4)
-    np.testing.assert_array_equal(conveyor.get(array[1], timeout=10), expected[1])
-    np.testing.assert_array_equal(conveyor.get(array[1:, 2], timeout=10), expected[1:, 2])
-    np.testing.assert_array_equal(conveyor.get(mapping["a"], timeout=10), np.ones(3))
+    np.testing.assert_array_equal(conveyor.get(array[1], timeout=WAIT), expected[1])
+    np.testing.assert_array_equal(conveyor.get(array[1:, 2], timeout=WAIT), expected[1:, 2])
+    np.testing.assert_array_equal(conveyor.get(mapping["a"], timeout=WAIT), np.ones(3))
     assert get(holder.total.remote(array[2])) == expected[2].sum()
     assert get(holder.total.remote(mapping["a"][1])) == 1
 
@@ -372,13 +372,13 @@ def test_parts_of_what_is_one_of_several_results(holder):
 def test_into_memory_of_a_part_and_of_one_of_several_results(holder):
     array, _ = holder.two.remote()
     target = np.empty((3, 4))
-    assert conveyor.get(array, into=target, timeout=10) is target
+    assert conveyor.get(array, into=target, timeout=WAIT) is target
     np.testing.assert_array_equal(target, np.arange(12.0).reshape(3, 4))
     here = conveyor.put(np.arange(12.0).reshape(3, 4), tensor_transport="auto")
     for ref in (array, here):
         for index in (1, slice(1, 3), (slice(None), 2)):
             part = np.empty_like(target[index])
-            conveyor.get(ref[index], into=part, timeout=10)
+            conveyor.get(ref[index], into=part, timeout=WAIT)
             np.testing.assert_array_equal(part, target[index])
 
 
@@ -388,10 +388,10 @@ def test_parts_of_a_graphs_result_that_waits_for_effects(holder):
     with MultiOutputNode([made], effects=[holder.total.bind(made)]).compile() as graph:
         [ref] = graph.execute((3, 4))
         expected = np.arange(12).reshape(3, 4)
-        np.testing.assert_array_equal(conveyor.get(ref[1], timeout=10), expected[1])
+        np.testing.assert_array_equal(conveyor.get(ref[1], timeout=WAIT), expected[1])
         assert get(holder.total.remote(ref[2])) == expected[2].sum()
         target = np.empty((3, 4), "int32")
-        assert conveyor.get(ref, into=target, timeout=10) is target
+        assert conveyor.get(ref, into=target, timeout=WAIT) is target
         np.testing.assert_array_equal(target, expected)
 
 
@@ -542,7 +542,7 @@ def test_resharding(holder):
     assert all(one is target for one, target in zip(got, into, strict=True))
     assert shards.equal(whole)
     columns = {i: torch.zeros(8, 2, dtype=torch.int64) for i in range(3)}
-    conveyor.get({i: ref[:, 2 * i : 2 * i + 2] for i in range(3)}, into=columns, timeout=10)
+    conveyor.get({i: ref[:, 2 * i : 2 * i + 2] for i in range(3)}, into=columns, timeout=WAIT)
     assert torch.cat([columns[i] for i in range(3)], 1).equal(whole)
     with pytest.raises(ValueError, match=r"shape \[2, 6\]"):
         conveyor.get([ref[:2]], into=[torch.zeros(3, 6, dtype=torch.int64)])

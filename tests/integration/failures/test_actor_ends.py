@@ -144,7 +144,7 @@ def test_with_the_last_handle_what_is_queued_is_done_first(scripts, tmp_path):
         for i in range(10):
             a.log.remote(str(i))
         del a
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not pathlib.Path("lines").exists() or not pathlib.Path("lines").read_text():
             assert time.monotonic() < end
             time.sleep(.01)
@@ -177,7 +177,7 @@ class Busy:
 
 @pytest.fixture
 def busy(tmp_path):
-    conveyor.init(grace_seconds=30)
+    conveyor.init(grace_seconds=60)
     yield conveyor.remote(Busy).options(name="busy", max_restarts=1).remote(tmp_path)
     conveyor.shutdown()
 
@@ -193,12 +193,12 @@ def test_what_runs_is_done_and_what_is_queued_is_not_begun(busy, latches, tmp_pa
     record = next(iter(conveyor.runtime.context.running().table))
     wait_until(lambda: record.killed)
     go.open()
-    killer.join(30)
+    killer.join(60)
     assert not killer.is_alive()
-    assert running.get(timeout=10) == 1
+    assert running.get(timeout=60) == 1
     for ref in queued:
         with pytest.raises(ActorDiedError, match=r"was ended by conveyor.kill\(graceful=True\)"):
-            ref.get(timeout=10)
+            ref.get(timeout=60)
     assert (tmp_path / "ran").read_text() == "1"
 
 
@@ -224,8 +224,9 @@ def test_a_named_actor_needs_no_handle(busy):
     assert conveyor.get(conveyor.get_actor("busy").ping.remote()) == pid
 
 
-#: Of it those that end in good order have enough on a busy machine, too.
 GRACE = 2.0
+#: Of it those that end in good order have enough on a busy machine, too.
+LONG_GRACE = 8.0
 
 SLOW = """
     import conveyor, logging, sys, threading, time
@@ -249,7 +250,7 @@ SLOW = """
 
 def test_the_grace_period_ends(scripts):
     out = scripts.run(
-        SLOW.replace("GRACE", str(GRACE))
+        SLOW.replace("GRACE", str(LONG_GRACE))
         + """
     refs = [a.sleep.remote(f"latch{i}") for i, a in enumerate(actors[:2])]
     for i in range(2):
@@ -259,9 +260,9 @@ def test_the_grace_period_ends(scripts):
     print(time.monotonic() - began)
     """
     )
-    assert float(out) >= GRACE
+    assert float(out) >= LONG_GRACE
     lines = scripts.stderr.splitlines()
-    assert lines[0] == "not ended within the grace period of 2 s, and killed:"
+    assert lines[0] == "not ended within the grace period of 8 s, and killed:"
     told = re.compile(r"  Slow(#2)? \(pid \d+\): running sleep \(call 1\) since [\d.]+ s \(.*\)")
     assert len(lines) == 3
     assert all(told.fullmatch(line) for line in lines[1:])
@@ -269,7 +270,7 @@ def test_the_grace_period_ends(scripts):
 
 def test_what_is_known_of_an_actor_that_runs_nothing_is_said(scripts):
     scripts.run(
-        SLOW.replace("GRACE", str(GRACE))
+        SLOW.replace("GRACE", str(LONG_GRACE))
         + """
     class Stays(Slow):
         def stay(self):
@@ -301,7 +302,7 @@ def test_nor_does_an_actor_outlive_its_last_handle_that_way(scripts):
     conveyor.get(actors[0].hook.remote(1000))
     record = next(iter(conveyor.runtime.context.running().table))
     del actors
-    assert record.exited.wait(30)
+    assert record.exited.wait(60)
     """
     )
     assert "Slow has not ended within the grace period of 2 s and is killed" in (scripts.stderr)
@@ -319,7 +320,7 @@ def test_no_grace_is_the_end_at_once(scripts):
     print(time.monotonic() - began)
     """
     )
-    assert float(out) < 10
+    assert float(out) < 60
     assert scripts.stderr == ""
 
 
@@ -334,7 +335,7 @@ def test_ctrl_c_ends_the_grace_period(scripts):
     )
     assert program.stdout.readline() == "ending\n"
     # It is delivered whenever the program is in its end, which may not have begun yet.
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while program.poll() is None and time.monotonic() < deadline:
         program.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -472,7 +473,7 @@ def test_who_waits_is_told_that_the_session_has_ended(tmp_path, latches, wait_un
     wait_until((tmp_path / "begun").exists)
     conveyor.shutdown()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert [type(error) for error in told] == [SessionEndedError] * len(waits)
     assert all("the session has ended" in str(error) for error in told)
     for late in (busy.ping.remote, lambda: graph.execute(1), call.get):

@@ -19,6 +19,7 @@ from conveyor.exceptions import (
     DeadlockError,
     WaitTimeoutError,
 )
+from conveyor.flag import Flag
 from conveyor.runtime import context
 from conveyor.runtime.driver.processes import restart
 
@@ -51,14 +52,20 @@ class Placing:
         return self._place(*args)
 
 
-@pytest.fixture
-def struck(fresh_session, monkeypatch):
-    """An actor that has died, and is on its way back."""
-    stage = Stage.remote()
+def strike(stage, monkeypatch):
+    """Have the actor die. Its next process is placed when the test says so."""
     pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
     placing = Placing(monkeypatch)
     os.kill(pid, signal.SIGKILL)
     assert placing.begun.wait(WAIT)
+    return placing
+
+
+@pytest.fixture
+def struck(fresh_session, monkeypatch):
+    """An actor that has died, and is on its way back."""
+    stage = Stage.remote()
+    placing = strike(stage, monkeypatch)
     yield stage, placing
     placing.over.set()
 
@@ -90,10 +97,7 @@ def test_they_fail_if_it_does_not_come_back(struck):
 
 def test_they_are_done_though_its_last_handle_is_gone(fresh_session, monkeypatch, wait_until):
     stage = Stage.remote()
-    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
-    placing = Placing(monkeypatch)
-    os.kill(pid, signal.SIGKILL)
-    assert placing.begun.wait(WAIT)
+    placing = strike(stage, monkeypatch)
     refs, pid = [stage.same.remote(i) for i in range(200)], stage.pid.remote()
     del stage
     gc.collect()
@@ -129,10 +133,7 @@ def struck_graph(fresh_session, monkeypatch):
     stage = Stage.remote()
     graph = graph_of(stage)
     assert conveyor.get(graph.execute(0), timeout=WAIT) == 0
-    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
-    placing = Placing(monkeypatch)
-    os.kill(pid, signal.SIGKILL)
-    assert placing.begun.wait(WAIT)
+    placing = strike(stage, monkeypatch)
     yield graph, placing
     placing.over.set()
 
@@ -219,11 +220,8 @@ class Executes:
 def test_nor_does_an_execution_of_another_actor_wait_longer(fresh_session, monkeypatch):
     stage, executes = Stage.remote(), Executes.remote()
     assert conveyor.get(executes.compile.remote(stage), timeout=WAIT) == 0
-    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
-    placing = Placing(monkeypatch)
+    placing = strike(stage, monkeypatch)
     try:
-        os.kill(pid, signal.SIGKILL)
-        assert placing.begun.wait(WAIT)
         with pytest.raises(
             WaitTimeoutError, match=r"after 0\.05 s waiting for the restart of Stage"
         ):
@@ -252,6 +250,7 @@ def test_an_actor_calls_others_meanwhile(fresh_session, monkeypatch):
         wait(*args)
 
     placing = Placing(monkeypatch)
+    monkeypatch.setattr(context.running()._hosts, "places", True)  # so the link waits for that
     try:
         os.kill(pid, signal.SIGKILL)
         assert placing.begun.wait(WAIT)
@@ -262,6 +261,104 @@ def test_an_actor_calls_others_meanwhile(fresh_session, monkeypatch):
         assert not ref.done()
     finally:
         placing.over.set()
+    assert conveyor.get(ref, timeout=WAIT) == 1
+
+
+@conveyor.remote
+class Fronts:
+    """An actor that serves several callers at a time."""
+
+    async def call(self, stage, value, seconds=None):
+        return await asyncio.wait_for(stage.same.remote(value), seconds)
+
+    async def serve(self):
+        return "served"
+
+
+@conveyor.remote
+class Asks:
+    def call(self, stage, value, seconds=None):
+        return conveyor.get(stage.same.remote(value), timeout=seconds)
+
+
+@pytest.fixture
+def called(fresh_session, monkeypatch):
+    """Actors that have called one that has died, and is on its way back."""
+    stage, fronts, asks = Stage.remote(), Fronts.remote(), Asks.remote()
+    conveyor.get([fronts.call.remote(stage, 0), asks.call.remote(stage, 0)], timeout=WAIT)
+    placing = strike(stage, monkeypatch)
+    yield stage, fronts, asks, placing
+    placing.over.set()
+
+
+def test_calls_of_other_actors_are_queued_as_well(called):
+    stage, fronts, asks, placing = called
+    ref = fronts.call.remote(stage, 1)
+    with pytest.raises(TimeoutError):
+        conveyor.get(fronts.call.remote(stage, 2, 0.05), timeout=WAIT)
+    assert conveyor.get(fronts.serve.remote(), timeout=WAIT) == "served"
+    with pytest.raises(WaitTimeoutError, match=r"Stage\.same \(call 0\); Stage is starting"):
+        conveyor.get(asks.call.remote(stage, 3, 0.05), timeout=WAIT)
+    assert not ref.done()
+    placing.over.set()
+    assert conveyor.get(ref, timeout=WAIT) == 1
+    assert conveyor.get(asks.call.remote(stage, 4), timeout=WAIT) == 4
+
+
+def test_they_fail_too_if_it_does_not_come_back(called, wait_until):
+    stage, fronts, asks, placing = called
+    refs = [fronts.call.remote(stage, 1), asks.call.remote(stage, 1)]
+    callers = [context.running().table.record(one._id) for one in (fronts, asks)]
+    wait_until(lambda: all(one.mailboxes for one in callers), WAIT)
+    placing.refused = True
+    placing.over.set()
+    for ref in (*refs, asks.call.remote(stage, 1)):
+        with pytest.raises(
+            ActorDiedError, match="could not be started again: there is no place for it"
+        ):
+            conveyor.get(ref, timeout=WAIT)
+    assert not any(one.mailboxes for one in callers)
+
+
+class Pause(Flag):
+    """The one before an actor is started again whose constructor has killed it."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def wait(self, timeout=None):
+        self.begun.set()
+        assert self.over.wait(WAIT)
+        return False
+
+
+@conveyor.remote(max_restarts=-1)
+class Fragile(Stage):
+    def __init__(self, path):
+        if os.path.exists(path):
+            os._exit(1)
+
+
+def test_they_are_queued_before_the_next_try(fresh_session, monkeypatch, tmp_path):
+    path = tmp_path / "dies"
+    fragile, asks = Fragile.remote(str(path)), Asks.remote()
+    conveyor.get(asks.call.remote(fragile, 0), timeout=WAIT)
+    pid = conveyor.get(fragile.pid.remote(), timeout=WAIT)
+    pause = Pause()
+    monkeypatch.setattr(context.running().supervisor._restarts, "_closed", pause)
+    try:
+        path.touch()
+        os.kill(pid, signal.SIGKILL)
+        assert pause.begun.wait(WAIT)
+        path.unlink()
+        ref = fragile.same.remote(1)
+        with pytest.raises(WaitTimeoutError, match="Fragile is starting"):
+            conveyor.get(ref, timeout=0.01)
+        with pytest.raises(WaitTimeoutError, match="Fragile is starting"):
+            conveyor.get(asks.call.remote(fragile, 2, 0.01), timeout=WAIT / 2)
+    finally:
+        pause.over.set()
     assert conveyor.get(ref, timeout=WAIT) == 1
 
 
@@ -296,11 +393,9 @@ class Waits:
 def test_status_says_what_an_actor_waits_for(fresh_session, monkeypatch, wait_until, how, what):
     stage, waits = Stage.remote(), Waits.remote()
     assert conveyor.get(waits.compile.remote(stage), timeout=WAIT) == 0
-    pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
-    placing = Placing(monkeypatch)
+    placing = strike(stage, monkeypatch)
+    monkeypatch.setattr(context.running()._hosts, "places", True)
     try:
-        os.kill(pid, signal.SIGKILL)
-        assert placing.begun.wait(WAIT)
         ref = getattr(waits, how).remote(stage, 1)
         said = rf"running {how} .*, which waits for {what}"
         wait_until(lambda: any(re.search(said, one) for one in said_of("Waits")), WAIT)

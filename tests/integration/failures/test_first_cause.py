@@ -10,9 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import cloudpickle
-import psutil
 import pytest
-from integration_helpers import WAIT, chain, get, hold
+from integration_helpers import WAIT, chain, freeze, get, hold
 
 import conveyor
 from conveyor.dag import InputNode
@@ -224,7 +223,7 @@ def test_the_first_of_several_is_named_by_all(latches, wait_until):
 
 
 @pytest.mark.parametrize("where", ["graph", "call"])
-def test_a_stopped_actor_is_not_dead(latches, caplog, monkeypatch, wait_until, where):
+def test_a_stopped_actor_is_not_dead(latches, caplog, monkeypatch, where):
     inside, go = latches(), latches()
     actor = Actor.remote()
     pid = get(actor.pid.remote())
@@ -237,9 +236,8 @@ def test_a_stopped_actor_is_not_dead(latches, caplog, monkeypatch, wait_until, w
             else actor.hold.remote(inside.path, go.path)
         )
         hold(inside.path)
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         try:
-            wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
             with pytest.raises(WaitTimeoutError, match="stopped") as caught:
                 conveyor.get(ref, timeout=0.1)
             text = str(caught.value)

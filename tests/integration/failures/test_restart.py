@@ -746,10 +746,10 @@ def test_one_that_is_brought_back_while_it_is_buried_comes_back_once(monkeypatch
             revivals.append(thread)  # once it runs: the test joins whatever it finds here
             wait_until(lambda: record.restarting)
 
-    def note(record):
+    def note(record, pause):
         if ours(record):
             started.append(record)
-        start(record)
+        start(record, pause)
 
     steps = list(supervisor.burial.steps)
     steps.insert(-1, Step("a graph is restarted", revive))

@@ -1,5 +1,6 @@
 """Results that nobody can get any more: their memory comes back by itself, and at the cap at once."""
 
+import os
 import sys
 import threading
 import time
@@ -26,7 +27,11 @@ ROUNDED = SIZE * 5 // 4
 
 @conveyor.remote
 class Actor:
+    def __init__(self):
+        self.made = 0
+
     def make(self, size):
+        self.made += 1
         return np.ones(size, np.uint8)
 
     def make_in_place(self, size):
@@ -53,16 +58,19 @@ class Actor:
     def size_of(self, array):
         return array.nbytes
 
-    def drop(self, other, count, size=SIZE):
+    def drop(self, other, count, told):
         for _ in range(count):
-            other.make.remote(size)
+            other.make.remote(SIZE)
+        other.tell.remote(told)
 
-    def drop_and_stay(self, other, count, path):
-        self.drop(other, count)
+    def drop_and_stay(self, other, count, told, path):
+        self.drop(other, count, told)
         hold(path)
 
-    def touch(self, path):
-        Path(path).touch()
+    def tell(self, path):
+        """How many it has made by now. By no result: asking for it would take the others out of the ring."""
+        Path(path + ".part").write_text(str(self.made))
+        os.rename(path + ".part", path)
 
     def ping(self):
         return "pong"
@@ -93,51 +101,85 @@ def session_memory():
 
 
 @pytest.fixture
-def comes_back(wait_until):
-    """Waits until that much memory is taken, and then until nearly none is."""
+def told(tmp_path, wait_until):
+    """Where an actor tells how many values it has made, and what waits for it to have made so many.
 
-    def check(taken=SIZE, left=0):
-        wait_until(lambda: session_memory() >= taken, what="values to be made")
-        wait_until(lambda: session_memory() <= left, timeout=20, what="memory to come back")
+    How much memory is taken would not tell: who is slow has it back before all of them have been made."""
+    path = tmp_path / "told"
+
+    def check(count):
+        wait_until(path.exists, what="values to be made")
+        assert path.read_text() == str(count)
+        path.unlink()
+
+    return str(path), check
+
+
+@pytest.fixture
+def have_been_made(told):
+    """Waits until an actor has done what it was called for, which was to make so many values."""
+    path, check = told
+
+    def wait(actor, count):
+        actor.tell.remote(path)
+        check(count)
+
+    return wait
+
+
+@pytest.fixture
+def comes_back(wait_until):
+    """Waits until nearly no memory is taken."""
+
+    def check(left=0):
+        wait_until(lambda: session_memory() <= left, what="memory to come back")
 
     return check
 
 
 @pytest.mark.usefixtures("session")
 class TestComesBack:
-    def test_of_calls(self, comes_back):
+    def test_of_calls(self, comes_back, have_been_made):
         actor = Actor.remote()
         for _ in range(10):
             actor.make.remote(SIZE)
-        comes_back(5 * SIZE)
+        have_been_made(actor, 10)
+        comes_back()
         # And again: what was noted for the first ones is not in the way of others.
         actor.make.remote(SIZE)
+        have_been_made(actor, 11)
         comes_back()
         assert get(actor.make.remote(SIZE)).nbytes == SIZE
 
-    def test_of_executions(self, comes_back):
+    def test_of_executions(self, comes_back, have_been_made, wait_until):
+        actor = Actor.remote()
         with InputNode() as inp:
-            dag = Actor.remote().make.bind(inp)
+            dag = actor.make.bind(inp)
         with dag.compile() as graph:
             for _ in range(10):
                 graph.execute(SIZE)
-            comes_back(5 * SIZE)
+            wait_until(lambda: gate_of(graph).completed == 10, what="values to be made")
+            have_been_made(actor, 10)
+            comes_back()
             assert get(graph.execute(SIZE)).nbytes == SIZE
 
-    def test_of_the_outputs_that_are_not_got(self, comes_back):
+    def test_of_the_outputs_that_are_not_got(self, comes_back, have_been_made):
+        got, dropped = Actor.remote(), Actor.remote()
         with InputNode() as inp:
-            dag = MultiOutputNode([Actor.remote().make.bind(inp) for _ in range(2)])
+            dag = MultiOutputNode([got.make.bind(inp), dropped.make.bind(inp)])
         with dag.compile() as graph:
             for _ in range(10):
                 assert get(graph.execute(SIZE)[0]).nbytes == SIZE
+            have_been_made(dropped, 10)
             comes_back()
 
-    def test_behind_one_that_is_wanted(self, comes_back):
+    def test_behind_one_that_is_wanted(self, comes_back, have_been_made):
         actor = Actor.remote()
         wanted = actor.make.remote(SIZE)
         for _ in range(5):
             actor.make.remote(SIZE)
-        comes_back(3 * SIZE, left=ROUNDED)
+        have_been_made(actor, 6)
+        comes_back(left=ROUNDED)
         assert get(wanted).nbytes == SIZE
 
     def test_dropped_when_it_has_come(self, comes_back, wait_until):
@@ -150,7 +192,7 @@ class TestComesBack:
         comes_back()
 
     def test_dropped_when_it_has_come_while_another_is_to_come(
-        self, tmp_path, comes_back, wait_until
+        self, tmp_path, comes_back, have_been_made, wait_until
     ):
         slow, actor = Actor.remote(), Actor.remote()
         path = tmp_path / "go"
@@ -158,51 +200,58 @@ class TestComesBack:
         wait_until(ref.done)
         slow.make_later.remote(str(path))  # from now on something dropped is outstanding
         actor.make.remote(SIZE)
-        comes_back(2 * SIZE, left=ROUNDED)
+        have_been_made(actor, 2)
+        comes_back(left=ROUNDED)
+        assert session_memory() >= SIZE
         del ref  # nothing rings any more
-        comes_back(0)
+        comes_back()
         path.touch()
+        have_been_made(slow, 1)
         comes_back()
 
-    def test_timed_out(self, tmp_path, comes_back):
+    def test_timed_out(self, tmp_path, comes_back, have_been_made):
         actor, path = Actor.remote(), tmp_path / "go"
         with pytest.raises(WaitTimeoutError):
             conveyor.get(actor.make_later.remote(str(path)), timeout=0.01)
         path.touch()
+        have_been_made(actor, 1)
         comes_back()
 
-    def test_cancelled(self, tmp_path, comes_back, wait_until):
+    def test_cancelled(self, tmp_path, comes_back, have_been_made, wait_until):
         actor, path = Actor.remote(), tmp_path / "go"
         ref = actor.make_later.remote(str(path))
         wait_until(lambda: (tmp_path / "go.begun").exists())
         assert ref.cancel()  # it runs to its end
         path.touch()
+        have_been_made(actor, 1)
         comes_back()
 
-    def test_between_actors(self, comes_back):
+    def test_between_actors(self, comes_back, told):
         one, other = Actor.remote(), Actor.remote()
-        one.drop.remote(other, 10)
-        comes_back(5 * SIZE)
+        path, have_been_made = told
+        one.drop.remote(other, 10, path)
+        have_been_made(10)
+        comes_back()
 
-    def test_between_actors_while_the_method_runs(self, tmp_path, comes_back):
+    def test_between_actors_while_the_method_runs(self, tmp_path, comes_back, told):
         one, other = Actor.remote(), Actor.remote()
-        path = tmp_path / "go"
-        ref = one.drop_and_stay.remote(other, 10, str(path))
-        comes_back(5 * SIZE)
-        path.touch()
+        go = tmp_path / "go"
+        path, have_been_made = told
+        ref = one.drop_and_stay.remote(other, 10, path, str(go))
+        have_been_made(10)
+        comes_back()
+        go.touch()
         get(ref)
 
 
 @pytest.mark.usefixtures("small_session")
 class TestAtTheCap:
-    def test_dropped_here(self, wait_until, tmp_path):
+    def test_dropped_here(self, have_been_made):
         one, other = Actor.remote(), Actor.remote()
         for _ in range(20):
             one.make.remote(SIZE)
-        # Not by a result: to ask for it would take the others out of the ring.
-        one.touch.remote(str(tmp_path / "made"))
         # Until then it takes for itself what the driver lets go of, and on a busy machine for too long.
-        wait_until((tmp_path / "made").exists, what="all of them to be made")
+        have_been_made(one, 20)
         assert get(other.make.remote(CAP - ROUNDED)).nbytes == CAP - ROUNDED
 
     def test_dropped_here_and_needed_here(self, wait_until):
@@ -212,9 +261,9 @@ class TestAtTheCap:
         wait_until(lambda: session_memory() >= 5 * SIZE, what="values to be made")
         assert get(Actor.remote().size_of.remote(np.ones(CAP - ROUNDED, np.uint8))) == CAP - ROUNDED
 
-    def test_dropped_in_an_actor(self, wait_until):
+    def test_dropped_in_an_actor(self, wait_until, told):
         one, other = Actor.remote(), Actor.remote()
-        get(one.drop.remote(other, 5))
+        get(one.drop.remote(other, 5, told[0]))
         wait_until(lambda: session_memory() >= 5 * SIZE, what="values to be made")
         assert get(other.size_of.remote(np.ones(CAP - ROUNDED, np.uint8))) == CAP - ROUNDED
 
@@ -293,11 +342,12 @@ class TestThread:
         assert get(actor.ping.remote()) == "pong"
         assert wakeups() - before < 200
 
-    def test_sleeps_again_once_all_is_let_go_of(self, comes_back):
+    def test_sleeps_again_once_all_is_let_go_of(self, comes_back, have_been_made):
         actor = Actor.remote()
         for _ in range(5):
             actor.make.remote(SIZE)
-        comes_back(SIZE)
+        have_been_made(actor, 5)
+        comes_back()
         before = wakeups()
         for _ in range(200):
             assert get(actor.ping.remote()) == "pong"

@@ -292,8 +292,12 @@ def test_a_torn_down_graph(a, submitter, latches, wait_until):
     graph = compiled(lambda inp: a.hold.bind(inp, go.path), name="ended")
     get(submitter.keep.remote(graph))
     get(submitter.start.remote(graph, 1))
-    threading.Timer(0.05, go.open).start()
-    graph.teardown()
+    tearing_down = threading.Thread(target=graph.teardown)
+    tearing_down.start()
+    # Else its result would have come before.
+    wait_until(lambda: graph.status().state == "torn down")
+    go.open()
+    tearing_down.join(WAIT)
     with pytest.raises(GraphTornDownError, match="ended"):
         get(submitter.finish.remote())
     with pytest.raises(GraphTornDownError, match="ended"):

@@ -64,7 +64,7 @@ class Pair:
     def __exit__(self, *_):
         self.listener.close()
         self.node.stop()
-        self.process.join(20)
+        self.process.join(60)
         alive = self.process.is_alive()
         self.process.kill()
         self.process.join()
@@ -83,7 +83,7 @@ def elsewhere(address):
     def keep_connected():
         while True:
             try:
-                sock, _ = dial(address, TOKEN, Identity(1, "test"), 5)
+                sock, _ = dial(address, TOKEN, Identity(1, "test"), 60)
             except OSError:
                 return  # the session is over
             node.connect(sock)
@@ -194,7 +194,7 @@ def test_nothing_is_lost_or_comes_twice_while_connections_are_cut():
             if randomly.random() < 0.003:
                 node.pump.disconnect(1, "cut by the test")
                 cuts += 1
-        receiver.join(60)
+        receiver.join(200)
         assert done.is_set()
         assert got == list(range(FRAMES))
         assert cuts > 10

@@ -279,7 +279,7 @@ def _debug(tmp_path, commands, script=SCRIPT):
         input="\n".join(commands) + "\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         env={**os.environ, "PYTHONPATH": source},
     )
 

@@ -59,7 +59,8 @@ _mincore = ctypes.CDLL(None, use_errno=True).mincore
 _mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 
 
-#: Files of arenas that tests of other files have left mapped here, which are none of these tests' business.
+#: Files of shared memory that tests of other files have left open or mapped here, by their inodes: they are
+#: none of these tests' business.
 EARLIER = set()
 
 
@@ -80,18 +81,20 @@ def arenas():
 
 
 def descriptors():
-    """Of shared memory of ours."""
-    found = []
+    """Of shared memory of ours, by its file."""
+    found = {}
     for entry in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the listing's own
-            found.append(os.readlink(f"/proc/self/fd/{entry}"))
-    return [what for what in found if "memfd:conveyor" in what]
+            what = os.readlink(f"/proc/self/fd/{entry}")
+            if "memfd:conveyor" in what:
+                found[str(os.stat(f"/proc/self/fd/{entry}").st_ino)] = what
+    return {inode: what for inode, what in found.items() if inode not in EARLIER}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def others():
     gc.collect()
-    EARLIER.update(arenas())
+    EARLIER.update(arenas(), descriptors())
 
 
 @pytest.fixture
@@ -111,7 +114,7 @@ def end():
 
 def nothing_is_left():
     gc.collect()
-    assert descriptors() == []
+    assert descriptors() == {}
     # That of the driver may be mapped still, with nothing in it.
     assert not any(arenas().values())
     return True
@@ -231,7 +234,7 @@ class TestValuesStay:
         assert get(beside.execute(1)).nbytes == SIZE
         end()
         assert sum(memory != 0 for memory in arenas().values()) == 1
-        assert len(set(descriptors())) == 1  # a fork needs the file of what is held
+        assert len(descriptors()) == 1  # a fork needs the file of what is held
         assert all((array == i).all() for i, array in enumerate(kept))
         del kept[1:]
         assert (kept[0] == 0).all()

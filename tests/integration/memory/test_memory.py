@@ -13,7 +13,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT, hold, measured
+from integration_helpers import WAIT, freeze, hold, measured
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -93,7 +93,7 @@ def nearly_all(actor):
 def stop(actor):
     """Let it not run; its pid."""
     pid = conveyor.get(actor.pid.remote(), timeout=WAIT)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     return pid
 
 

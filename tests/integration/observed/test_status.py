@@ -273,6 +273,8 @@ def test_a_long_wait_in_wait_names_the_actors(actors, latches, lines, wait_until
     with dag.compile(name="slow") as graph:
         refs = [graph.execute(inside.path), b.hold.remote(inside.path + "-b", go.path)]
         done = b.pid.remote()
+        for path in (inside.path, inside.path + "-b"):
+            hold(path)  # they run by then, however soon a wait is logged
         watcher = until_logged(lines, wait_until, go)
         conveyor.wait([*refs, done], num_returns=3)
         watcher.join(WAIT)

@@ -229,7 +229,7 @@ def test_a_child_that_outlives_the_driver_keeps_no_actor_alive(scripts, wait_unt
         """
         child = os.fork()
         if child == 0:
-            time.sleep(30)
+            time.sleep(300)
             os._exit(0)
         print(child, *[p.pid for p in __import__("psutil").Process().children(recursive=True)
                        if p.pid != child], flush=True)
@@ -238,10 +238,10 @@ def test_a_child_that_outlives_the_driver_keeps_no_actor_alive(scripts, wait_unt
     )
     driver = scripts.start(source)
     child, *pids = map(int, driver.stdout.readline().split())
-    driver.wait(20)
+    driver.wait(60)
     try:
         assert pids
-        wait_until(lambda: not any(map(psutil.pid_exists, pids)), 20, "the end of the actors")
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)), 60, "the end of the actors")
     finally:
         os.kill(child, 9)
 
@@ -331,7 +331,7 @@ def test_what_children_cost_a_parent_that_holds_values(scripts):
                 children.append(pid)
         threads = [threading.Thread(target=forks) for _ in range(2)]
         for t in threads: t.start()
-        for t in threads: t.join(20)
+        for t in threads: t.join(60)
         assert descriptors() <= before + len(children) + 1 + 3, (before, descriptors())
         held.clear()
         gc.collect()
@@ -394,7 +394,7 @@ def test_multiprocessing_with_fork(scripts):
             assert pool.map(total, range(10)) == [float(i * N) for i in range(10)]
         process = context.Process(target=total, args=(1,))
         process.start()
-        process.join(20)
+        process.join(60)
         assert process.exitcode == 0
         churn(graph)
         assert all((x == i).all() for i, x in enumerate(held))
@@ -448,7 +448,7 @@ def test_a_fork_while_other_threads_execute(scripts):
             finish(child)
         stop.set()
         for t in threads:
-            t.join(20)
+            t.join(60)
         assert not failures, failures
         """,
     )
@@ -507,9 +507,9 @@ ACTOR = """
                 here, there = context.Pipe()
                 process = context.Process(target=lambda: there.send(float(x.sum())))
                 process.start()
-                assert here.poll(20)
+                assert here.poll(60)
                 totals.append(here.recv())
-                process.join(20)
+                process.join(60)
                 assert process.exitcode == 0, process.exitcode
             return totals
 
@@ -550,11 +550,11 @@ def test_an_actor_that_forks(scripts):
     run_actor(
         scripts,
         """
-        assert conveyor.get(forker.fork.remote(3), timeout=30) == [0, 0, 0]
+        assert conveyor.get(forker.fork.remote(3), timeout=60) == [0, 0, 0]
         assert still_right()
         with InputNode() as inp:
             forking = forker.fork.bind(inp).compile()
-        assert conveyor.get(forking.execute(2), timeout=30) == [0, 0]
+        assert conveyor.get(forking.execute(2), timeout=60) == [0, 0]
         assert still_right()
         """,
     )
@@ -564,8 +564,8 @@ def test_an_actor_with_multiprocessing_and_subprocesses(scripts):
     run_actor(
         scripts,
         """
-        assert conveyor.get(forker.pool.remote(), timeout=30) == [float(i * N) for i in range(5)]
-        assert conveyor.get(forker.subprocess.remote(), timeout=30) == "text\\n"
+        assert conveyor.get(forker.pool.remote(), timeout=60) == [float(i * N) for i in range(5)]
+        assert conveyor.get(forker.subprocess.remote(), timeout=60) == "text\\n"
         assert still_right()
         """,
     )

@@ -29,7 +29,7 @@ PROGRAM = """
 
     def settled(condition):
         '''Whether it comes true: a thread that has done its work, and said so, may still be about to end.'''
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not condition():
             if time.monotonic() > end:
                 return False
@@ -214,7 +214,7 @@ def test_ctrl_c_in_shutdown_ends_the_grace_period(scripts):
                 return os.getpid()
             def __conveyor_exit__(self):
                 open("ending", "w").close()
-                time.sleep(60)
+                time.sleep(600)
 
         def interrupt():
             while not os.path.exists("ending"):
@@ -222,7 +222,7 @@ def test_ctrl_c_in_shutdown_ends_the_grace_period(scripts):
             os.kill(os.getpid(), signal.SIGINT)
 
         before = state()
-        conveyor.init(grace_seconds=50)
+        conveyor.init(grace_seconds=100)
         actor = Slow.remote()
         pid = conveyor.get(actor.pid.remote())
         threading.Thread(target=interrupt).start()
@@ -230,7 +230,7 @@ def test_ctrl_c_in_shutdown_ends_the_grace_period(scripts):
         try:
             conveyor.shutdown()
         except KeyboardInterrupt:
-            assert time.monotonic() - begun < 20
+            assert time.monotonic() - begun < 60
         else:
             raise AssertionError("not interrupted")
         assert not psutil.pid_exists(pid)
@@ -243,10 +243,12 @@ def test_ctrl_c_in_shutdown_ends_the_grace_period(scripts):
 def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
     # The main thread, which it has interrupted, holds a lock that the end needs.
     body = """
+        from conveyor.engine.local import launcher
         from conveyor.exceptions import ConveyorError
         from conveyor.runtime import context
         from conveyor.runtime.driver.processes.supervisor import Supervisor
 
+        launcher.CLOSE_TIMEOUT = 100
         before = state()
         took = []
 
@@ -270,8 +272,8 @@ def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
         except ConveyorError:
             pass
         sys.settrace(None)
-        # Where nobody hears of the actors' ends, each wait for them takes ten seconds or more.
-        assert took and took[0] < 8, took
+        # Where nobody hears of the actors' ends, each wait for them takes as long as it may.
+        assert took and took[0] < 60, took
         assert settled(lambda: state()[1:] == before[1:]), (state(), before)
         print("ended")
     """
@@ -345,7 +347,7 @@ def test_an_interrupted_start_gives_its_gpus_back(scripts, num_gpus):
                 pass
             finally:
                 sys.settrace(None)
-            limit = time.monotonic() + 20
+            limit = time.monotonic() + 60
             while True:  # until the process that was started is gone
                 try:
                     conveyor.kill(Actor.options(num_gpus=2).remote())

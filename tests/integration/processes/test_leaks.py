@@ -305,7 +305,7 @@ def test_two_drivers_at_the_same_time(scripts):
     """
     drivers = [scripts.start(program, name=f"driver{i}.py") for i in range(2)]
     for driver in drivers:
-        out, err = driver.communicate(timeout=60)
+        out, err = driver.communicate(timeout=200)
         assert out == "done\n", err
 
 

@@ -38,7 +38,7 @@ def begin(leaves_nothing):
 
 
 def ask(actor, method, *args):
-    return conveyor.get(getattr(actor, method).remote(*args), timeout=30)
+    return conveyor.get(getattr(actor, method).remote(*args), timeout=120)
 
 
 @pytest.fixture

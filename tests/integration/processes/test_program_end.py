@@ -34,7 +34,7 @@ _HEAD = """
         return run
     def under_way(count=20):
         for _ in range(count):
-            assert turns.acquire(timeout=30)
+            assert turns.acquire(timeout=60)
 """
 _THREADS = {
     "calls": """
@@ -152,7 +152,7 @@ def test_threads_whose_wait_for_a_submission_times_out_meanwhile(scripts):
             graph = plain.echo.bind(inp).compile()
         conveyor.get(graph.execute(1))
         daemon(lambda: graph.execute(Held()))
-        assert held.wait(30)
+        assert held.wait(60)
         def waits(seconds):
             turns.release()
             try:
@@ -183,7 +183,7 @@ def test_threads_whose_wait_for_a_turn_times_out_meanwhile(scripts):
         for _ in range(100):
             threading.Thread(target=waits, daemon=True).start()
         for _ in range(1000):
-            assert turns.acquire(timeout=30)
+            assert turns.acquire(timeout=60)
     """)
     assert scripts.stderr == ""
 
@@ -191,7 +191,7 @@ def test_threads_whose_wait_for_a_turn_times_out_meanwhile(scripts):
 def test_a_thread_is_told_once_and_then_kept(scripts):
     """Also one that holds what others wait for at the end comes to its own end."""
     out = scripts.run(
-        "import atexit\natexit.register(lambda: (thread.join(20), print(told)))\n"
+        "import atexit\natexit.register(lambda: (thread.join(60), print(told)))\n"
         + _program("""
         told = []
         def calls():
@@ -272,7 +272,7 @@ def test_signals(scripts, text, code):
         program.send_signal(signal.SIGTERM)
     # Not communicate(): what readline() has read ahead would be lost.
     out, err = program.stdout.read(), program.stderr.read()
-    program.wait(30)
+    program.wait(60)
     assert program.returncode == code, err
     assert "hook" in out, err
     if code != -signal.SIGINT:
@@ -331,8 +331,8 @@ def test_a_second_sigterm_ends_it_at_once(scripts):
     program.send_signal(signal.SIGTERM)
     assert "ending" in program.stdout.readline()
     program.send_signal(signal.SIGTERM)
-    assert program.wait(20) == -signal.SIGTERM
-    psutil.wait_procs(children, timeout=10)
+    assert program.wait(60) == -signal.SIGTERM
+    psutil.wait_procs(children, timeout=60)
     _nothing_left(children)
 
 

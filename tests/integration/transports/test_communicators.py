@@ -157,7 +157,7 @@ def peers(session):
 
 
 def got(ref):
-    return conveyor.get(ref, timeout=30)
+    return conveyor.get(ref, timeout=60)
 
 
 def log_of(folder):
@@ -373,7 +373,7 @@ conveyor.shutdown()
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

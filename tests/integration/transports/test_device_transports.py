@@ -12,7 +12,7 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from integration_helpers import measured
+from integration_helpers import freeze, hold, measured
 
 import conveyor
 from conveyor import testing, transport
@@ -111,6 +111,10 @@ class TorchTensorWorker:
     def far_behind(self, seconds=LATE * 5):
         """Work on the device that is not waited for."""
         accelerator.kernel(seconds)
+
+    def behind(self, go):
+        """What is enqueued from now on begins when there is a file ``go``."""
+        accelerator.kernel(0, lambda: hold(go))
 
     def after(self, value, seconds):
         """A tensor that is written when so much time has gone by."""
@@ -365,13 +369,11 @@ def test_a_frozen_writer_holds_nobody(workers, name):
     graph = dag.compile()
     assert conveyor.get(graph.execute(1), timeout=60) == (1, 1)
     pid = conveyor.get(frozen.pid.remote())
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         with pytest.raises(DeadlineExceededError):
             conveyor.get(graph.execute(2, deadline=0.2), timeout=60)
-        begin = time.monotonic()
         assert conveyor.get(b.nothing.remote(), timeout=60) is None
-        assert time.monotonic() - begin < 5
     finally:
         os.kill(pid, signal.SIGCONT)
     graph.teardown()
@@ -388,19 +390,20 @@ def test_a_frozen_reader_holds_nobody(workers, name):
         dag = MultiOutputNode([frozen.ends.bind(made), b.ends.bind(made)])
     graph = dag.compile(overlap=True, depth=4, fail_fast=False)
     assert conveyor.get(graph.execute(1), timeout=60) == [(1, 1)] * 2
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
-        late = [graph.execute(n, deadline=4) for n in range(2, 5)]
-        begin = time.monotonic()
+        late = [graph.execute(n) for n in range(2, 4)]
         for n, (_, other) in enumerate(late, 2):
             assert conveyor.get(other, timeout=60) == (n, n)
         assert conveyor.get([a.nothing.remote(), b.nothing.remote()], timeout=60) == [None] * 2
-        assert time.monotonic() - begin < 5
-        for stuck, _ in late:
+        too_late = [graph.execute(n, deadline=0.5) for n in range(4, 6)]
+        for stuck, _ in too_late:
             with pytest.raises(DeadlineExceededError):
                 conveyor.get(stuck, timeout=60)
+        assert not any(stuck.done() for stuck, _ in late)
     finally:
         os.kill(pid, signal.SIGCONT)
+    assert [conveyor.get(stuck, timeout=60) for stuck, _ in late] == [(2, 2), (3, 3)]
     assert conveyor.get(graph.execute(7), timeout=60) == [(7, 7)] * 2
     graph.teardown()
     conveyor.kill(frozen)
@@ -422,10 +425,8 @@ def test_a_cancelled_execution_leaves_the_others(workers, name, method, tmp_path
         if method == "held":
             wait_until(lambda: os.path.exists(begun))
         refs[0].cancel()
-        begin = time.monotonic()
         with pytest.raises(ExecutionCancelledError):
             conveyor.get(refs[0], timeout=60)
-        assert time.monotonic() - begin < 5
         Path(go).touch()
         # Kernels that are enqueued run to their end.
         assert conveyor.get(refs[1:], timeout=60) == [(2, 2), (3, 3)]
@@ -441,12 +442,10 @@ def test_a_writer_that_dies_with_work_enqueued(workers, name):
     graph = dag.compile(depth=4)
     assert conveyor.get(graph.execute(1), timeout=60) == (1, 1)
     refs = [graph.execute(n) for n in range(4)]
-    begin = time.monotonic()
     conveyor.kill(mortal)
     with pytest.raises(ActorDiedError):
         conveyor.get(refs[-1], timeout=60)
     assert conveyor.get(b.nothing.remote(), timeout=60) is None
-    assert time.monotonic() - begin < 5
     graph.teardown()
 
 
@@ -495,19 +494,20 @@ def test_who_is_left_when_a_reader_dies_with_copies_enqueued_goes_on(workers, wa
         assert conveyor.get(other.execute(3), timeout=60) == (3, 3)
 
 
-def test_a_reader_is_not_far_ahead_of_its_device(workers):
+def test_a_reader_is_not_far_ahead_of_its_device(workers, latches):
     """So the writer has as much memory for an edge as that is deep, and a little more."""
     a, *_ = workers
-    reader = TorchTensorWorker.remote()
+    reader, go = TorchTensorWorker.remote(), latches()
     with InputNode() as inp:
         dag = reader.nothing.bind(a.fresh.bind(inp).with_tensor_transport("sim_ipc"))
     with dag.compile(depth=2) as graph:
         conveyor.get(graph.execute(0), timeout=60)
         before = conveyor.get(a.free.remote())
-        conveyor.get(reader.far_behind.remote(2))
+        conveyor.get(reader.behind.remote(go.path))
         refs = [graph.execute(number) for number in range(20)]
         assert not refs[-1].done()
         least = conveyor.get(a.free.remote())
+        go.open()
         conveyor.get(refs, timeout=60)
     assert before - least <= 10 * SIZE
     conveyor.kill(reader)

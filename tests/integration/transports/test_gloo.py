@@ -146,15 +146,22 @@ def test_graphs_that_are_taken_down_while_they_connect_leave_no_threads(pair, wa
     wait_until(lambda: not any(conveyor.get([one.threads.remote() for one in pair])), timeout=30)
 
 
-def half_sent():
-    """Whether a connection over the loopback interface has something left to send."""
+def ports_of(process):
+    """Those of its connections. Other tests beside this one have theirs."""
+    found = process.net_connections("tcp")
+    return {one.laddr.port for one in found if one.status == psutil.CONN_ESTABLISHED}
+
+
+def half_sent(ports):
+    """Whether a connection over the loopback interface from one of these has something left to send."""
     local, established = "0100007F", "01"
     with open("/proc/net/tcp") as table:
         next(table)
         for line in table:
             _, here, there, state, queues, *_ = line.split()
             connected = here.startswith(local) and there.startswith(local) and state == established
-            if connected and not queues.startswith("00000000:"):
+            of_these = int(here.rpartition(":")[2], 16) in ports
+            if of_these and connected and not queues.startswith("00000000:"):
                 return True
     return False
 
@@ -168,12 +175,16 @@ def test_a_transfer_that_is_half_done_ends_with_its_graph(which, wait_until):
         made = writer.make.bind(inp).with_tensor_transport("gloo")
         graph = reader.total.bind(made).compile()
     assert conveyor.get(graph.execute(2)) == 4
+    ports = ports_of(psutil.Process(conveyor.get(writer.pid.remote())))
+    assert ports
     while True:
         ref = graph.execute(1 << 26)
         # All of it may be sent between two looks: then once more.
-        wait_until(lambda ref=ref: half_sent() or conveyor.wait([ref], timeout=0)[0], timeout=60)
+        wait_until(
+            lambda ref=ref: half_sent(ports) or conveyor.wait([ref], timeout=0)[0], timeout=60
+        )
         process.suspend()
-        if half_sent():
+        if half_sent(ports):
             break
         process.resume()  # it was the last of it
         conveyor.get(ref)

@@ -3,8 +3,10 @@
 import re
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
+from integration_helpers import hold
 from nodes_apart import APART
 
 import conveyor
@@ -415,6 +417,83 @@ class OddConduit(transport.Conduit):
 
     def close(self):
         self.inner.close()
+
+
+@conveyor.remote
+class Holder:
+    def hold(self, _tensors, path, runs):
+        Path(runs).touch()
+        hold(path)
+
+
+class LastWord(FaultyTransport):
+    """Its writer says something at its end, when there is no room; its reader notes whether that has come."""
+
+    def __init__(self, name, path):
+        super().__init__(name)
+        self.path = path
+
+    def open(self, wire):
+        return LastWordConduit("", super().open(Quiet(wire)), wire, self.path)
+
+
+class Quiet:
+    """A wire without what is not its transport's."""
+
+    def __init__(self, wire):
+        self._wire = wire
+
+    def __getattr__(self, name):
+        return getattr(self._wire, name)
+
+    def receive(self):
+        return [one for one in self._wire.receive() if type(one[1]) is not bytes]
+
+
+class LastWordConduit(OddConduit):
+    def __init__(self, does, inner, wire, path):
+        super().__init__(does, inner, wire)
+        self.path = path
+
+    def abort(self, reason):
+        super().abort(reason)
+        if self.wire.rank == 0:
+            for _ in range(200):  # the reader runs a method, and takes none of them
+                self.wire.send(b"padding")
+
+    def close(self):
+        if self.wire.rank == 0:
+            self.wire.send(b"the last word")
+            Path(f"{self.path}.left").touch()
+        else:
+            told = any(word == b"the last word" for _, word in self.wire.receive())
+            Path(self.path).write_text(str(told))
+        self.inner.close()
+
+
+def test_what_a_writer_says_at_its_end_comes_to_a_reader_that_was_busy(
+    pair, latches, tmp_path, wait_until
+):
+    """Memory that it lets go of, say."""
+    path, go, runs = tmp_path / "told", latches(), latches()
+    transport.register(LastWord("last", str(path)))
+    try:
+        maker, holder = pair[0], Holder.remote()
+        with InputNode() as inp:
+            made = maker.make_big.bind(inp).with_tensor_transport("last")
+            graph = holder.hold.bind(made, go.path, runs.path).compile()
+        graph.execute(4)
+        wait_until(lambda: runs.is_open)
+        ends = threading.Thread(target=graph.teardown)
+        ends.start()
+        try:
+            wait_until(Path(f"{path}.left").exists)
+        finally:
+            go.open()
+            ends.join()
+        assert path.read_text() == "True"
+    finally:
+        transport.unregister("last")
 
 
 @pytest.mark.parametrize(

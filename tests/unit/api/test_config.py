@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import psutil
 import pytest
 
 import conveyor
@@ -47,19 +48,30 @@ class Echo:
 
 
 @pytest.fixture
+def stop(wait_until):
+    """``stop(pid)``: from then on it takes nothing."""
+
+    def stop(pid):
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+    return stop
+
+
+@pytest.fixture
 def session():
     conveyor.init()
     yield
     conveyor.shutdown()
 
 
-def test_default_timeouts(session):
+def test_default_timeouts(session, stop):
     actor = conveyor.remote(Echo).remote()
     pid = conveyor.get(actor.pid.remote())
     dag = actor.echo.bind(InputNode())
     with dag.compile(get_timeout=0.05, submit_timeout=0.05, depth=1) as graph:
         assert conveyor.get(graph.execute(1), timeout=60) == 1
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         try:
             ref = graph.execute(2)
             with pytest.raises(WaitTimeoutError, match=r"after 0\.05 s waiting for graph"):
@@ -71,12 +83,12 @@ def test_default_timeouts(session):
         assert ref.get(timeout=-1) == 2
 
 
-def test_a_long_wait_for_room_is_logged_and_goes_on(session, monkeypatch, caplog):
+def test_a_long_wait_for_room_is_logged_and_goes_on(session, monkeypatch, caplog, stop):
     monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.05)
     actor = conveyor.remote(Echo).remote()
     pid = conveyor.get(actor.pid.remote())
     with actor.echo.bind(InputNode()).compile(depth=1) as graph:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         try:
             ref = graph.execute(1)
             with pytest.raises(WaitTimeoutError, match=r"after 1 s waiting for room"):

@@ -138,7 +138,7 @@ class Peer(Link):
 
     def close(self) -> None:
         self.writing.close()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 def serve() -> None:
@@ -197,4 +197,4 @@ def run(script: str, *arguments: str, **options: Any) -> subprocess.CompletedPro
 def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
     paths = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(conveyor.__file__))]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    return subprocess.run([sys.executable, *arguments], check=True, env=env, timeout=60, **options)
+    return subprocess.run([sys.executable, *arguments], check=True, env=env, timeout=200, **options)

@@ -52,7 +52,7 @@ class Edge:
 
     def progress(self):
         """As its program does when it is rung."""
-        assert self.rung.wait(10)
+        assert self.rung.wait(60)
         self.rung.clear()
         self.line.advance()
         self.line.check(self)
@@ -68,7 +68,7 @@ def start():
 
     yield start
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_an_outcome_that_cannot_be_told_harms_no_other(line):
     one.add(lambda communicator: 1)
     one.fault = OSError("its wire is broken")
     other.add(lambda communicator: 2)
-    assert one.rung.wait(10)
+    assert one.rung.wait(60)
     line.advance()  # the other one's turn
     assert one.outcomes == [(1, None)]
     until(other, lambda: other.outcomes)
@@ -125,7 +125,7 @@ def test_a_beginning_that_cannot_be_told_is_that_edges_fault(line):
     def began():
         raise OSError("its wire is broken")
 
-    one.add(lambda communicator: gate.wait(10), began)
+    one.add(lambda communicator: gate.wait(60), began)
     with pytest.raises(OSError, match="its wire is broken"):
         line.check(one)
     other.add(lambda communicator: 2)

@@ -165,7 +165,7 @@ class Session:
                 self.meetings[graph, rank].progress()
 
     def until(self, done: Any) -> None:
-        limit = time.monotonic() + 10
+        limit = time.monotonic() + 60
         while not done():
             assert time.monotonic() < limit, "nothing comes of it"
             self.pump()

@@ -521,10 +521,25 @@ def growing(pauses, longest):
     return all(0.75 * most <= p <= most for p, most in zip(pauses, could_be, strict=True))
 
 
+def fetched(files, dial, data):
+    """Whether a file with ``data`` comes whole out of a depot that is dialled so. The depot ends."""
+    fd = file_with(data)
+    number = files.put(fd)
+    os.close(fd)
+    supply = Supply(dial)
+    came = supply.fetch(number, len(data))
+    try:
+        return contents(came) == data
+    finally:
+        os.close(came)
+        supply.close()
+        files.close()
+
+
 def test_the_longer_a_depot_is_away_the_longer_are_the_pauses(monkeypatch):
     monkeypatch.setattr(depot, "Flag", Passes)
     monkeypatch.setattr(Passes, "pauses", [])
-    fails, data = [20], os.urandom(1000)
+    files, fails, data = Depot(), [20], os.urandom(1000)
 
     def dial():
         fails[0] -= 1
@@ -532,16 +547,7 @@ def test_the_longer_a_depot_is_away_the_longer_are_the_pauses(monkeypatch):
             raise ConnectionRefusedError
         return served(files)
 
-    files = Depot()
-    fd = file_with(data)
-    number = files.put(fd)
-    os.close(fd)
-    supply = Supply(dial)
-    came = supply.fetch(number, len(data))
-    assert contents(came) == data
-    os.close(came)
-    supply.close()
-    files.close()
+    assert fetched(files, dial, data)
     assert len(Passes.pauses) == 20
     assert growing(Passes.pauses, 0.5)
 
@@ -550,7 +556,7 @@ def test_a_depot_that_ends_each_connection_is_asked_with_growing_pauses(monkeypa
     """They are short again when a part has come."""
     monkeypatch.setattr(depot, "Flag", Passes)
     monkeypatch.setattr(Passes, "pauses", [])
-    tries, data = [0], os.urandom(1000)
+    files, tries, data = Depot(), [0], os.urandom(1000)
 
     def answer(there, part):
         there.recv(24)
@@ -567,16 +573,7 @@ def test_a_depot_that_ends_each_connection_is_asked_with_growing_pauses(monkeypa
         threading.Thread(target=answer, args=(there, tries[0] == 9)).start()
         return here
 
-    files = Depot()
-    fd = file_with(data)
-    number = files.put(fd)
-    os.close(fd)
-    supply = Supply(dial)
-    came = supply.fetch(number, len(data))
-    assert contents(came) == data
-    os.close(came)
-    supply.close()
-    files.close()
+    assert fetched(files, dial, data)
     assert len(Passes.pauses) == 16
     assert growing(Passes.pauses[:8], 0.5)
     assert growing(Passes.pauses[8:], 0.5)

@@ -46,12 +46,13 @@ class Driver:
         for _ in range(2):
             done = threading.Event()
             self.events.call(done.set)
-            assert done.wait(10)
+            assert done.wait(60)
 
     def connect(self):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.settimeout(10)
+        # With a limit of time it would not wait for a place among those who are to be let in.
         connection.connect("\0" + self.courier.address)
+        connection.settimeout(60)
         return connection
 
     def close(self):
@@ -95,7 +96,7 @@ def test_who_was_expected_is_given_descriptors(driver):
         os.close(fd)
         assert driver.arrived == [(os.getpid(), "/dev/null")]
         connection.send(write(Farewell(3)))
-        assert driver.ended.wait(10)
+        assert driver.ended.wait(60)
         assert driver.farewells == [(os.getpid(), 3)]
     assert driver.courier.strangers == 0
 

@@ -35,7 +35,7 @@ HERE, THERE = Identity(0, "1.2.3"), Identity(1, "1.2.3")
 @contextlib.contextmanager
 def listening(**options):
     came = queue.Queue()
-    options = {"patience": 20.0, **options}
+    options = {"patience": float(WAIT), **options}
     listener = Listener(("127.0.0.1", 0), TOKEN, HERE, lambda *who: came.put(who), **options)
     try:
         yield listener, came
@@ -43,8 +43,12 @@ def listening(**options):
         listener.close()
 
 
+#: s; a bound for what takes milliseconds.
+WAIT = 60
+
+
 def soon(condition):
-    end = time.monotonic() + 20
+    end = time.monotonic() + WAIT
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -53,11 +57,11 @@ def soon(condition):
 
 def test_two_hosts_of_a_session_know_each_other():
     with listening() as (listener, came):
-        sock, other = dial(listener.address, TOKEN, THERE, 20)
+        sock, other = dial(listener.address, TOKEN, THERE, WAIT)
         theirs, who = came.get(timeout=60)
         assert (other, who) == (HERE, THERE)
         with sock, theirs:
-            theirs.settimeout(20)
+            theirs.settimeout(WAIT)
             sock.sendall(b"what follows is the pump's")
             assert theirs.recv(100) == b"what follows is the pump's"
         assert (listener.let_in, listener.strangers) == (1, 0)
@@ -86,7 +90,7 @@ def test_a_process_with_many_descriptors_dials_all_the_same():
         with listening() as (listener, came):
             while not taken or taken[-1] < 1100:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
-            sock, other = dial(listener.address, TOKEN, THERE, 20)
+            sock, other = dial(listener.address, TOKEN, THERE, WAIT)
             with sock, came.get(timeout=60)[0]:
                 assert sock.fileno() > 1023
                 assert other == HERE
@@ -99,7 +103,7 @@ def test_a_process_with_many_descriptors_dials_all_the_same():
 def test_a_wrong_token_is_refused_on_both_sides():
     with listening() as (listener, came):
         with pytest.raises(HandshakeError, match="hung up on this one's proof"):
-            dial(listener.address, new_token(), THERE, 20)
+            dial(listener.address, new_token(), THERE, WAIT)
         soon(lambda: listener.strangers == 1)
         assert "token" in listener.reasons[0]
         assert came.empty()
@@ -120,7 +124,7 @@ def test_a_listener_that_does_not_know_the_token_is_refused():
 
     threading.Thread(target=impostor).start()
     with here, pytest.raises(HandshakeError, match="does not know this session's token"):
-        introduce(here, TOKEN, THERE, time.monotonic() + 20)
+        introduce(here, TOKEN, THERE, time.monotonic() + WAIT)
     failed.get(timeout=60)
 
 
@@ -131,12 +135,12 @@ def test_garbage_is_dropped_and_counted(garbage):
     with listening() as (listener, came):
         with socket.create_connection(listener.address) as sock:
             sock.sendall(garbage)
-            sock.settimeout(20)
+            sock.settimeout(WAIT)
             with contextlib.suppress(ConnectionResetError):
                 assert sock.recv(1000) == b""  # and is told nothing
         soon(lambda: listener.strangers == 1)
         assert "does not speak" in listener.reasons[0]
-        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        dial(listener.address, TOKEN, THERE, WAIT)[0].close()
         came.get(timeout=60)[0].close()
 
 
@@ -153,15 +157,15 @@ def test_what_was_overheard_is_good_for_nothing():
             here.sendall(data)
 
     thread = threading.Thread(
-        target=let_in, args=(there, TOKEN, HERE, time.monotonic() + 20, None), daemon=True
+        target=let_in, args=(there, TOKEN, HERE, time.monotonic() + WAIT, None), daemon=True
     )
     thread.start()
-    introduce(Overheard(), TOKEN, THERE, time.monotonic() + 20)
+    introduce(Overheard(), TOKEN, THERE, time.monotonic() + WAIT)
     thread.join()
     assert len(heard) == 2
     with listening() as (listener, came):
         with socket.create_connection(listener.address) as sock:
-            sock.settimeout(20)
+            sock.settimeout(WAIT)
             sock.sendall(heard[0])
             sock.recv(1000)
             sock.sendall(heard[1])
@@ -174,27 +178,30 @@ def test_what_was_overheard_is_good_for_nothing():
 def test_who_is_slow_has_a_limit_and_holds_up_nobody():
     with listening(patience=0.5) as (listener, came):
         slow = [socket.create_connection(listener.address) for _ in range(4)]
-        start = time.monotonic()
+        sent = 0
         with contextlib.suppress(OSError):
-            while listener.strangers < 4 and time.monotonic() - start < 10:
+            # One byte after the other, so that each read succeeds; never all that is to be read.
+            while listener.strangers < 4 and sent < handshake._HELLO.size - 1:
                 for sock in slow:
-                    sock.send(b"c")  # one byte after the other, so that each read succeeds
-                time.sleep(0.05)
+                    sock.send(b"c")
+                sent += 1
+                time.sleep(0.1)
+        assert sent < handshake._HELLO.size - 1
         soon(lambda: listener.strangers == 4)
-        assert time.monotonic() - start < 8
-        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        assert all("in time" in why for why in listener.reasons)
+        dial(listener.address, TOKEN, THERE, WAIT)[0].close()
         came.get(timeout=60)[0].close()
         for sock in slow:
             sock.close()
 
 
 def test_a_flood_is_dropped():
-    with listening(most_pending=4, patience=2.0) as (listener, came):
+    with listening(most_pending=4, patience=5.0) as (listener, came):
         flood = [socket.create_connection(listener.address) for _ in range(40)]
         soon(lambda: listener.dropped == 36)
         soon(lambda: [t.name for t in threading.enumerate()].count("conveyor-handshake") <= 4)
         soon(lambda: listener.strangers == 4)  # the others had their time
-        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        dial(listener.address, TOKEN, THERE, WAIT)[0].close()
         came.get(timeout=60)[0].close()
         for sock in flood:
             sock.close()
@@ -229,7 +236,7 @@ def test_a_flood_keeps_no_host_out_that_was_let_in_before():
             sock.close()
 
     with listening(most_pending=2, patience=600.0) as (listener, came):
-        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        dial(listener.address, TOKEN, THERE, WAIT)[0].close()
         came.get(timeout=60)[0].close()
         thread = threading.Thread(target=flood)
         thread.start()
@@ -293,7 +300,7 @@ def test_the_more_often_a_listener_hangs_up_the_longer_are_the_pauses(monkeypatc
 def test_a_listener_has_its_spare_descriptor_again():
     with listening() as (listener, came):
         listener._spare.close()  # by another thread, which was quicker to take it
-        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        dial(listener.address, TOKEN, THERE, WAIT)[0].close()
         came.get(timeout=60)[0].close()
         assert not listener._spare._file.closed
 
@@ -302,7 +309,7 @@ def test_without_a_descriptor_one_is_turned_away():
     with listening() as (listener, came):
         assert is_turned_away(listener.address, socket.AF_INET)
         soon(lambda: listener.dropped >= 1)
-        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        dial(listener.address, TOKEN, THERE, WAIT)[0].close()
         came.get(timeout=60)[0].close()
 
 
@@ -357,7 +364,7 @@ def test_a_stranger_hears_the_end_though_a_forked_child_has_a_copy_of_its_connec
 def test_other_versions_are_told_on_both_sides(other, what):
     with listening() as (listener, came):
         with pytest.raises(HandshakeError, match=what):
-            dial(listener.address, TOKEN, other, 20)
+            dial(listener.address, TOKEN, other, WAIT)
         soon(lambda: listener.strangers == 1)
         assert what in listener.reasons[0]
         assert came.empty()
@@ -367,8 +374,8 @@ def test_hosts_that_are_not_waited_for_are_told():
     with listening(wanted=frozenset({1})) as (listener, came):
         for host in (0, 2):
             with pytest.raises(HandshakeError, match="does not want"):
-                dial(listener.address, TOKEN, Identity(host, "1.2.3"), 20)
-        dial(listener.address, TOKEN, THERE, 20)[0].close()
+                dial(listener.address, TOKEN, Identity(host, "1.2.3"), WAIT)
+        dial(listener.address, TOKEN, THERE, WAIT)[0].close()
         came.get(timeout=60)[0].close()
         soon(lambda: listener.strangers == 2)
 
@@ -377,7 +384,7 @@ def test_nobody_there_is_an_error_that_says_where():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
     with pytest.raises(ConnectionRefusedError, match=f"{address[1]} cannot be reached"):
-        dial(address, TOKEN, THERE, 20)
+        dial(address, TOKEN, THERE, WAIT)
 
 
 def test_a_try_that_is_not_answered_keeps_no_other_from_being_made():
@@ -391,7 +398,8 @@ def test_a_try_that_is_not_answered_keeps_no_other_from_being_made():
         start = time.monotonic()
         with pytest.raises(HandshakeError, match="in time"):
             dial(full.getsockname(), TOKEN, THERE, 0.6)
-        assert time.monotonic() - start < 8
+        # The system itself gives up after two minutes.
+        assert time.monotonic() - start < WAIT
 
 
 def test_one_address_is_listened_at():
@@ -403,7 +411,7 @@ def test_a_listener_that_is_closed_breaks_off_what_is_under_way():
     with listening(patience=60.0) as (listener, _):
         sock = socket.create_connection(listener.address)
         soon(lambda: "conveyor-handshake" in [t.name for t in threading.enumerate()])
-    sock.settimeout(20)
+    sock.settimeout(WAIT)
     with contextlib.suppress(ConnectionResetError):
         assert sock.recv(10) == b""
     sock.close()
@@ -433,7 +441,7 @@ def tls():
 
 def test_over_tls_bytes_come_both_ways_and_ends_are_seen(tls):
     with listening(tls=tls) as (listener, came):
-        here, _ = dial(listener.address, TOKEN, THERE, 20, tls)
+        here, _ = dial(listener.address, TOKEN, THERE, WAIT, tls)
         there, _ = came.get(timeout=60)
         sent = bytes(range(256)) * 20_000
         back = threading.Thread(target=lambda: there.sendall(sent))
@@ -450,11 +458,11 @@ def test_over_tls_bytes_come_both_ways_and_ends_are_seen(tls):
         for thread in readers:
             thread.start()
         for thread in (back, forth, *readers):
-            thread.join(30)
+            thread.join(WAIT)
             assert not thread.is_alive()
         assert got[here] == got[there] == sent
         here.close()
-        there.settimeout(20)
+        there.settimeout(WAIT)
         assert there.recv(1) == b""
         there.close()
 
@@ -462,7 +470,7 @@ def test_over_tls_bytes_come_both_ways_and_ends_are_seen(tls):
 @pytest.mark.parametrize("first", ["plain", "secure"])
 def test_over_tls_ends_are_seen_though_a_forked_child_has_copies_of_the_sockets(tls, first):
     with listening(tls=tls) as (listener, came):
-        plain, _ = dial(listener.address, TOKEN, THERE, 20, tls)
+        plain, _ = dial(listener.address, TOKEN, THERE, WAIT, tls)
         theirs, _ = came.get(timeout=60)
         with holding_copies():
             ends, hears = (plain, theirs) if first == "plain" else (theirs, plain)

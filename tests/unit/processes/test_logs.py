@@ -211,11 +211,11 @@ def test_a_child_forked_while_we_print_can_print(printer, monkeypatch):
     monkeypatch.setattr(sys, "stdout", slow)
     thread = threading.Thread(target=printer.feed, args=(PID, "stdout", b"x\n"))
     thread.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     pid = os.fork()
     if pid == 0:
         # The fork has waited for the line, so it is whole and no lock is held.
         os._exit(0 if slow.getvalue() and not logs._printing.locked() else 1)
-    thread.join(10)
+    thread.join(60)
     assert os.waitpid(pid, 0)[1] == 0
     assert not logs._printing.locked()

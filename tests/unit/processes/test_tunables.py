@@ -1,5 +1,9 @@
 """What a fork server's environment says to the C library."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from conveyor.engine.local import tunables
@@ -59,3 +63,34 @@ def test_a_library_that_has_no_such_pages_is_left_alone(library, name):
 def test_newer_ones_have_them(library, name):
     library(name)
     assert with_huge_heap({})["GLIBC_TUNABLES"] == OURS
+
+
+#: Says for each of several pieces whether it has pages of its own, behind the call and where much is free.
+PIECES = """
+import ctypes
+import os
+
+from conveyor.engine.local.tunables import fill_huge_heap
+
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.malloc.argtypes = (ctypes.c_size_t,)
+library.free.argtypes = (ctypes.c_void_p,)
+
+small = [library.malloc(100 << 10) for _ in range(60)]
+behind = small.pop()  # or what is free would be given back
+for piece in small:
+    library.free(piece)
+fill_huge_heap(os.environ)
+pieces = [library.malloc(1 << 20) for _ in range(20)]
+print(sum(bool(ctypes.c_size_t.from_address(piece - 8).value & 2) for piece in pieces))
+"""
+
+
+@pytest.mark.skipif(not tunables._knows_huge_pages(), reason="needs glibc 2.35")
+def test_the_heap_is_filled_also_where_as_much_is_free_in_it():
+    environ = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PIECES], env=environ, capture_output=True, text=True, timeout=200
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from conveyor.runtime.refs.items import Items
 from conveyor.runtime.refs.ref import EMPTY
-from conveyor.runtime.refs.streams import Items
 
 
 class Reader:

@@ -96,7 +96,7 @@ def test_who_waits_for_the_other_rank_can_be_ended(library):
     thread = threading.Thread(target=connect)
     thread.start()
     made.abort()
-    thread.join(10)
+    thread.join(60)
     assert ended
 
 

@@ -61,14 +61,14 @@ def offers(agent):
     made = module.Offers(start)
     yield made
     made.close()
-    threads[0].join(10)
+    threads[0].join(60)
     assert not threads[0].is_alive()
 
 
 def test_it_looks_only_while_something_is_offered(agent, offers):
     assert not agent.looked.wait(0.05)
     region = offers.take(100, Future())
-    assert agent.looked.wait(10)
+    assert agent.looked.wait(60)
     offers.give_back(region)
 
 
@@ -77,7 +77,7 @@ def test_who_waits_for_readers_is_told_that_none_can_come(agent, offers):
     offers.take(100, done)
     agent.broken.set()
     with pytest.raises(RuntimeError, match="NIXL does not go on: no pigeons"):
-        done.result(10)
+        done.result(60)
     with pytest.raises(RuntimeError, match="no pigeons"):
         offers.take(100, Future())
 
@@ -150,7 +150,7 @@ def fetcher(reading):
     made = Fetcher(start)
     yield made
     made.close()
-    threads[0].join(10)
+    threads[0].join(60)
     assert not threads[0].is_alive()
 
 
@@ -162,7 +162,7 @@ def test_what_takes_its_time_is_waited_for(reading, fetcher):
     reading.states = ["PROC", "PROC", "PROC", "DONE"]
     one = fetch()
     fetcher.fetch(one)
-    assert one.done.result(10) is one.buffer
+    assert one.done.result(60) is one.buffer
     assert not reading.registered
 
 
@@ -170,7 +170,7 @@ def test_metadata_is_read_when_it_is_new(reading, fetcher):
     for version in (0, 0, 3, 2, 3):
         one = fetch(version)
         fetcher.fetch(one)
-        one.done.result(10)
+        one.done.result(60)
     assert len(reading.known) == 2
 
 
@@ -179,13 +179,13 @@ def test_memory_that_cannot_be_read_is_that_transfers_error(reading, fetcher):
     one = fetch()
     fetcher.fetch(one)
     with pytest.raises(ConnectionError, match=r"the memory of Peer cannot be read: .* as 'ERR'"):
-        one.done.result(10)
+        one.done.result(60)
     assert not reading.registered
     assert not reading.known
     reading.states = ["DONE"]
     one = fetch()
     fetcher.fetch(one)
-    assert one.done.result(10) is one.buffer
+    assert one.done.result(60) is one.buffer
 
 
 def test_an_agent_that_nobody_reads_from_is_forgotten(reading, fetcher):
@@ -193,16 +193,16 @@ def test_an_agent_that_nobody_reads_from_is_forgotten(reading, fetcher):
     fetcher.join("theirs")
     one = fetch()
     fetcher.fetch(one)
-    one.done.result(10)
+    one.done.result(60)
     fetcher.leave("theirs")
     one = fetch()
     fetcher.fetch(one)
-    one.done.result(10)
+    one.done.result(60)
     assert len(reading.known) == 1
     fetcher.leave("theirs")
     one = fetch()
     fetcher.fetch(one)
-    one.done.result(10)
+    one.done.result(60)
     assert len(reading.known) == 1  # it was told of anew
 
 
@@ -214,7 +214,7 @@ def test_memory_that_cannot_be_let_go_of_harms_no_transfer(reading, fetcher, mon
     for _ in range(2):
         one = fetch()
         fetcher.fetch(one)
-        assert one.done.result(10) is one.buffer
+        assert one.done.result(60) is one.buffer
     assert "NIXL does not let go of 8 bytes: no pigeons" in caplog.text
 
 
@@ -227,7 +227,7 @@ def test_who_waits_is_told_when_nothing_is_read_any_more(fetcher, monkeypatch):
         one = fetch()
         fetcher.fetch(one)
         with pytest.raises(RuntimeError, match="NIXL does not go on: no pigeons"):
-            one.done.result(10)
+            one.done.result(60)
 
 
 def test_where_there_is_no_agent_to_be_had(monkeypatch):

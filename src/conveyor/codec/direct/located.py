@@ -130,5 +130,5 @@ class File(NamedTuple):
 
 
 def names_of(transport: str, keeper: str, snapshot: bool) -> bytes:
-    """For :class:`Located`."""
+    """Pack what ``Located.names`` holds."""
     return "\0".join([transport, keeper, *["snapshot"] * snapshot]).encode()

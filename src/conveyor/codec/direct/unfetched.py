@@ -11,7 +11,7 @@ from conveyor.codec.encoded import DIRECT, SENT
 
 
 class Unfetched:
-    """In the place of a value that has not been fetched."""
+    """Stands in the place of a value that has not been fetched."""
 
     __slots__ = ("_decode_any", "_keeper", "meta")
 

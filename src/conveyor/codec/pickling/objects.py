@@ -20,7 +20,7 @@ _NEVER = (
 
 
 class CollectedObjects(Collected):
-    """Those of exactly one type, each once."""
+    """The values of exactly one type that were taken out, each once."""
 
     def __init__(self, kind: type) -> None:
         super().__init__(lambda _: None)
@@ -47,7 +47,7 @@ def can_be_taken_out(kind: type) -> bool:
 
 
 def take_out(kind: type) -> None:
-    """From now on values of exactly this type are taken out where somebody collects them."""
+    """Have values of exactly this type taken out from now on, where somebody collects them."""
     if kind not in _kinds:
         _kinds.append(kind)
         pickler.drop_picklers()

@@ -219,7 +219,7 @@ def gather(nodes: Sequence[DAGNode[Any]], *, root: int = 0) -> CollectiveOutputN
 
 
 def broadcast(
-    node: DAGNode[Any], actors: Sequence[conveyor.ActorHandle[Any]]
+    node: DAGNode[Any], actors: Sequence[conveyor.ActorHandle[Any] | conveyor.ActorProxy[Any]]
 ) -> list[CollectiveOutputNode]:
     """Bind what gives ``actors`` the value of ``node``, which they read in place.
 
@@ -235,7 +235,7 @@ def broadcast(
 
 
 def scatter(
-    node: DAGNode[Any], actors: Sequence[conveyor.ActorHandle[Any]]
+    node: DAGNode[Any], actors: Sequence[conveyor.ActorHandle[Any] | conveyor.ActorProxy[Any]]
 ) -> list[CollectiveOutputNode]:
     """Bind what gives each of ``actors`` its share of a tensor along dimension 0, the first the first. It is
     a view of what ``broadcast`` would give.

@@ -17,7 +17,7 @@ SMALL = 32 << 10
 
 
 class HostPart(Reducing, frozen=True, kw_only=True):
-    """Of the tensors of its host's ranks, which are its inputs, a rank reduces its part.
+    """A rank reduces its part of the tensors of its host's ranks, which are its inputs.
 
     place: its place among these ranks.
     several: each of them puts in a tuple of tensors.
@@ -129,8 +129,8 @@ class _Parts:
 
 
 class HostShares(Reducing, frozen=True, kw_only=True):
-    """Of the tensors of its host's ranks, which are its inputs, a rank reduces what some ranks of other hosts
-    get.
+    """A rank reduces what some ranks of other hosts get, of the tensors of its host's ranks, which are its
+    inputs.
 
     targets: these ranks.
     rows: a share is of dimension 0; else of all elements in a row.

@@ -18,10 +18,10 @@ from conveyor.codec.tensors.encoding import TENSOR
 from conveyor.device import registry as devices
 from conveyor.direct.fetching import read_into
 from conveyor.direct.given.shares import check_shares, is_there, sharing, unwritten
-from conveyor.direct.leaves import Path, is_leaf, leaves_of, named
 from conveyor.direct.memory import is_array, is_tensor, room_in
-from conveyor.direct.objects import Pickled, Walked, taken_apart
-from conveyor.direct.skeleton import Skeleton
+from conveyor.direct.structure.leaves import Path, is_leaf, leaves_of, named
+from conveyor.direct.structure.objects import Pickled, Walked, taken_apart
+from conveyor.direct.structure.skeleton import Skeleton
 from conveyor.runtime.refs.ref import Ref
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from conveyor.codec.errors.encoding import note_not_begun
 from conveyor.direct.awaiting import when_there
 from conveyor.direct.given.into import Targets, receive
-from conveyor.direct.leaves import is_leaf
+from conveyor.direct.structure.leaves import is_leaf
 from conveyor.runtime.refs.unread import Arriving
 
 #: By parameter: the path of an attribute of the instance, or a function of the instance.

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from conveyor.direct.leaves import Path, named
 from conveyor.direct.memory import (
     address_of,
     is_plain,
@@ -17,6 +16,7 @@ from conveyor.direct.memory import (
     nbytes_of,
     storage_of,
 )
+from conveyor.direct.structure.leaves import Path, named
 
 
 def sharing(targets: Sequence[Any]) -> Iterator[tuple[int, int]]:

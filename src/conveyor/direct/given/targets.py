@@ -10,9 +10,9 @@ from conveyor.codec.direct import Unfetched, fetched
 from conveyor.device import registry as devices
 from conveyor.direct.given.into import Targets
 from conveyor.direct.given.into import receive as receive_into
-from conveyor.direct.leaves import is_leaf
 from conveyor.direct.memory import is_tensor
-from conveyor.direct.objects import taken_apart
+from conveyor.direct.structure.leaves import is_leaf
+from conveyor.direct.structure.objects import taken_apart
 from conveyor.exceptions import SerializationError
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import StreamRef

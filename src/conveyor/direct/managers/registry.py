@@ -22,7 +22,7 @@ _TAKEN = ("object_store",)
 
 
 class _Registration(NamedTuple):
-    """As it is sent."""
+    """A transport as it is sent to who asks for it."""
 
     name: str
     devices: tuple[str, ...]

@@ -92,7 +92,7 @@ class Sender:
 
 
 def _listen(listener: socket.socket, over: Flag) -> None:
-    """Until it is ``over``, which is told by ``shutdown`` as well."""
+    """Serve those who ask until it is ``over``, which is told by ``shutdown`` as well."""
     with listener:
         pauses, told = Pauses(), False
         while True:

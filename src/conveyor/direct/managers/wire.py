@@ -63,7 +63,7 @@ class Source(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """From the consumer.
+    """What the consumer says.
 
     number: of the value.
     communicator: pickled.
@@ -74,7 +74,7 @@ class Ask(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """From the producer, when it is done.
+    """What the producer says when it is done.
 
     error: why it could not send, in words.
     """

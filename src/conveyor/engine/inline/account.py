@@ -33,7 +33,7 @@ class InlineUpkeep:
 
 
 class InlineAccount(ProcessAccount):
-    """Of actors that have no status pages, no arenas and no processes of their own."""
+    """Tells of a graph whose actors have no status pages, no arenas and no processes of their own."""
 
     def __init__(self, graph: InlineGraph, supervision: Supervision) -> None:
         super().__init__(supervision)

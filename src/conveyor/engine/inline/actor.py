@@ -162,7 +162,7 @@ class Actor:
         self.end(how + (f" ({where})" if where else ""), doing, number, for_good=False)
 
     def wait_for_start(self) -> None:
-        """Until the constructor has run."""
+        """Wait until the constructor has run."""
         if self.start is not None:
             self.host.finish(self.start)
             self.start = None

@@ -15,7 +15,7 @@ from conveyor.runtime.refs.values import RefFailed, lacking
 
 
 class ActorLink:
-    """To one actor, and not to the one that is made again after its death."""
+    """A link to one actor, and not to the one that is made again after its death."""
 
     def __init__(self, actor: Actor, caller: Host | None) -> None:
         """``caller``: the actor that calls; ``None`` is the program."""

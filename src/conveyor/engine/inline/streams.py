@@ -142,7 +142,7 @@ class _NextJob(Job):
 
 
 class InlineStream(ExecutionStream):
-    """From an actor in this process: an item that is not there yet is made when it is asked for."""
+    """The items of an actor in this process: an item that is not there yet is made when it is asked for."""
 
     __slots__ = ("_production",)
 

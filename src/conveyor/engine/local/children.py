@@ -58,7 +58,7 @@ class Children:
             signal.pidfd_send_signal(self._living[pid].pidfd, sig)
 
     def ended(self, pid: int, status: int, went_on: bool = False) -> None:
-        """It is gone, and reaped."""
+        """A child is gone, and reaped."""
         with self._lock:
             child = self._living.pop(pid, None)
             if child is None:

@@ -15,6 +15,7 @@ TUNABLES = "GLIBC_TUNABLES"
 _HUGE_HEAP = "glibc.malloc.hugetlb"
 _SINCE = 2, 35
 _HUGE_PAGE = 2 << 20
+_MOST_PIECES = 32
 
 
 def with_huge_heap(environ: Mapping[str, str]) -> dict[str, str]:
@@ -38,6 +39,9 @@ def fill_huge_heap(environ: Mapping[str, str]) -> None:
     glibc gives each piece from 128 KiB on pages of its own, until it gets a larger one back: from then on the
     like lie in the heap. So it gets one back here. A tunable would say the same, but then even larger pieces
     would never come to lie there, and each would be mapped and unmapped every time.
+
+    A piece may come out of what is free in the heap: that one says nothing, and others are taken until one
+    has pages of its own. Where none of many has, glibc had got such a one back before.
     """
     if f"{_HUGE_HEAP}=1" not in environ.get(TUNABLES, "").split(":"):
         return
@@ -45,7 +49,22 @@ def fill_huge_heap(environ: Mapping[str, str]) -> None:
     library.malloc.restype = ctypes.c_void_p
     library.malloc.argtypes = (ctypes.c_size_t,)
     library.free.argtypes = (ctypes.c_void_p,)
-    library.free(library.malloc(_HUGE_PAGE))  # nothing of it is touched
+    pieces: list[int] = []
+    while len(pieces) < _MOST_PIECES:
+        piece = library.malloc(_HUGE_PAGE)
+        if not piece:  # there is no memory
+            break
+        pieces.append(piece)
+        if _has_its_own_pages(piece):
+            break
+    for piece in pieces:
+        library.free(piece)  # nothing of it was touched
+
+
+def _has_its_own_pages(piece: int) -> bool:
+    """By a bit of the size that glibc keeps before each piece."""
+    before = piece - ctypes.sizeof(ctypes.c_size_t)
+    return bool(ctypes.c_size_t.from_address(before).value & 2)
 
 
 def _knows_huge_pages() -> bool:

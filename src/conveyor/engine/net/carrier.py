@@ -109,7 +109,7 @@ class _Line(Struct, eq=False):
 
 
 class Carrier:
-    """Of one host, to one other."""
+    """What goes over the connections of the processes of one host to another one."""
 
     def __init__(self, depot: Depot, supply: Supply, send: Callable[[Parcel], object]) -> None:
         """``depot``: this host's; ``supply``: of the other one. ``send(parcel)`` has it come to the other

@@ -102,6 +102,10 @@ class Display:
 
     def close(self) -> None:
         """The session is over."""
+        # On the loop's thread, which may be about to let somebody in.
+        self._events.call(self._end)
+
+    def _end(self) -> None:
         self._events.remove(self._listener.fileno())
         self._listener.close()
         self._spare.close()

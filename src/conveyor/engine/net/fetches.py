@@ -35,7 +35,7 @@ LINGER, LINGER_FROM, _MOST_LINGERING = 1.0, 1 << 20, 8
 
 
 class Fetches:
-    """Of one host, from all others."""
+    """What the processes of one host fetch from all others."""
 
     def __init__(
         self,

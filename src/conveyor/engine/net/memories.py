@@ -47,7 +47,7 @@ def hear_answer(sock: socket.socket) -> tuple[int, int]:
 
 
 class Memories(Answering):
-    """Of the processes of this host."""
+    """The memory of the processes of this host, as other hosts read it."""
 
     def __init__(self, board: _core.Board, own: int | None = None) -> None:
         """``own``: the slot of this process, if it has one."""

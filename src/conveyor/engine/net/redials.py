@@ -32,8 +32,9 @@ class _Host:
 
 
 class Redials:
-    """Of one host. For each other one there is a thread from before the first connection on: when that breaks
-    there may be none to be had, and without a connection the host would be lost."""
+    """The connections of one host, made anew. For each other host there is a thread from before the first
+    connection on: when that breaks there may be none to be had, and without a connection the host would be
+    lost."""
 
     def __init__(self, dial: Callable[[int], object], window: float) -> None:
         """``dial(host)`` makes a connection, or raises ``OSError`` or ``HandshakeError``. ``window``: seconds

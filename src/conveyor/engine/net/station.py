@@ -75,7 +75,7 @@ class Told(Struct):
 
 
 class Station:
-    """Of one host of a session, in a process of its own."""
+    """What one host of a session has, in a process of its own."""
 
     def __init__(
         self,

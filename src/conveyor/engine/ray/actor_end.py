@@ -16,13 +16,13 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from conveyor.engine.ray.turns import calls_of_ray
+from conveyor.engine.ray.guests.turns import calls_of_ray
 
 _log = logging.getLogger("conveyor")
 
 
 class ActorEnd:
-    """Of the actor that this process is."""
+    """The end of the actor that this process is."""
 
     def __init__(self, ray: Any, end: Callable[[], object]) -> None:
         """``end()`` ends the session, and does nothing the second time."""

@@ -16,7 +16,7 @@ from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
 from conveyor.engine.ray.actor_end import ActorEnd
 from conveyor.engine.ray.connected import Connected
-from conveyor.engine.ray.guests import RayHostsWithGuests
+from conveyor.engine.ray.guests.hosts import RayHostsWithGuests
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
 from conveyor.runtime import context

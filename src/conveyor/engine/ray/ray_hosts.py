@@ -391,5 +391,5 @@ class RayHosts:
         self._disconnect()
 
     def _far(self) -> set[AgentHost]:
-        """Those that have processes of the session."""
+        """The hosts elsewhere that have processes of the session."""
         return {actor.host for actor in list(self._living.values()) if actor.host is not None}

@@ -20,7 +20,7 @@ _TIMEOUT = 10.0
 
 
 class Starts:
-    """Those of one session's hosts."""
+    """The starts of one session's actors."""
 
     def __init__(self) -> None:
         # By itself, since a signal handler that raises may leave a condition held that was entered: its

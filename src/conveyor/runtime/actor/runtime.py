@@ -321,7 +321,7 @@ class ActorRuntime(CallingRuntime):
         self._labels.pop(number, None)  # until now it names what its actors run
 
     def _wait_until_left(self, number: int) -> None:
-        """Until all members of graph ``number`` have left it: those that run a method do so then."""
+        """Wait until all members of graph ``number`` have left it: those that run a method do so then."""
         board = self.process.board
         staying: list[int] = []
 

@@ -24,7 +24,7 @@ KEPT_BYTES = 1 << 20
 
 
 class Unmade:
-    """In the place of an actor's class: its arguments could not be had, and making it raises why."""
+    """Stands in the place of an actor's class whose arguments could not be had: making it raises why."""
 
     __slots__ = ("_meta",)
 

@@ -215,7 +215,7 @@ class Driver(CallingRuntime):
             Step("nothing is kept for its channels", self.introductions.actor_ended, unborn=True),
             Step("groups of it alone are closed", self.collectives.actor_ended, unborn=True),
             # After `exited`: whoever lays a link for it just now looks at that.
-            Step("its links are nobody's any more", self.network.ended),
+            Step("its links are nobody's any more", self.network.ended, unborn=True),
             Step("its successor is started", supervisor.succeed),
         )
 

@@ -18,8 +18,9 @@ from conveyor.runtime.graph.edges.layout import make_budget
 from conveyor.runtime.graph.executor import Laid
 from conveyor.runtime.graph.telemetry.recording import Recording, result_edges
 from conveyor.runtime.process import Process
+from conveyor.runtime.refs.items import Items
 from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.refs.streams import GraphStream, Items, StreamRef
+from conveyor.runtime.refs.streams import GraphStream, StreamRef
 
 logger = logging.getLogger("conveyor")
 

@@ -45,7 +45,8 @@ def holder_among(
 
 
 class HoldUps:
-    """Those of one graph, for the waits of the process that executes it, and of those that ask it."""
+    """What holds up executions of one graph, for the waits of the process that executes it, and of those
+    that ask it."""
 
     def __init__(self, executor: Executor, number: int) -> None:
         self._executor = executor

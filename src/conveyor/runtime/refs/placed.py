@@ -23,19 +23,19 @@ class Placed:
 
         It waits until the value is there.
         """
-        found: str = import_later("conveyor.direct.routes").route_of(self)
+        found: str = import_later("conveyor.direct.placed").route_of(self)
         return found
 
     def tensor_transport(self) -> str | None:
         """The transport with which its value has stayed where it was made; ``None``: it came with the ref. It
         waits until the value is there."""
-        found: str | None = import_later("conveyor.direct.routes").transport_of(self)
+        found: str | None = import_later("conveyor.direct.placed").transport_of(self)
         return found
 
     def value_id(self) -> str | None:
         """The ``id`` of its value among :func:`conveyor.objects`; ``None``: it came with the ref. Refs that
         name the same value have the same. It waits until the value is there."""
-        found: str | None = import_later("conveyor.direct.routes").value_id_of(self)
+        found: str | None = import_later("conveyor.direct.placed").value_id_of(self)
         return found
 
 

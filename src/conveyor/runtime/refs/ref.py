@@ -353,7 +353,7 @@ def asyncio_waits() -> ModuleType:
 
 
 class Itself:
-    """As an argument, a ref that does not stand for its value."""
+    """A ref that, as an argument, does not stand for its value."""
 
     __slots__ = ("_ref",)
 

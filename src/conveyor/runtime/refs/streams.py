@@ -1,8 +1,7 @@
-"""The items of generators, as the process that executes the graph or calls the actor takes them."""
+"""References to what generators yield: what ``execute`` and ``.remote()`` return for them."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Generator, Hashable, Sequence
@@ -14,7 +13,7 @@ from conveyor.codec import Reader
 from conveyor.exceptions import SerializationError
 from conveyor.later import import_later
 from conveyor.runtime import context
-from conveyor.runtime.process import Process
+from conveyor.runtime.refs.items import Items
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, asyncio_waits, blockers_of
 from conveyor.runtime.refs.together import look_at_company
 from conveyor.runtime.sights import PassingOn
@@ -172,137 +171,6 @@ class StreamRef(Ref[list[ItemT]]):
         return f"<{type(self).__name__} {self._describe()}>"
 
 
-#: No execution has such a number.
-_NOTHING = (1 << 64) - 1
-
-
-class Items:
-    """One generator task's items, of all executions of its graph, in the order of the ring."""
-
-    def __init__(
-        self,
-        reader: _core.Reader,
-        process: Process,
-        first: int,
-        limits: _core.Limits,
-        task: int,
-    ) -> None:
-        """``first``: the number of the first execution. ``task``: the generator's, in ``limits``."""
-        self._reader = reader
-        self._process = process
-        self._limits = limits
-        self._task = task
-        # Reentrant: a signal handler may end the session, or the graph, in the middle of a `take`.
-        self._lock = threading.RLock()
-        # What came for one execution while another's items were looked for.
-        self._kept: dict[int, deque[Any]] = {}
-        self._over: set[int] = set()
-        self._wanted = first
-        # Noted by finalizers, which may run in the middle of anything.
-        self._ended: deque[int] = deque()
-
-    def take(self, number: int) -> Any:
-        """The next item of execution ``number``, or ``EMPTY``."""
-        try:
-            with self._lock:
-                item = self._take(number)
-        finally:
-            if self._ended:
-                self._tidy()
-        if type(item) is _Broken:
-            raise item.take_error()
-        return item
-
-    def is_there(self, number: int) -> bool:
-        """Whether ``take`` would find an item."""
-        try:
-            with self._lock:
-                if not self._kept.get(number):
-                    item = self._take(number)
-                    if item is not EMPTY:
-                        self._kept.setdefault(number, deque()).appendleft(item)
-                return bool(self._kept.get(number))
-        finally:
-            self._tidy()
-
-    def end(self, number: int) -> None:
-        """Nobody wants more of execution ``number``. May be called by a finalizer."""
-        self._ended.append(number)
-        self._tidy()
-
-    def close(self) -> None:
-        """Keep the items that have come and that somebody may want, and take no more."""
-        try:
-            with self._lock:
-                self._reader.want(_NOTHING)  # or generators would run on, with nobody in their way
-                try:
-                    self._take(-1)
-                finally:
-                    self._reader.close()
-        finally:
-            self._tidy()
-
-    def _take(self, number: int) -> Any:
-        kept = self._kept.get(number)
-        if kept:
-            return kept.popleft()
-        if 0 <= number < self._wanted or number in self._over:
-            return EMPTY  # what has come since, or still comes, would have a hole before it
-        reader, others = self._reader, False
-        found: Any = EMPTY
-        while found is EMPTY and not reader.empty:
-            try:
-                item = reader.receive()
-            except Exception as error:  # it is out of the ring: this is what there is of it
-                item = _Broken(error)
-            if reader.tag == number:
-                found = item
-            elif reader.tag >= self._wanted and reader.tag not in self._over:
-                self._kept.setdefault(reader.tag, deque()).append(item)
-                others = True
-        if others:  # another thread may sleep until one of these comes
-            self._process.ring()
-        return found
-
-    def _tidy(self) -> None:
-        """Also after others have held the lock: who is dropped meanwhile does not wait for it."""
-        while self._ended and self._lock.acquire(blocking=False):
-            try:
-                while self._ended:
-                    self._forget(self._ended.popleft())
-            finally:
-                self._lock.release()
-
-    def _forget(self, number: int) -> None:
-        if number < self._wanted or number in self._over:
-            return
-        self._kept.pop(number, None)
-        self._over.add(number)
-        while self._wanted in self._over:
-            self._over.discard(self._wanted)
-            self._wanted += 1
-        # By itself: those before it may be wanted for as long as anybody likes.
-        self._limits.drop_stream(number, self._task)
-        self._reader.want(self._wanted)  # rings the actor
-        while self._reader.front >= 0 and (
-            self._reader.front < self._wanted or self._reader.front in self._over
-        ):
-            self._reader.skip()
-
-
-class _Broken:
-    """An item that could not be decoded."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error: Exception | None = error.with_traceback(None)
-
-    def take_error(self) -> Exception:
-        """Why not. Frames that it refers to refer to this, and this to it no more."""
-        error, self._error = self._error, None
-        assert error is not None
-        return error
-
-
 class ExecutionStream(StreamRef):
     """The items of one execution of a graph. ``ended`` is the reference to its end."""
 
@@ -359,7 +227,7 @@ class ExecutionStream(StreamRef):
 
 
 class GraphStream(ExecutionStream):
-    """From an actor that is a process."""
+    """The items of one execution, from an actor that is a process."""
 
     __slots__ = ("_items",)
 

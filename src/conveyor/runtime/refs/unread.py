@@ -17,7 +17,7 @@ from conveyor.runtime.refs.staying import located, stays_afar
 
 
 class UnreadRef(DerivedRef):
-    """In the place of ``whole`` among the arguments of a call."""
+    """Stands in the place of ``whole`` among the arguments of a call."""
 
     __slots__ = ()
 

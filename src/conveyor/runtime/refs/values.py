@@ -113,7 +113,7 @@ def _as_argument(ref: Ref, error: Exception) -> Exception:
 
 
 def wait_for(ref: Ref) -> None:
-    """Until ``ref`` is done, by getting it: that takes part in finding deadlocks."""
+    """Wait until ``ref`` is done, by getting it: that takes part in finding deadlocks."""
     try:
         with PassingOn():
             ref.get()
@@ -123,7 +123,7 @@ def wait_for(ref: Ref) -> None:
 
 
 def wait_for_all(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
-    """Until no ref among the arguments is lacking."""
+    """Wait until no ref among the arguments is lacking."""
     while (ref := lacking(args, kwargs)) is not None:
         wait_for(ref)
 

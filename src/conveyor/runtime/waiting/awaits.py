@@ -47,7 +47,7 @@ def awaits_of(loop: asyncio.AbstractEventLoop) -> Awaits | None:
 
 
 class Awaits:
-    """Of one actor. Everything here is called on its event loop's thread."""
+    """What the coroutines of one actor wait for. Everything here is called on its event loop's thread."""
 
     def __init__(
         self,

@@ -13,9 +13,9 @@ logger = logging.getLogger("conveyor")
 
 
 class Completions:
-    """Of one process: one after the other, on a thread that is there as long as there are any. Not on the
-    watcher's: to get a value may take long, as may the user's callbacks, and the watcher has others to
-    serve."""
+    """The callbacks of one process, one after the other, on a thread that is there as long as there are any.
+    Not on the watcher's: to get a value may take long, as may the user's callbacks, and the watcher has
+    others to serve."""
 
     def __init__(self, thread: str = "futures") -> None:
         """``thread``: what its thread is called."""

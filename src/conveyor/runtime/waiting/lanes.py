@@ -25,7 +25,7 @@ class Serving(Protocol):
 
 
 class Lanes:
-    """Those of this process, with what they wait for. The driver has none: nobody waits for it."""
+    """The lanes of this process, with what they wait for. The driver has none: nobody waits for it."""
 
     def __init__(self, inbox: _core.Inbox, board: _core.Board, slot: int) -> None:
         self.board = board

@@ -22,7 +22,7 @@ _loops: weakref.WeakSet[ActorLoop] = weakref.WeakSet()
 
 
 class ActorSelector(selectors.EpollSelector):
-    """Of a loop that runs an actor's coroutines."""
+    """The selector of a loop that runs an actor's coroutines."""
 
     def __init__(self, name: str) -> None:
         """``name`` is the actor's."""

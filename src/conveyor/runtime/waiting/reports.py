@@ -41,7 +41,7 @@ Ask = Callable[[Sequence[Waiting], Callable[["Found | Exception | None"], object
 
 
 class Reports:
-    """Those of one process; nothing is told before there is somebody to tell (``open``)."""
+    """What one process tells of its waits; nothing is told before there is somebody to tell (``open``)."""
 
     def __init__(self, lanes: Lanes, ring: Callable[[], object]) -> None:
         self._lanes = lanes

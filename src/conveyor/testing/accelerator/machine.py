@@ -33,7 +33,7 @@ KIND = "sim"
 
 
 class _Current(threading.local):
-    """Of a thread: which device and streams it uses, and what it has said of its kernels."""
+    """What a thread has chosen: which device and streams it uses, and what it has said of its kernels."""
 
     def __init__(self) -> None:
         self.index = 0

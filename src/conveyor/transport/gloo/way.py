@@ -12,7 +12,7 @@ _ON_ONE = "127.0.0.1", "127.0.0.2"
 
 
 class Way(NamedTuple):
-    """Of one end.
+    """The way, as one end has it.
 
     addresses: where rank 0 and rank 1 of the pair listen, each at its own node's address alone. Gloo has the
         end with the greater address call the other one, so it is always rank 1 that calls.

@@ -59,14 +59,14 @@ class _Shared(Generic[T]):
         self._made: dict[str, tuple[T, int]] = {}
 
     def join(self, wire: Wire) -> T:
-        """For one conduit more."""
+        """There is one conduit more."""
         address = address_of(wire)
         made, users = self._made.get(address) or (self._make(wire.start_thread, address), 0)
         self._made[address] = made, users + 1
         return made
 
     def leave(self, wire: Wire) -> bool:
-        """For one less; whether that was the last."""
+        """There is one less. Returns whether that was the last."""
         address = address_of(wire)
         made, users = self._made.pop(address)
         if users > 1:

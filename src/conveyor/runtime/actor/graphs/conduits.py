@@ -131,7 +131,7 @@ class _Link:
         if self._broken is None:
             self._broken = reason
             try_each(lambda: self.conduit.abort(reason), name=name)
-        try_each(self.conduit.close, self.wire.close, name=name)
+        try_each(self.wire.end, self.conduit.close, self.wire.close, name=name)
 
     def error(self, what: str, cause: BaseException) -> TransportError:
         """Say what has failed, and on which edge."""

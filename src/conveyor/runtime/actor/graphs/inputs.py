@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Inputs:
-    """Those of one program, which waits for one at a time."""
+    """The inputs of one program, which waits for one at a time."""
 
     def __init__(self, program: _core.Program, limits: _core.Limits) -> None:
         self._program, self._limits = program, limits

@@ -173,7 +173,7 @@ class Producer:
 
 
 class Producers:
-    """Those of one program."""
+    """The generators of one program."""
 
     def __init__(self) -> None:
         self._producers: list[Producer] = []

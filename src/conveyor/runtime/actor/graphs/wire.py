@@ -9,6 +9,7 @@ from typing import Any
 from conveyor import _core
 from conveyor.runtime import threads
 from conveyor.runtime.graph.edges.beside import ConduitEnd
+from conveyor.runtime.graph.edges.ends import WriteEnd
 from conveyor.runtime.graph.edges.layout import Assignment
 from conveyor.runtime.process import Process
 
@@ -44,6 +45,14 @@ class EdgeWire:
         self._writer = end.sends.open(
             process, segment, assignment.graph, name, carries, budget=budget
         )
+        #: What the writer says at its end.
+        self._last: _core.Writer | None = None
+        if isinstance(end.last, WriteEnd):
+            self._last = end.last.open(process, segment, assignment.graph, name, carries)
+        else:
+            self._others.append(0)
+            self._readers.append(end.last.open(process, segment, name, carries))
+        self._ending = False
         #: What finds no room, in order: value, tag, kind.
         self._unsent: deque[tuple[Any, int, int]] = deque()
         self._come: list[tuple[int, Any]] = []
@@ -91,6 +100,12 @@ class EdgeWire:
             if not self._writer.send(*message):  # what it has run meanwhile has sent something
                 self._unsent.appendleft(message)
 
+    def end(self) -> None:
+        """The conduit is about to be closed. What waits for room is given up, but the writer's first word
+        from now on finds some: readers that are busy would not know that its memory is let go of."""
+        self._unsent.clear()
+        self._ending = True
+
     def close(self) -> None:
         """Take and send nothing more."""
         self._unsent.clear()
@@ -100,7 +115,9 @@ class EdgeWire:
 
     def _send(self, message: Any, tag: int, kind: int) -> None:
         if self._unsent or not self._has_room() or not self._writer.send(message, tag, kind):
-            self._unsent.append((message, tag, kind))
+            last = self._last if self._ending else None
+            if last is None or not last.send(message, tag, kind):
+                self._unsent.append((message, tag, kind))
 
     def _has_room(self) -> bool:
         if not self._writer.has_room:

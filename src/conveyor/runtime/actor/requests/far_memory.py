@@ -21,7 +21,7 @@ from conveyor.system_limits import explained
 
 
 class ToHost(Message, frozen=True):
-    """From a process to its host."""
+    """What a process says to its host."""
 
 
 class Hold(ToHost, frozen=True):
@@ -45,7 +45,7 @@ class GiveUp(ToHost, frozen=True):
 
 
 class FromHost(Message, frozen=True):
-    """From a host to a process of its own."""
+    """What a host says to a process of its own."""
 
 
 class Come(FromHost, frozen=True):

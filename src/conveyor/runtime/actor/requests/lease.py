@@ -29,7 +29,7 @@ class Lease:
         return there
 
     def keep(self, room: Room) -> None:
-        """Until the host writes no more."""
+        """Keep a room until the host writes no more."""
         self._rooms.append(room)
         if self._over:  # maybe before it was there
             self._rooms.clear()

@@ -260,13 +260,13 @@ class Reply(Message, frozen=True):
 
 
 class Done(Reply, frozen=True):
-    """As its class says."""
+    """It is done; the request's class says what ``value`` is."""
 
     value: Any
 
 
 class Failed(Reply, frozen=True):
-    """With an error, for whoever has asked."""
+    """It has failed; the error is for whoever has asked."""
 
     error: Exception
 

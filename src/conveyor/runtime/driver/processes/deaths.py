@@ -1,4 +1,4 @@
-"""The native service threads that watch the life words of actors."""
+"""The native death watches, threads that watch the life words of actors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 
 from conveyor import _core
 
-#: Life words for one service thread: what futex_waitv takes, less its own alarm.
+#: Life words for one death watch: what futex_waitv takes, less its own alarm.
 MAX_WATCHED = 120
 
 
 class DeathWatches:
-    """As many of them as it takes: each can watch so many life words."""
+    """As many death watches as it takes: each can watch so many life words."""
 
     def __init__(self, board: _core.Board, told: int) -> None:
         """``told``: an eventfd that they write to whenever a life word has fired."""

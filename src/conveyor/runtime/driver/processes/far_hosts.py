@@ -386,7 +386,7 @@ def _has_failed(one: Future[Any]) -> bool:
 
 
 def _wait_for(done: list[Future[Any]]) -> None:
-    """Until all of it is done. Raises the first of what has gone wrong."""
+    """Wait until all of it is done. Raises the first of what has gone wrong."""
     for one in done:
         try:
             one.result()

@@ -129,5 +129,5 @@ def _stays(record: ActorRecord) -> bool:
 
 
 def _wait_for(records: list[ActorRecord], end: float) -> bool:
-    """Until they have ended, at most until ``end`` on the monotonic clock. Whether they have."""
+    """Wait until they have ended, at most until ``end`` on the monotonic clock. Whether they have."""
     return all(record.exited.wait(max(end - time.monotonic(), 0.0)) for record in records)

@@ -185,7 +185,8 @@ class ActorRecord:
         self.replaced = Flag()
         self.restart_error = ""
         #: The process that replaces it, from when it can be called until `replaced`: it may not be there
-        #: yet. `succeeded` says that there is one, or that there will be none.
+        #: yet. `succeeded` says that there is one, or that there will be none. One that could not be started
+        #: stays, for who has called it.
         self.successor: ActorRecord | None = None
         self.succeeded = Flag()
 

@@ -25,8 +25,11 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
 class Restarts:
     """The supervisor's: each restart runs on a thread of its own, since it waits for the fork server."""
 
-    def __init__(self, table: Table, start: Callable[[ActorRecord], object]) -> None:
-        """``start(record)`` starts a process that replaces the dead ``record``."""
+    def __init__(
+        self, table: Table, start: Callable[[ActorRecord, Callable[[], object]], object]
+    ) -> None:
+        """``start(record, pause)`` starts a process that replaces the dead ``record``. It calls ``pause``
+        when that can be called, and before there is a process."""
         self._table = table
         self._start = start
         #: Reentrant: a signal handler may end the session in the middle of a restart.
@@ -149,10 +152,14 @@ class Restarts:
     def _run(self, record: ActorRecord) -> None:
         failures = record.actor.failures
         failure: Exception | None = None
-        try:
+
+        def pause() -> None:
             if failures:
                 self._closed.wait(min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY))
-            self._start(record)
+                self._table.check_open()
+
+        try:
+            self._start(record, pause)
         except Exception as error:
             failure = error
         finally:
@@ -164,8 +171,9 @@ class Restarts:
         """It is over, for the better or for the worse: ``error`` is told to everybody who needs the actor."""
         if error is not None:
             record.restart_error = str(error)
+        else:
+            record.successor = None
         self._table.give_up(record)
-        record.successor = None
         record.replaced.set()
         record.succeeded.set()
 

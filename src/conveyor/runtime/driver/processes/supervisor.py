@@ -55,7 +55,9 @@ class Supervisor:
         self._abroad = abroad
         self._board = table.board
         self._watches = DeathWatches(self._board, fired)
-        self._restarts = Restarts(table, lambda record: self.start(record.actor, replaces=record))
+        self._restarts = Restarts(
+            table, lambda record, pause: self.start(record.actor, replaces=record, pause=pause)
+        )
         self._goodbye = Goodbye(household.process, grace, self._end_at_once, table.label)
         #: Is given the driver's end of the socket on which a new process will ask for things.
         self.on_request_socket: Callable[[ActorRecord, socket.socket], object] = _close_it
@@ -75,10 +77,11 @@ class Supervisor:
         actor: Actor,
         construct: Callable[[Link], Ref] | None = None,
         replaces: ActorRecord | None = None,
+        pause: Callable[[], object] = lambda: None,
     ) -> ActorRecord:
         """Start an actor's process and lay the driver's links to it. ``construct`` sends the
         constructor's call; without it another actor does. ``replaces``: the actor's process that is
-        dead."""
+        dead. ``pause``: see :class:`Restarts`."""
         self._table.check_open()
         self._chores.do()
         if replaces is not None:
@@ -90,7 +93,7 @@ class Supervisor:
             uninterrupted(lambda: entered.append(self._table.enter(actor, replaces)))
             (record,) = entered
             with explained(f"start actor {record.id.name}"):
-                self._start_process(record, construct, replaces)
+                self._start_process(record, construct, replaces, pause)
         except BaseException as error:
             for failed in entered:
                 if replaces is not None:  # it may have been called already
@@ -114,6 +117,7 @@ class Supervisor:
         record: ActorRecord,
         construct: Callable[[Link], Ref] | None,
         replaces: ActorRecord | None,
+        pause: Callable[[], object],
     ) -> None:
         birth = Birth(self._household, record, self._goodbye.grace, self.on_request_socket)
         try:
@@ -127,6 +131,7 @@ class Supervisor:
             if replaces is not None:
                 replaces.successor = record
                 replaces.succeeded.set()
+            pause()
             record.process = self._hosts.spawn(
                 record.id.name,
                 birth.told(),
@@ -166,6 +171,10 @@ class Supervisor:
     def current(self, actor: ActorId) -> ActorRecord:
         """The process that the actor has now; waits while the actor is being started again."""
         return self._restarts.current(actor)
+
+    def callable(self, actor: ActorId) -> ActorRecord:
+        """The same, or the one that it will have, which need not be there yet, nor have a place."""
+        return self._restarts.callable(actor)
 
     def hosts_of(self, actors: Sequence[ActorId]) -> tuple[int, ...]:
         """The numbers of the hosts on which the actors' processes are."""
@@ -212,6 +221,8 @@ class Supervisor:
             known.stopping = True
             # On its way back it may have been called already.
             last = record if record.calls is not None else record.successor
+            if last is not record and last is not None and not last.alive:
+                last = None  # it could not be started
             calls = None if last is None else last.calls
             if last is None or calls is None:
                 known.ended = True  # should it be about to come back

@@ -184,6 +184,9 @@ class Table:
         """The error for who needed the actor's process that was the slot's ``incarnation``-th.
         ``label`` names a (graph, node); default: as the driver knows it."""
         record: ActorRecord | None = self.record(actor)
+        assert record is not None
+        # One that could not be started has been called all the same.
+        record = record.successor or record
         while record is not None and (record.slot, record.incarnation) != (slot, incarnation):
             record = record.previous
         if record is None:

@@ -20,7 +20,7 @@ from conveyor.runtime.refs.pickled.peer import Peer
 
 
 class Connections:
-    """Those that there are, and what they lead to."""
+    """The connections of actors that there are, and what they lead to."""
 
     def __init__(self, exports: Exports, graphs: SharedGraphs, process: Process) -> None:
         """``process``: the driver's."""

@@ -57,7 +57,7 @@ class RequestLine:
 
 
 class RequestLines:
-    """Those of all actors, by their processes."""
+    """The lines of all actors, by their processes."""
 
     def __init__(self, unwatch: Callable[[int], None], abroad: FarHosts) -> None:
         """``unwatch(fd)``: a socket, which the caller watches, is about to be closed."""

@@ -171,8 +171,10 @@ class Switchboard:
     # Actors
 
     def _connect(self, caller: ActorRecord, request: asked.Connect) -> _Answer:
+        # Where it will be has to be known, since its host makes an end of the link.
+        find = self._supervisor.current if self._hosts.places else self._supervisor.callable
         while True:
-            callee = self._supervisor.current(request.actor)
+            callee = find(request.actor)
             callee.actor.shared = True
             try:
                 number, bit, fds = self._network.link(caller, callee)

@@ -30,7 +30,7 @@ class Whereabouts(Struct, frozen=True):
     laid: int = 0
 
     def of(self, edge: Edge) -> Whereabouts:
-        """Those of the ends of an edge, by rank, if these are of all actors of its graph."""
+        """The whereabouts of the ends of an edge, by rank, if these are of all actors of its graph."""
         hosts = tuple([self.hosts[actor] for actor in (edge.writer, *edge.readers) if self.hosts])
         if len({host.number for host in hosts}) < 2:
             return Whereabouts(laid=self.laid)
@@ -47,6 +47,7 @@ class ConduitEnd(Struct, frozen=True):
     overlap: whether the graph was compiled with ``overlap=True``.
     where: all ends are, by rank.
     sends, receives: its ends of the rings of the wire, those that it reads in the order of the others' ranks.
+    last: its end of the ring for what the writer says at its end, whatever waits for room then.
     """
 
     transport: Transport
@@ -57,13 +58,15 @@ class ConduitEnd(Struct, frozen=True):
     where: Whereabouts
     sends: WriteEnd
     receives: tuple[ReadEnd, ...]
+    last: WriteEnd | ReadEnd
 
 
 def wire_bytes(edge: Edge, stride: int) -> int:
     """How much of a segment the wire beside ``edge`` takes; ``stride`` is that of the edge's ring."""
     slots = slots_of(edge.depth)
     up = len(edge.readers) * _core.Segment.ring_bytes(slots, stride, 1)
-    return _core.Segment.ring_bytes(slots, stride, len(edge.readers)) + up
+    last = _core.Segment.ring_bytes(1, stride, len(edge.readers))
+    return _core.Segment.ring_bytes(slots, stride, len(edge.readers)) + last + up
 
 
 def transports_of(plan: Plan) -> dict[str, Transport]:
@@ -96,8 +99,8 @@ def make_wire(
     transport: Transport,
     where: Whereabouts,
 ) -> list[tuple[int, ConduitEnd]]:
-    """Add the rings of the wire beside an edge, one from the writer to the readers and one back from each of
-    them. Return each actor with its end."""
+    """Add the rings of the wire beside an edge: one from the writer to the readers, one for the last that it
+    says, and one back from each of them. Return each actor with its end."""
     slots, readers = slots_of(edge.depth), len(edge.readers)
     members = tuple([plan.actors[actor].name for actor in (edge.writer, *edge.readers)])
     writer = places[edge.writer]
@@ -106,6 +109,9 @@ def make_wire(
     may_wait = _core.RING_WRITER_MAY_WAIT
     rings.append(RingPlan(offset, slots, stride, writer, down.targets, may_wait))
     at = offset + _core.Segment.ring_bytes(slots, stride, readers)
+    rings.append(RingPlan(at, 1, stride, writer, down.targets))
+    last, last_at = WriteEnd(edge.id, at, down.targets), at
+    at += _core.Segment.ring_bytes(1, stride, readers)
     ups: list[ReadEnd] = []
     ends: list[tuple[int, ConduitEnd]] = []
     for index, actor in enumerate(edge.readers):
@@ -113,10 +119,11 @@ def make_wire(
         ups.append(ReadEnd(edge.id, at, 0, places[actor], shared=False))
         sends = WriteEnd(edge.id, at, (writer,))
         receives = ReadEnd(edge.id, offset, index, writer, shared=readers > 1)
+        hears = ReadEnd(edge.id, last_at, index, writer, shared=readers > 1)
         end = ConduitEnd(
-            transport, edge.id, index + 1, members, overlap, ends_where, sends, (receives,)
+            transport, edge.id, index + 1, members, overlap, ends_where, sends, (receives,), hears
         )
         ends.append((actor, end))
         at += _core.Segment.ring_bytes(slots, stride, 1)
-    end = ConduitEnd(transport, edge.id, 0, members, overlap, ends_where, down, tuple(ups))
+    end = ConduitEnd(transport, edge.id, 0, members, overlap, ends_where, down, tuple(ups), last)
     return [(edge.writer, end), *ends]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from conveyor import _core
-from conveyor.exceptions import CollectiveBrokenError
 from conveyor.runtime.blueprint import RingPlan
+from conveyor.runtime.graph.edges.following import follows
 from conveyor.runtime.process import Place, Process
-from conveyor.runtime.ranks import FAILED_IN
 
-#: What is told follows from a failure in the same execution; above its order (native/python/failures.cpp).
+#: What is told follows from a failure in the same execution, or from a death; above its order
+#: (native/python/failures.cpp).
 _FOLLOWS = 1 << 63
 
 
@@ -65,6 +65,7 @@ class FailureTeller:
         name: str,
     ) -> None:
         self._rings = rings
+        self._members = frozenset(program.process for program in rings.programs)
         self._actor = actor
         self._process = process
         self._segment = segment
@@ -89,7 +90,7 @@ class FailureTeller:
         # In this order: the count is what the executor looks at when it is rung, and whoever skips a
         # task for the mark sends something that the executor must be able to explain.
         order = self._limits.count_failure()
-        if isinstance(error, CollectiveBrokenError) and error.__dict__.get(FAILED_IN) == of:
+        if follows(error, of, self._members):
             order |= _FOLLOWS
         sent = False
         try:

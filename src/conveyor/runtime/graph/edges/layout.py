@@ -36,7 +36,7 @@ def task_labels(plan: Plan) -> dict[int, str]:
 
 
 def make_budget(memory_bytes: int | None) -> _core.MemoryBudget | None:
-    """Of one process for one graph; see ``Config.memory_bytes``."""
+    """What one process may use for one graph; see ``Config.memory_bytes``."""
     return None if memory_bytes is None else _core.MemoryBudget(memory_bytes)
 
 

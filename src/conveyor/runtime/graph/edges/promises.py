@@ -14,7 +14,7 @@ def keeper_of(source: str, promise: Promise, bundled: bool = False) -> Keeper:
 
 
 class InputPromises:
-    """Of the inputs of a graph, at its executor."""
+    """What was said of the inputs of a graph, kept at its executor."""
 
     def __init__(self, plan: Plan) -> None:
         #: By the place of the input.

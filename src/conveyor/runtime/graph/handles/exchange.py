@@ -15,7 +15,7 @@ Question = Literal["explain", "status", "stats", "is_teardown"]
 
 
 class ToOwner(Message, frozen=True):
-    """From a handle. Each request has a number."""
+    """What a handle says. Each request has a number."""
 
 
 class Execute(ToOwner, frozen=True):
@@ -55,7 +55,7 @@ class Whom(ToOwner, frozen=True):
 
 
 class FromOwner(Message, frozen=True):
-    """To a handle, each about a request of its."""
+    """What a handle is told, each about a request of its."""
 
 
 class Answered(FromOwner, frozen=True):

@@ -44,7 +44,7 @@ def estimate(samples: Sequence[tuple[int, int, int]]) -> Offset:
 
 
 class Alignment(Struct, frozen=True):
-    """Of one clock with this host's, by two looks at it."""
+    """Puts one clock in line with this host's, by two looks at it."""
 
     before: Offset
     after: Offset

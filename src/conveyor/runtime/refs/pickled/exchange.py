@@ -19,7 +19,7 @@ Parts = tuple[int, int, int, "bytes | None"]
 
 
 class ToRendezvous(Message, frozen=True):
-    """From an actor to the driver."""
+    """What an actor says to the driver."""
 
 
 class Export(ToRendezvous, frozen=True):
@@ -83,7 +83,7 @@ class Dry(ToRendezvous, frozen=True):
 
 
 class FromRendezvous(Message, frozen=True):
-    """From the driver to an actor."""
+    """What the driver says to an actor."""
 
 
 class Ticket(FromRendezvous, frozen=True):

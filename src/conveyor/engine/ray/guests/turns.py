@@ -23,7 +23,7 @@ _RUNNING = 1
 
 
 class Turn:
-    """Of one actor."""
+    """The turns of one actor."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-// The native service thread of the driver: sees actors die, and tells everyone. Never takes the GIL.
+// A native thread of the driver: sees actors die, and tells everyone. Never takes the GIL.
 #pragma once
 
 #include <memory>

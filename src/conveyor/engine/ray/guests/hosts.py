@@ -13,12 +13,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from conveyor.engine.ray import guest as there
 from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
+from conveyor.engine.ray.guests import guest as there
+from conveyor.engine.ray.guests.visitors import Visitors
 from conveyor.engine.ray.ray_hosts import RayHosts
 from conveyor.engine.ray.started import Started
 from conveyor.engine.ray.starts import ENDED
-from conveyor.engine.ray.visitors import Visitors
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime.driver.hosts.far_host import Home

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from conveyor.direct.leaves import Nth, Path, is_leaf, leaves_of, with_leaves
+from conveyor.direct.structure.leaves import Nth, Path, is_leaf, leaves_of, with_leaves
 
 #: These are themselves: nothing is looked for in them, nor are they loaded again.
 _WHOLE = (type, FunctionType, BuiltinFunctionType, ModuleType)

@@ -21,8 +21,8 @@ from conveyor.codec.parcels import TensorSpec
 from conveyor.codec.tensors.beside import Collected
 from conveyor.device import Device, Event
 from conveyor.device.lasting import outlast
-from conveyor.direct.filled import wait_for_values
-from conveyor.direct.opened import OPENED
+from conveyor.direct.devices.filled import wait_for_values
+from conveyor.direct.devices.opened import OPENED
 from conveyor.direct.table import TABLE
 from conveyor.exceptions import TransportError
 from conveyor.runtime import context

@@ -1,4 +1,4 @@
-#include "service.h"
+#include "death_watch.h"
 #include "signals_blocked.h"
 
 #include <unistd.h>

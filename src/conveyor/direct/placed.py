@@ -1,4 +1,4 @@
-"""How values are got that may have stayed where they were made."""
+"""Where the value of a ref is, and how it is got: what :class:`conveyor.runtime.refs.placed.Placed` says."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from conveyor import _core
 from conveyor.codec.direct import Beside, Located, Unfetched
 from conveyor.direct.afar import is_afar
+from conveyor.direct.fetching import check_kept
 from conveyor.direct.listing import id_of
 from conveyor.direct.table import TABLE
 from conveyor.runtime import context
@@ -47,7 +48,7 @@ def _is_dead(where: Located, process: Any) -> bool:
         return True
     # The session learns of a death a little later than a fetch may have failed by it.
     try:
-        _core.read_peer_joined(where.pid, b"", where.anchor, where.number, _core.Buffer.own(0))
+        check_kept(where)
     except OSError as error:
         # Where reading is refused, or the value is no more, the session knows best.
         return error.errno == errno.ESRCH

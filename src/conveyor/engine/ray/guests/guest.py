@@ -28,7 +28,7 @@ from conveyor.engine.ray.greeting import (
     read_file,
     write,
 )
-from conveyor.engine.ray.turns import Turn
+from conveyor.engine.ray.guests.turns import Turn
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import context, threads
 from conveyor.runtime.actor import forked
