@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,6 +27,12 @@ _ENVIRON = {
 }
 _PORT = 6379
 _START_SECONDS = 120.0
+
+
+def _program(name: str) -> str:
+    """The one of this interpreter, whose environment need not be activated."""
+    beside = os.path.dirname(sys.executable)
+    return shutil.which(name, path=f"{beside}:{os.environ['PATH']}") or name
 
 
 class Hosts:
@@ -59,7 +66,7 @@ class Hosts:
             else [f"--address={wire.address(0)}:{_PORT}"]
         )
         words = [
-            *(shutil.which("ray") or "ray", "start", *where, "--block"),
+            *(_program("ray"), "start", *where, "--block"),
             *(f"--node-ip-address={wire.address(host)}", "--num-cpus=2"),
             *(f'--resources={{"host{host}": 10}}', "--object-store-memory=200000000"),
         ]

@@ -5,6 +5,7 @@ import os
 import re
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -416,6 +417,43 @@ def test_an_address_where_nothing_is(scripts):
         timeout=100,
     )
     assert out.split("\n") == ["refused", "no port", "no port", "no port", ""]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (None, r"has said nothing for 0\.2 s"),
+        (b"", "has closed the connection"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "speaks another protocol than Ray"),
+    ],
+    ids=["nothing", "the end", "something else"],
+)
+def test_an_address_where_something_else_listens(said, why, scripts):
+    """Ray itself would wait for its words for ever."""
+    source = """
+    import sys
+    import conveyor
+    from conveyor.engine.ray import engine
+
+    engine._CONNECT_SECONDS = 0.2 if sys.argv[2] == "silent" else 60
+    try:
+        conveyor.init(engine="ray", address=sys.argv[1])
+    except ConnectionError as error:
+        print(error)
+    assert not conveyor.is_initialized()
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        address = f"127.0.0.1:{listens.getsockname()[1]}"
+        how = "silent" if said is None else "speaks"
+        program = scripts.start(source, address, how, env={"RAY_ADDRESS": ""})
+        caller, _ = listens.accept()
+        with caller:
+            if said is not None:
+                caller.recv(1000)
+                caller.sendall(said)
+                caller.shutdown(socket.SHUT_WR)
+            out, _ = program.communicate(timeout=100)
+    assert re.match(rf"there is no Ray cluster at {address}: what listens there {why}\.", out), out
 
 
 def test_a_process_that_cannot_become_an_actor(rt, monkeypatch):

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,10 @@ from conveyor.runtime.driver.driver import Driver
 
 #: Seconds that a cluster's head has to answer.
 _CONNECT_SECONDS = 10.0
+#: What a client of HTTP/2 says first: its preface, and settings that change nothing. A server says its own
+#: settings first. A frame's header has its type behind the length.
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_FRAME_HEADER, _SETTINGS_FRAME = 9, 4
 #: Settings of this package that actors read from their environment, and that Ray does not pass on.
 _SETTINGS = "CONVEYOR_"
 #: Seconds without a word after which a node is lost. Over TLS a thread of Python carries the words, which
@@ -138,17 +143,41 @@ def _connect(address: str | None, cluster: dict[str, Any]) -> tuple[Any, Callabl
 
 
 def _check_reachable(address: str) -> None:
-    """``ConnectionError`` if nobody answers at ``address``, where that is a host and a port. Ray itself would
-    try for minutes, and then end the process."""
+    """``ConnectionError`` if no Ray cluster answers at ``address``, where that is a host and a port. Ray
+    itself would try for minutes, and then end the process; or for ever, where something listens that says
+    nothing."""
     host, _, port = address.rpartition(":")
     if not host or "//" in host or not port.isdecimal():
         return
     if not 1 <= int(port) <= 65535:
         raise ValueError(f"there is no port {port}, in the address {address!r} of a Ray cluster")
+    end = time.monotonic() + _CONNECT_SECONDS
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as asked:
+            if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+                _check_answers(asked, end)
     except OSError as error:
         raise ConnectionError(
             f"there is no Ray cluster at {address}: {error}. Start one with `ray start --head`, or leave the "
             f"address out to have one started on this machine"
         ) from error
+
+
+def _check_answers(asked: socket.socket, end: float) -> None:
+    """``OSError`` unless the other side speaks HTTP/2, as Ray's head does, and says so by ``end``. Over Ray's
+    TLS it cannot be asked so simply."""
+    asked.sendall(_HTTP2_GREETING)
+    said = b""
+    while len(said) < _FRAME_HEADER:
+        asked.settimeout(max(end - time.monotonic(), 0.001))
+        try:
+            more = asked.recv(_FRAME_HEADER - len(said))
+        except TimeoutError:
+            raise TimeoutError(
+                f"what listens there has said nothing for {_CONNECT_SECONDS:g} s"
+            ) from None
+        if not more:
+            raise ConnectionError("what listens there has closed the connection")
+        said += more
+    if said[3] != _SETTINGS_FRAME:
+        raise ConnectionError("what listens there speaks another protocol than Ray")
