@@ -3,8 +3,8 @@
 import asyncio
 import gc
 import os
-import re
 import random
+import re
 import sys
 import threading
 import time
