@@ -31,6 +31,15 @@ class Stage(Adds):
         open(path, "w").close()
         collective.barrier()
 
+    @conveyor.method(tensor_transport="auto")
+    def keeps(self):
+        return np.arange(LARGE)
+
+    def total_into(self, refs):
+        into = np.empty(LARGE, np.int64)
+        conveyor.get(refs[0], into=into)
+        return int(into.sum())
+
 
 def executed_until_it_fails(graph):
     while True:
@@ -149,6 +158,36 @@ def test_a_node_that_keeps_its_connections_and_says_nothing(two_nodes, leaves_no
             signal.pidfd_send_signal(agent, signal.SIGCONT)
             wait_until(lambda: _over(agent), WAIT)  # it finds that it has been given up
         conveyor.shutdown()
+
+
+def test_a_node_that_says_nothing_when_another_one_is_to_meet_it(two_nodes, leaves_nothing):
+    """It is being connected to, which may take long, when the driver's node finds that it is lost."""
+    with leaves_nothing():
+        node = two_nodes.add_node(num_cpus=1, resources={"lost": 1})
+        try:
+            conveyor.init(engine="ray", shared_memory="node")
+            silent = Stage.options(resources={"lost": 1}).remote(10)
+            kept = silent.keeps.remote()
+            assert get(silent.run.remote(1)) == 11
+            other, stays = Stage.options(**THERE).remote(100), Stage.options(**HERE).remote(1)
+            assert get(other.run.remote(1)) == 101
+            host = context.running()._hosts._agents.by_number(1)
+            with stopped(ray.get(host.agent.__ray_call__.remote(lambda self: os.getpid()))):
+                fetches = other.total_into.remote([kept])
+                # Its own node does what else it has to, meanwhile.
+                late = Stage.options(**THERE).remote(1000)
+                assert get(late.ask.remote(stays, "run", 1)) == 2
+                # That it is lost is all that may come of it. In truth its processes are of this machine,
+                # where their memory can be read.
+                with suppress(ActorDiedError):
+                    assert get(fetches) == total(LARGE)
+                with pytest.raises(ActorDiedError, match="was lost with its node"):
+                    get(late.ask.remote(silent, "run", 1))
+            del kept, fetches
+            gc.collect()
+            conveyor.shutdown()
+        finally:
+            two_nodes.remove_node(node, allow_graceful=False)
 
 
 def test_it_ends_with_the_program(scripts, two_nodes, wait_until):

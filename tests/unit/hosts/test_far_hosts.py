@@ -16,6 +16,7 @@ import pytest
 
 from conveyor import _core
 from conveyor.engine.net.depot import Depot
+from conveyor.engine.net.handshake import HandshakeError
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.agent import Agent, Terms
 from conveyor.engine.ray.agents import AgentHost, Agents, Ready
@@ -52,9 +53,12 @@ class Host:
         self.number, self.name, self.arena = number, f"host {number}", ARENA
         self.address = ("192.0.2.1", number)
         self.orders, self.fails = [], ()
+        self.reached = lambda other: None
 
     def send(self, order):
         self.orders.append(order)
+        if isinstance(order, Reach) and not isinstance(order, self.fails):
+            self.reached(order.host)
         done = Future()
         if isinstance(order, self.fails):
             done.set_exception(OSError("it cannot"))
@@ -73,8 +77,9 @@ class Host:
 def abroad():
     board = SimpleNamespace(name=lambda slot: f"process {slot}")
     made = FarHosts(SimpleNamespace(slot=0, board=board), lambda: None)
-    made._hosts = {1: Host(1), 2: Host(2)}
+    made._hosts.update({1: Host(1), 2: Host(2)})
     made._host_of = {5: 1, 6: 2}
+    made._hosts[2].reached = lambda other: made.reached(2, other, None)
     return made
 
 
@@ -102,7 +107,7 @@ def test_a_host_forgets_a_segment_that_the_next_one_cannot_be_told_of(abroad):
         raise RuntimeError("Ray is disconnected")
 
     abroad._hosts[2].send = disconnected
-    abroad._joined[1, 2] = abroad._hosts[1].send("they are connected")
+    abroad._joins._joined[1, 2] = abroad._hosts[1].send("they are connected")
     with pytest.raises(RuntimeError, match="disconnected"):
         abroad.spread(blueprint(), None)
     assert abroad._hosts[1].has_done()[-2:] == [Spread, Forget]
@@ -156,13 +161,51 @@ def test_nothing_is_left_of_a_process_that_cannot_have_a_proxy_here(abroad, monk
     arena.close.assert_called_once_with()
 
 
-def test_who_counts_on_a_connection_waits_for_it(abroad):
-    reached = Future()
+@pytest.fixture
+def joining(abroad):
+    """What is done when hosts 1 and 2 are connected, which takes its time."""
+    abroad._hosts[2].reached = lambda other: None
     done = []
-    abroad._hosts[2].send = lambda order: reached
     abroad._join(1, 2, done)
-    abroad._join(1, 2, done)
-    assert done == [reached, reached]
+    return done
+
+
+def test_who_counts_on_a_connection_waits_for_it(abroad, joining):
+    abroad._join(1, 2, joining)
+    assert abroad._hosts[2].has_done() == [Reach]
+    assert not any(one.done() for one in joining)
+    abroad.reached(2, 1, None)
+    assert [one.result(timeout=0) for one in joining] == [None, None]
+
+
+@pytest.mark.parametrize("error", [HandshakeError("not let in"), ConnectionRefusedError("nobody")])
+def test_hosts_that_could_not_connect_are_to_try_again(abroad, joining, error):
+    abroad.reached(2, 1, error)
+    assert joining[0].exception(timeout=0) is error
+    abroad._join(1, 2, joining)
+    assert not joining[1].done()
+    abroad.reached(2, 1, None)
+    assert joining[1].result(timeout=0) is None
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_who_counts_on_a_connection_to_a_host_that_is_lost_waits_no_longer(abroad, joining, lost):
+    """The one that dials it may do so for some seconds yet."""
+    abroad.gone(lost)
+    with pytest.raises(RuntimeStateError, match=f"node host {lost} is lost"):
+        joining[0].result(timeout=0)
+    abroad.reached(2, 1, HandshakeError("it has not finished in time"))  # nobody asks any more
+
+
+def test_a_process_whose_host_is_lost_meanwhile_is_introduced_to_nobody(abroad):
+    abroad._hosts[2].reached = lambda other: abroad.gone(1)
+    assert not abroad.introduce(SimpleNamespace(slot=6), (5, 1))
+
+
+def test_an_error_of_an_introduction_is_raised_where_the_host_lives(abroad):
+    abroad._hosts[2].reached = lambda other: abroad.reached(2, 1, HandshakeError("not let in"))
+    with pytest.raises(HandshakeError, match="not let in"):
+        abroad.introduce(SimpleNamespace(slot=6), (5, 1))
 
 
 def test_a_host_that_cannot_be_told_is_lost_and_whoever_tells_goes_on():

@@ -95,3 +95,47 @@ def test_one_that_ends_each_connection_is_not_dialled_without_a_pause(
         wait_until(lambda n=n: dialled.tries == n, 60)
     assert len(dialled.pauses) == 9
     assert all(0.09 <= pause <= 0.125 for pause in dialled.pauses[-2:])
+
+
+@pytest.fixture
+def prepared(dialled):
+    """Redials of a host that is still to be reached."""
+    one = Redials(dialled.dial, 1.0)
+    one.prepare(1)
+    (thread,) = [one for one in threading.enumerate() if one.name == "conveyor-redial"][-1:]
+    yield one
+    one.lost(1)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_the_first_connection_holds_up_nobody(prepared, dialled, wait_until):
+    goes_on, told = threading.Event(), []
+    prepared.begin(1, lambda: goes_on.wait(60), told.append)
+    assert told == []
+    goes_on.set()
+    wait_until(lambda: told == [None], 60)
+    prepared.broken(1)
+    wait_until(lambda: dialled.tries == 1, 60)
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError("nobody"), HandshakeError("not let in")])
+def test_who_has_ordered_the_first_one_is_told_why_there_is_none(prepared, wait_until, error):
+    def refuse():
+        raise error
+
+    told = []
+    for n in range(1, 3):
+        prepared.begin(1, refuse, told.append)
+        wait_until(lambda n=n: len(told) == n, 60)
+    assert told == [error, error]
+    prepared.begin(1, lambda: None, told.append)
+    wait_until(lambda: told[2:] == [None], 60)
+
+
+def test_a_host_that_is_lost_while_it_is_dialled_ends_the_thread(prepared, wait_until):
+    goes_on, told = threading.Event(), []
+    prepared.begin(1, lambda: goes_on.wait(60), told.append)
+    prepared.lost(1)
+    goes_on.set()
+    wait_until(lambda: told == [None], 60)

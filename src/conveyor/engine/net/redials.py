@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from conveyor.engine.net.handshake import HandshakeError
+from conveyor.exceptions import RuntimeStateError
 from conveyor.flag import Flag
 from conveyor.pauses import Pauses
 from conveyor.runtime import threads
@@ -29,6 +30,8 @@ class _Host:
         #: So often a connection has ended, or the host was lost, and that was not seen to.
         self.ends = threading.Semaphore(0)
         self.lost = Flag()
+        #: What makes the first connection, and who is told what has come of that, until it is made.
+        self.first: tuple[Callable[[], object], Callable[[Exception | None], object]] | None = None
 
 
 class Redials:
@@ -51,6 +54,19 @@ class Redials:
         threads.start(self._keep, "redial", host, one)
         self._hosts[host] = one
 
+    def begin(
+        self,
+        host: int,
+        dial: Callable[[], object],
+        tell: Callable[[Exception | None], object],
+    ) -> None:
+        """Have ``dial()`` make the first connection to a host that this is prepared for, which may take long.
+        ``tell`` is called by another thread: with nothing, or with why there is none. There may be another
+        first one then."""
+        one = self._hosts[host]
+        one.first = dial, tell
+        one.ends.release()
+
     def greeted(self, host: int) -> None:
         """A connection to that host has come about for both pumps."""
         if host in self._hosts:
@@ -70,6 +86,10 @@ class Redials:
     def _keep(self, host: int, one: _Host) -> None:
         while True:
             one.ends.acquire()
+            first, one.first = one.first, None
+            if first is not None:
+                _begin(*first)
+                continue
             while not one.lost.is_set():
                 if one.greeted:
                     one.greeted = False
@@ -84,3 +104,15 @@ class Redials:
                     continue
             if one.lost.is_set():
                 return
+
+
+def _begin(dial: Callable[[], object], tell: Callable[[Exception | None], object]) -> None:
+    failed: Exception | None = None
+    try:
+        dial()
+    except (OSError, HandshakeError) as error:
+        failed = error
+    except BaseException as error:
+        tell(RuntimeStateError(f"{type(error).__name__}: {error}"))
+        raise
+    tell(failed)

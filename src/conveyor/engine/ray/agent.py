@@ -40,7 +40,17 @@ from conveyor.engine.net.station import Station, Told
 from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.guests.visitors import Visitors
-from conveyor.engine.ray.news import Arrived, Asked, Come, Ended, LostHost, News, Sent, Unclaimed
+from conveyor.engine.ray.news import (
+    Arrived,
+    Asked,
+    Come,
+    Ended,
+    LostHost,
+    News,
+    Reached,
+    Sent,
+    Unclaimed,
+)
 from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.exceptions import ActorStartError
@@ -160,7 +170,9 @@ class Agent:
             tls=self._tls,
         )
         self._events.add(pump.notice_fd, self._on_notice)
-        self._reach(_DRIVER, self._terms.address)
+        self._locate(_DRIVER, self._terms.address)
+        self._redials.prepare(_DRIVER)
+        self._dial(_DRIVER, _PATIENCE)
         self._processes.courier.start()
         self._visitors.courier.start()
         return Ready(
@@ -349,9 +361,10 @@ class Agent:
         self._places[host] = address
 
     def _reach(self, host: int, address: tuple[str, int]) -> None:
-        self._places[host] = address
+        self._locate(host, address)
         self._redials.prepare(host)
-        self._dial(host, _PATIENCE)
+        first = partial(self._dial, host, _PATIENCE)
+        self._redials.begin(host, first, lambda error: self._news.put(Reached(host, error)))
 
     def _dial(self, host: int, patience: float) -> None:
         address, token = self._places[host], self._terms.token

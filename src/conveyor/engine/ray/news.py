@@ -44,6 +44,13 @@ class LostHost(Struct, frozen=True):
     reason: str
 
 
+class Reached(Struct, frozen=True):
+    """It is connected to another host, as it was to, or why it cannot be."""
+
+    number: int
+    error: Exception | None
+
+
 class Come(Struct, frozen=True):
     """What was to be told of under that number has come to this host, or does not come any more: see
     :class:`conveyor.runtime.driver.hosts.far_orders.TellWhenCome`."""
@@ -64,4 +71,4 @@ class Unclaimed(Struct, frozen=True):
     process: Reader
 
 
-News = Arrived | Asked | Come | Ended | LostHost
+News = Arrived | Asked | Come | Ended | LostHost | Reached

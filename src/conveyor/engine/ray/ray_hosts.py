@@ -19,7 +19,7 @@ from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.agents import Agents
 from conveyor.engine.ray.connected import Connected
 from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
-from conveyor.engine.ray.news import Arrived, Asked, Come, LostHost, News
+from conveyor.engine.ray.news import Arrived, Asked, Come, LostHost, News, Reached
 from conveyor.engine.ray.placement import ray_options, start, wanted
 from conveyor.engine.ray.processes import Processes
 from conveyor.engine.ray.shell import Shell
@@ -314,6 +314,8 @@ class RayHosts:
             self._home.heard(*news.process, news.data)
         elif isinstance(news, Come):
             self._home.come(news.number)
+        elif isinstance(news, Reached):
+            self._home.reached(host.number, news.number, news.error)
         elif isinstance(news, LostHost):
             self._agents.part(host, news.number, news.reason)
         elif isinstance(news, Arrived):

@@ -165,6 +165,7 @@ class Driver(CallingRuntime):
             self.abroad.host_of,
             self.abroad.looks.kept_afar,
             come,
+            self.abroad.reached,
             process,
         )
         hosts.start(self.supervisor.on_exit, home)

@@ -40,7 +40,8 @@ class Home(Struct, frozen=True):
     to come to that IP address. heard: takes what a process of another host asks, by slot and incarnation.
     gone: is told of a host that is no more, by its number. host_of: the number of the host of the process
     that has a slot. kept_afar: what processes of other hosts keep. come: is told by which number a host was
-    asked to tell when something has come there, when it has. process: the driver's own, which is given what
+    asked to tell when something has come there, when it has. reached: is told what has come of it that a host
+    was to connect to another one, and why it cannot. process: the driver's own, which is given what
     fetches memory of other hosts as soon as there are any.
     """
 
@@ -50,6 +51,7 @@ class Home(Struct, frozen=True):
     host_of: Callable[[int], int]
     kept_afar: Callable[[], list[KeptAt]]
     come: Callable[[int], None]
+    reached: Callable[[int, int, Exception | None], None]
     process: Process
 
     @property

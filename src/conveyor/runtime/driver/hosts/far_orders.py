@@ -41,7 +41,8 @@ class Bury(FarOrder, frozen=True):
 
 
 class Reach(FarOrder, frozen=True):
-    """Connect to host ``host``, which waits there, and again whenever the connection breaks."""
+    """Connect to host ``host``, which waits there, and again whenever the connection breaks. What has come of
+    it is told later, so that a host that does not answer holds up nothing else."""
 
     host: int
     address: tuple[str, int]

@@ -31,15 +31,14 @@ from conveyor.runtime.driver.hosts.far_orders import (
     Forget,
     GiveUp,
     Hand,
-    Locate,
     MarkClosed,
     MarkRefused,
-    Reach,
     Spread,
     Stand,
 )
 from conveyor.runtime.driver.hosts.looks import HERE, Looks
 from conveyor.runtime.driver.processes.birth import Birth
+from conveyor.runtime.driver.processes.joins import Joins, has_failed
 from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.graph.edges.beside import KNOWN_DEAD_WITHIN, Whereabouts
 from conveyor.runtime.meeting import Side
@@ -71,10 +70,10 @@ class FarHosts:
         self._host_of: dict[int, int] = {}
         self._arenas: dict[int, _core.Arena] = {}
         self._links: dict[int, list[int]] = {}
-        # By host, the processes of other hosts that it has proxies of; and hosts that are connected. Whoever
-        # counts on one of these waits for what was ordered then, and one that has failed is ordered again.
+        # By host, the processes of other hosts that it has proxies of. Whoever counts on one of these waits
+        # for what was ordered then, and one that has failed is ordered again.
         self._known: dict[int, dict[Reader, Future[Any]]] = {}
-        self._joined: dict[tuple[int, int], Future[Any]] = {}
+        self._joins = Joins(self._hosts)
         self._segments: dict[int, list[int]] = {}
         self._numbers = itertools.count(1)
         #: What hosts are asked, of what is there.
@@ -176,9 +175,7 @@ class FarHosts:
         with self._lock:
             self._lost.add(number)
             self._known.pop(number, None)
-            for pair in list(self._joined):
-                if number in pair:
-                    del self._joined[pair]
+            self._joins.gone(number)
             self._given_up.add((HERE, number))
             for other in self._hosts.keys() - self._lost:
                 done = self._hosts[other].tell(GiveUp(number))
@@ -189,6 +186,10 @@ class FarHosts:
         if done.exception() is None:  # else it is lost itself, or about to be
             self._given_up.add((host, lost))
             self.on_given_up()
+
+    def reached(self, host: int, other: int, error: Exception | None) -> None:
+        """That host has connected to the other one, as it was to, or cannot."""
+        self._joins.reached(host, other, error)
 
     def comes(self, host: int, to: int) -> bool:
         """Whether what the dead of ``host`` have sent may still be on its way to host ``to``."""
@@ -243,15 +244,8 @@ class FarHosts:
         return number
 
     def _join(self, lower: int, higher: int, done: list[Future[Any]]) -> None:
-        """Each host has connected to the driver's by itself."""
-        if lower == HERE:
-            return
-        joined = self._joined.get((lower, higher))
-        if joined is None or _has_failed(joined):
-            self._hosts[lower].tell(Locate(higher, self._hosts[higher].address))
-            joined = self._hosts[higher].send(Reach(lower, self._hosts[lower].address))
-            self._joined[lower, higher] = joined
-        done.append(joined)
+        if lower != HERE:
+            done.append(self._joins.of(lower, higher))
 
     def _introduce(self, host: int, processes: Iterable[Reader], done: list[Future[Any]]) -> None:
         """Have ``host`` have proxies of those that are not its own. The driver's it has always had."""
@@ -261,7 +255,7 @@ class FarHosts:
             if where == host or slot == self._process.slot:
                 continue
             stands = known.get((slot, incarnation))
-            if stands is None or _has_failed(stands):
+            if stands is None or has_failed(stands):
                 order = Stand(slot, incarnation, where, self._process.board.name(slot))
                 stands = known[slot, incarnation] = self._hosts[host].send(order)
             done.append(stands)
@@ -277,7 +271,12 @@ class FarHosts:
                 done: list[Future[Any]] = []
                 self._join(min(own, other), max(own, other), done)
                 self._introduce(own, (process,), done)
-            _wait_for(done)
+            try:
+                _wait_for(done)
+            except ConveyorError:
+                if other not in self._lost:
+                    raise
+                return False  # it has died meanwhile
         return True
 
     def _view_of(self, slot: int) -> _core.ArenaView | None:
@@ -379,10 +378,6 @@ class FarHosts:
             pump.stop()
         for arena in arenas:
             arena.close()
-
-
-def _has_failed(one: Future[Any]) -> bool:
-    return one.done() and one.exception() is not None
 
 
 def _wait_for(done: list[Future[Any]]) -> None:
