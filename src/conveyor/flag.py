@@ -2,8 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
+
+from conveyor.exceptions import RuntimeStateError
+
+#: What threads sleep for just now. A forked child has a copy, of which its parent wakes nobody.
+_slept_for: set[threading.Lock] = set()
+_forks = 0
+
+
+def sleep_for(waiter: threading.Lock, timeout: float | None) -> bool:
+    """Sleep until ``waiter``, which is held, is released by another thread, for ``timeout`` seconds at most.
+    Whether it was.
+
+    Raises ``RuntimeStateError`` in a child that a signal handler has forked meanwhile.
+    """
+    forks = _forks
+    try:
+        _slept_for.add(waiter)
+        left = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
+        woken = waiter.acquire(timeout=left)
+    finally:
+        _slept_for.discard(waiter)
+    if _forks != forks:
+        raise forked()
+    return woken
+
+
+def forked() -> RuntimeStateError:
+    """The error for a child that a signal handler has forked in a wait."""
+    return RuntimeStateError("this belongs to the process that this one was forked from")
+
+
+def _in_child() -> None:
+    """Whoever slept here would sleep for ever: those who would wake it are the parent's."""
+    global _forks
+    _forks += 1
+    while _slept_for:
+        with suppress(RuntimeError):  # it has been woken
+            _slept_for.pop().release()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class Flag:
@@ -40,7 +82,10 @@ class Flag:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, for ``timeout`` seconds at most. Whether it is."""
+        """Wait until it is set, for ``timeout`` seconds at most. Whether it is.
+
+        Raises ``RuntimeStateError`` in a child that a signal handler has forked meanwhile.
+        """
         if self._set:
             return True
         waiter = threading.Lock()
@@ -50,7 +95,6 @@ class Flag:
             # Looked at once more: it may have been set before the waiter was there to be woken.
             if self.is_set():
                 return True
-            left = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
-            return waiter.acquire(timeout=left) or self._set
+            return sleep_for(waiter, timeout) or self._set
         finally:
             self._waiters.remove(waiter)

@@ -9,7 +9,7 @@ from concurrent import futures
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from conveyor.flag import Flag
+from conveyor.flag import Flag, sleep_for
 
 T = TypeVar("T")
 
@@ -57,14 +57,16 @@ class _Condition(RLock):  # type: ignore[misc]
         self._waiters: list[threading.Lock] = []
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As that of ``threading.Condition``. With the lock, which others have meanwhile."""
+        """As that of ``threading.Condition``. With the lock, which others have meanwhile.
+
+        Raises ``RuntimeStateError`` in a child that a signal handler has forked meanwhile.
+        """
         waiter = threading.Lock()
         waiter.acquire()
         self._waiters.append(waiter)
         depth = self._release_save()  # type: ignore[attr-defined]
         try:
-            left = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
-            return waiter.acquire(timeout=left)
+            return sleep_for(waiter, timeout)
         finally:
             self._acquire_restore(depth)  # type: ignore[attr-defined]
             with suppress(ValueError):  # it has been woken

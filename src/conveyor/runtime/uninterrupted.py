@@ -8,6 +8,7 @@ may be broken off as well. So such work is done by a thread of the library's own
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from types import FrameType
 from typing import Generic, TypeVar
 
 from conveyor.exceptions import SystemLimitError
+from conveyor.flag import forked
 from conveyor.runtime import ending, threads
 
 T = TypeVar("T")
@@ -33,13 +35,18 @@ def uninterrupted(work: Callable[[], T], on_interrupt: Callable[[], object] | No
     Only the first and the last moments are left open: before the work has begun, nothing is done; and
     what is raised after it, or on top of another interrupt, may come out while the work is still being
     done. So whoever needs its outcome has it noted by the work itself.
+
+    Raises ``RuntimeStateError`` in a child that a signal handler has forked meanwhile.
     """
     if threading.current_thread() is not threading.main_thread() or _must_stay():
         return work()
     job = _Job(work)
     interrupt: BaseException | None = None
     hurried = started = False
+    process = os.getpid()
     while not job.over:
+        if os.getpid() != process:  # a handler has forked: here nobody does the work
+            raise interrupt or forked()
         try:
             if interrupt is not None and not hurried:
                 if on_interrupt is not None:

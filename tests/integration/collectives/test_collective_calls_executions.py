@@ -29,6 +29,14 @@ class StepError(Exception):
     pass
 
 
+class NoCauseError(Exception):
+    """Whoever asks it what it was raised for gets another error."""
+
+    @property
+    def __cause__(self):
+        raise KeyError("no cause")
+
+
 @conveyor.remote
 class Rank:
     def step(self, number, fails=""):
@@ -56,6 +64,9 @@ class Rank:
         if dies:
             os._exit(3)
         return self.step(number)
+
+    def refuses(self, error):
+        raise error("of the step")
 
     def check(self):
         pass
@@ -212,3 +223,10 @@ def test_nor_is_it_where_the_graph_has_been_restarted_since(local, wait_until):
         for ref in refs:
             with pytest.raises(ActorRestartedError, match=r"Rank#2"):
                 get(ref)
+
+
+def test_what_the_class_of_an_error_says_of_its_cause_is_not_asked(local):
+    with InputNode() as inp:
+        dag = MultiOutputNode([Rank.remote().refuses.bind(inp) for _ in range(2)])
+    with dag.compile() as graph, pytest.raises(NoCauseError, match="of the step"):
+        get(graph.execute(NoCauseError))

@@ -346,7 +346,8 @@ def test_they_are_queued_before_the_next_try(fresh_session, monkeypatch, tmp_pat
     conveyor.get(asks.call.remote(fragile, 0), timeout=WAIT)
     pid = conveyor.get(fragile.pid.remote(), timeout=WAIT)
     pause = Pause()
-    monkeypatch.setattr(context.running().supervisor._restarts, "_closed", pause)
+    actor = context.running().table.record(fragile._id).actor
+    monkeypatch.setattr(actor, "over", pause)
     try:
         path.touch()
         os.kill(pid, signal.SIGKILL)
@@ -360,6 +361,82 @@ def test_they_are_queued_before_the_next_try(fresh_session, monkeypatch, tmp_pat
     finally:
         pause.over.set()
     assert conveyor.get(ref, timeout=WAIT) == 1
+
+
+@pytest.fixture
+def pausing(fresh_session, monkeypatch, tmp_path, wait_until):
+    """An actor whose next try is far away, and its record."""
+    monkeypatch.setattr(restart, "_FIRST_DELAY", 10 * WAIT)
+    monkeypatch.setattr(restart, "_LONGEST_DELAY", 10 * WAIT)
+    path = tmp_path / "dies"
+    fragile = Fragile.remote(str(path))
+    pid = conveyor.get(fragile.pid.remote(), timeout=WAIT)
+    path.touch()
+    os.kill(pid, signal.SIGKILL)
+    record = context.running().table.record
+
+    def waits():
+        dead = record(fragile._id)
+        return dead.actor.failures and dead.successor is not None
+
+    wait_until(waits, WAIT)
+    return [fragile], record(fragile._id)
+
+
+def test_a_kill_before_the_next_try_ends_it_at_once(pausing, wait_until):
+    (fragile,), record = pausing
+    asks, table = Asks.remote(), context.running().table
+    refs = [fragile.same.remote(1), asks.call.remote(fragile, 1)]
+    caller = table.record(asks._id)
+    wait_until(lambda: caller.mailboxes, WAIT)
+    free = table.free_slots
+    conveyor.kill(fragile)
+    for ref in refs:
+        with pytest.raises(ActorDiedError, match=r"Fragile was killed by conveyor\.kill\(\)"):
+            conveyor.get(ref, timeout=WAIT)
+    why = r"Fragile .* exited with code 1 .*; it could not be started again: conveyor\.kill\(\) has ended it"
+    for call in (lambda: fragile.same.remote(2), lambda: asks.call.remote(fragile, 2)):
+        with pytest.raises(ActorDiedError, match=why):
+            conveyor.get(call(), timeout=WAIT)
+    assert table.free_slots == free + 1
+    assert not caller.mailboxes
+    assert record.actor.kept is None
+
+
+def test_nothing_is_kept_of_one_that_was_killed_before_the_next_try(pausing):
+    left, record = pausing
+    table = context.running().table
+    conveyor.kill(left[0])
+    assert record.replaced.wait(WAIT)
+    left.clear()
+    gc.collect()
+    context.running().chores.do()
+    assert table.known(record.id) is None
+
+
+def test_nor_of_one_whose_last_handle_was_gone_before_it_was_known_not_to_come_back(
+    fresh_session, monkeypatch, wait_until
+):
+    stage = Stage.remote()
+    placing = strike(stage, monkeypatch)
+    table, identity = context.running().table, stage._id
+    del stage
+    gc.collect()
+    context.running().chores.do()
+    placing.refused = True
+    placing.over.set()
+    wait_until(lambda: table.known(identity) is None, WAIT)
+
+
+def test_the_session_may_end_before_the_next_try(pausing):
+    (fragile,), _ = pausing
+    ref = fragile.same.remote(1)
+    ender = threading.Thread(target=conveyor.shutdown)
+    ender.start()
+    ender.join(WAIT)
+    assert not ender.is_alive()
+    with pytest.raises(conveyor.exceptions.ConveyorError):
+        conveyor.get(ref, timeout=WAIT)
 
 
 def said_of(name):

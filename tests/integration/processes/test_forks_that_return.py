@@ -217,3 +217,63 @@ def test_a_child_that_is_forked_while_a_result_is_encoded(scripts, tmp_path, kin
     found = run(scripts, tmp_path, "local", kind, ["pickled"])
     assert all(set(codes) == {1} for codes in found.values()), found
     assert "has come back" in scripts.stderr
+
+
+COMPILES = """
+    import os, select, signal, sys, threading, time
+    import conveyor
+    from conveyor import flag
+    from conveyor.dag import InputNode
+
+    class Busy:
+        def hold(self, latch):
+            end = time.monotonic() + 120
+            while not os.path.exists(latch) and time.monotonic() < end:
+                time.sleep(0.002)
+
+        def same(self, x):
+            return x
+
+    class Compiles:
+        def compile(self, busy, latch):
+            codes = []
+
+            def handler(*_):
+                child = os.fork()
+                if child:
+                    poll, ends = select.poll(), os.pidfd_open(child)
+                    poll.register(ends, select.POLLIN)
+                    poll.poll(60_000)
+                    signal.pidfd_send_signal(ends, signal.SIGKILL)
+                    os.close(ends)
+                    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+                    open(latch, "w").close()
+
+            def interrupt():
+                while not (asks("lay") and asks("sleep_for") and flag._slept_for):
+                    time.sleep(0.002)
+                os.kill(os.getpid(), signal.SIGALRM)
+
+            def asks(name):
+                frame = sys._current_frames()[threading.main_thread().ident]
+                while frame and frame.f_code.co_name != name:
+                    frame = frame.f_back
+                return frame
+
+            signal.signal(signal.SIGALRM, handler)
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            with InputNode() as inp:
+                graph = busy.same.bind(inp).compile()
+            thread.join()
+            return codes, conveyor.get(graph.execute(1))
+
+    busy, compiles = conveyor.remote(Busy).remote(), conveyor.remote(Compiles).remote()
+    conveyor.get(busy.same.remote(0))
+    held = busy.hold.remote(os.path.abspath("latch"))
+    print(*conveyor.get(compiles.compile.remote(busy, os.path.abspath("latch")), timeout=120))
+"""
+
+
+def test_a_child_that_a_handler_forks_while_its_actor_asks_the_driver_ends(scripts):
+    assert scripts.run(COMPILES) == "[1] 1\n"

@@ -1,5 +1,6 @@
 """Actor processes as processes: how they start, what they find, how they end."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -299,6 +300,22 @@ class TestStart:
 
 
 class TestSurroundings:
+    def test_it_starts_after_it_could_not_twice(self, monkeypatch, opened_since):
+        opened, host = opened_since(), Host()
+
+        def refuses(*_):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        for owner, name in ((host.events, "add"), (launcher_module, "Room")):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, refuses)
+                with pytest.raises(ActorStartError, match="Too many open files"):
+                    host.launcher.start()
+            assert children() == []
+        assert host.run("run", b"print('x')")[0] == 0
+        host.close()
+        assert not opened()
+
     def test_the_drivers_directory_path_arguments_environment(self, host, tmp_path):
         host.launcher.start()
         (tmp_path / "only_here.py").write_text("value = 5")

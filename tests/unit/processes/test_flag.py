@@ -1,14 +1,21 @@
 """Flags that threads wait for."""
 
+import os
+import select
+import signal
 import sys
 import threading
+import time
 from itertools import count
 
 import pytest
 from interrupted import WAIT, goes_on
 
 from conveyor import flag as module
+from conveyor.exceptions import RuntimeStateError
 from conveyor.flag import Flag
+from conveyor.futures import Future
+from conveyor.runtime.uninterrupted import uninterrupted
 
 
 def test_it_is_set_until_it_is_cleared():
@@ -97,3 +104,67 @@ def test_who_sets_it_may_be_broken_off_in_the_middle():
         flag.set()
     assert flag.is_set()
     assert not behind.locked()
+
+
+def _sleeps():
+    others = set(module._slept_for)  # of tests that have been broken off
+    return lambda: module._slept_for - others
+
+
+def _flag():
+    flag = Flag()
+    return flag.wait, _sleeps(), flag.set
+
+
+def _future():
+    future = Future()
+    return future.result, _sleeps(), lambda: future.set_result(True)
+
+
+def _uninterrupted():
+    begun, over = threading.Event(), threading.Event()
+
+    def work():
+        begun.set()
+        return over.wait(WAIT)
+
+    return lambda: uninterrupted(work), begun.is_set, over.set
+
+
+@pytest.mark.parametrize("made", [_flag, _future, _uninterrupted])
+def test_a_child_that_a_handler_forks_in_the_wait_does_not_sleep_on(made):
+    """Nobody would wake it."""
+    wait, begun, end = made()
+    parent, ended = os.getpid(), []
+
+    def handler(*_):
+        child = os.fork()
+        if child:
+            poll, ends = select.poll(), os.pidfd_open(child)
+            poll.register(ends, select.POLLIN)
+            poll.poll(WAIT * 1000)
+            signal.pidfd_send_signal(ends, signal.SIGKILL)
+            os.close(ends)
+            ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            end()
+
+    def interrupt():
+        while not begun():
+            time.sleep(0.001)
+        os.kill(parent, signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        assert wait()
+    except RuntimeStateError:
+        if os.getpid() == parent:
+            raise
+        os._exit(7)
+    finally:
+        if os.getpid() != parent:
+            os._exit(8)
+        signal.signal(signal.SIGALRM, before)
+        thread.join()
+    assert ended[-1] == 7

@@ -105,7 +105,8 @@ class Actor:
         """It is dead from now on. A method that still runs is not stopped; nobody hears of it, unless
         ``finish``. ``orderly``: with what its class does at the end. ``error``: the session's end, if it
         ends with that."""
-        self.lasting.ended = self.lasting.ended or for_good
+        if for_good:
+            self.lasting.over.set()
         if self._end is not None:
             return
         self._session_end = error

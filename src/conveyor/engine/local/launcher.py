@@ -213,8 +213,9 @@ class Launcher:
                 self._events.add(self._server_fd, self._on_server_end)
             except BaseException:
                 self._server = self._control = None
-                if self._room is not None:
-                    self._room.close()
+                room, self._room = self._room, None
+                if room is not None:
+                    room.close()
                 for fd in (made.control.fileno(), made.log, made.pidfd):
                     self._events.remove(fd)
                 made.kill()

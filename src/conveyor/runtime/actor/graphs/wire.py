@@ -87,18 +87,33 @@ class EdgeWire:
     def pump(self) -> None:
         """Take what has come, and send what there is room for by now. A message that cannot be taken or
         sent raises, once."""
-        for rank, reader in zip(self._others, self._readers, strict=True):
-            while (message := reader.receive()) is not _core.EMPTY:
-                if reader.kind != _core.KIND_CONTROL:
-                    self._come.append((rank, message))
-                elif message[0] is None:
-                    self.broken = message[1]
-                else:
-                    self.failures[message[0]] = message[1]
+        come: list[tuple[int, Any]] = []
+        try:
+            # The writer's last word is looked for first: what was said before it is there by then.
+            for rank, reader in zip(reversed(self._others), reversed(self._readers), strict=True):
+                come[:0] = self._taken(rank, reader)
+        finally:
+            self._come += come
         while self._unsent and self._has_room():
             message = self._unsent.popleft()
             if not self._writer.send(*message):  # what it has run meanwhile has sent something
                 self._unsent.appendleft(message)
+
+    def _taken(self, rank: int, reader: _core.Reader) -> list[tuple[int, Any]]:
+        """Take what has come from ``rank`` over one ring, and return the values among it."""
+        values: list[tuple[int, Any]] = []
+        try:
+            while (message := reader.receive()) is not _core.EMPTY:
+                if reader.kind != _core.KIND_CONTROL:
+                    values.append((rank, message))
+                elif message[0] is None:
+                    self.broken = message[1]
+                else:
+                    self.failures[message[0]] = message[1]
+        except BaseException:  # one that cannot be taken; those before it were
+            self._come += values
+            raise
+        return values
 
     def end(self) -> None:
         """The conduit is about to be closed. What waits for room is given up, but the writer's first word

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import select
 import socket
@@ -17,6 +18,7 @@ from conveyor.exceptions import (
     RuntimeStateError,
     SystemLimitError,
 )
+from conveyor.flag import sleep_for
 from conveyor.runtime import threads
 from conveyor.runtime.actor.requests.messages import (
     Done,
@@ -80,12 +82,13 @@ class RequestClient:
         ``look(is_over)`` is called when the answer does not come at once, and says after how many seconds it
         is to be again, if at all.
         """
-        awaited = _Awaited(unwanted)
+        awaited, process = _Awaited(unwanted), os.getpid()
         try:
             self._request(request, awaited)
             self._wait(awaited, look)
         except BaseException:
-            self._give_up(awaited)
+            if os.getpid() == process:  # a child that a handler has forked leaves it to its parent
+                self._give_up(awaited)
             raise
         try:
             reply = awaited.reply
@@ -199,7 +202,7 @@ class RequestClient:
                     threads.start(self._read, "answers")
                 except SystemLimitError:  # no thread is to be had
                     self._read_until(awaited)
-            rung = awaited.bell.acquire(timeout=-1 if step is None else step)
+            rung = sleep_for(awaited.bell, step)
             if awaited.over:
                 return
             if look is not None and not rung:

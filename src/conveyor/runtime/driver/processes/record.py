@@ -47,7 +47,7 @@ _REPORT_WAIT = 0.25
 class Actor(Struct, eq=False):
     """What stays the same of an actor, whatever process it has.
 
-    ``kept``: its constructor's call, ``None`` where that was too large to keep. ``ended``: nobody
+    ``kept``: its constructor's call, ``None`` where that was too large to keep. ``over``: set once nobody
     wants it any more, so it is not started again. ``graphs``: numbers of those that need it.
     ``failures``: processes in a row that died before the constructor had run.
     """
@@ -66,7 +66,11 @@ class Actor(Struct, eq=False):
     held: bool = False  # there has been a handle
     shared: bool = False  # a handle has left this process: it is not known when the last is gone
     stopping: bool = False
-    ended: bool = False
+    over: Flag = field(default_factory=Flag)
+
+    @property
+    def ended(self) -> bool:
+        return self.over.is_set()
 
     @property
     def has_async(self) -> bool:

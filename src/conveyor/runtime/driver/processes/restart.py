@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from conveyor.exceptions import ActorDiedError
+from conveyor.exceptions import ActorDiedError, ActorStartError
 from conveyor.flag import Flag
 from conveyor.runtime import threads
 from conveyor.runtime.protocol import PID_MASK
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: Seconds before an actor is started again whose constructor has killed the process: doubled with
 #: each time in a row, up to the second number.
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
+
+_ENDED = "conveyor.kill() has ended it for good"
 
 
 class Restarts:
@@ -131,7 +133,7 @@ class Restarts:
         if self._closed.is_set():
             why = "the session has been shut down"
         elif actor.ended:
-            why = "conveyor.kill() has ended it for good"
+            why = _ENDED
         elif actor.stopping:
             why = "its last handle is gone"
         elif actor.kept is None:
@@ -150,13 +152,16 @@ class Restarts:
             )
 
     def _run(self, record: ActorRecord) -> None:
-        failures = record.actor.failures
+        actor, failures = record.actor, record.actor.failures
         failure: Exception | None = None
 
         def pause() -> None:
             if failures:
-                self._closed.wait(min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY))
+                # The end of the session is the end of the actor, too.
+                over = actor.over.wait(min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY))
                 self._table.check_open()
+                if over:
+                    raise ActorStartError(_ENDED)
 
         try:
             self._start(record, pause)
@@ -173,9 +178,13 @@ class Restarts:
             record.restart_error = str(error)
         else:
             record.successor = None
+        if record.actor.ended:
+            record.actor.kept = None  # as where it is killed while it lives
         self._table.give_up(record)
         record.replaced.set()
         record.succeeded.set()
+        if error is not None:
+            self._table.forget_actor(record)  # its last handle may be gone by now
 
 
 def _wait_for_end(record: ActorRecord, patience: Patience | None = None) -> None:

@@ -97,7 +97,8 @@ class Supervisor:
         except BaseException as error:
             for failed in entered:
                 if replaces is not None:  # it may have been called already
-                    failed.killed = f"could not be started again: {error}"
+                    ended = actor.ended and not self._table.closed
+                    failed.killed = _KILLED if ended else f"could not be started again: {error}"
                 uninterrupted(partial(self._undo, failed, replaces))
             raise
         with self._table.lock:
@@ -225,7 +226,7 @@ class Supervisor:
                 last = None  # it could not be started
             calls = None if last is None else last.calls
             if last is None or calls is None:
-                known.ended = True  # should it be about to come back
+                known.over.set()  # should it be about to come back
                 return
         calls.when_all_sent(lambda: self._stop(last))
 
@@ -246,7 +247,7 @@ class Supervisor:
         with self._table.lock:
             record = self._table.record(actor)
             if no_restart:
-                record.actor.ended = True
+                record.actor.over.set()  # it is not waited for the next try, either
             if not record.alive or record.process is None:
                 return
             record.wanted_back = not no_restart
@@ -270,7 +271,7 @@ class Supervisor:
         records = list(self._table)
         for record in records:
             record.killed = "has ended with its session"
-            record.actor.ended = True
+            record.actor.over.set()
         self._goodbye.say(records, self.end_waits)
 
     def hurry(self) -> None:

@@ -260,7 +260,7 @@ class Table:
         """Say whether the actor is dead, and nothing in this process asks for it."""
         actor = record.actor
         asked_for = actor.handles > 0 or actor.graphs or not actor.held
-        return not asked_for and record.exited.is_set() and not record.restarting
+        return not asked_for and record.exited.is_set() and not record.under_way
 
     def reserve(self, record: ActorRecord) -> None:
         """Give the actor's next process the same slot, if it is free: who knew the old one then lets

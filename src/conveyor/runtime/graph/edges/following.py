@@ -9,6 +9,9 @@ from typing import Any
 from conveyor.exceptions import CollectiveBrokenError
 from conveyor.runtime.ranks import DEAD_RANK, FAILED_IN
 
+_cause, _context, _noted = (
+    BaseException.__dict__[name].__get__ for name in ("__cause__", "__context__", "__dict__")
+)
 _Group: Any = getattr(builtins, "BaseExceptionGroup", None)  # since Python 3.11
 
 
@@ -25,11 +28,12 @@ def follows(error: BaseException, of: tuple[int, int], members: Container[tuple[
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        if isinstance(one, CollectiveBrokenError):
-            noted = one.__dict__
+        # What the class of the user's own says of these is not asked: it may raise, or go on for ever.
+        if issubclass(type(one), CollectiveBrokenError):
+            noted = _noted(one)
             if noted.get(FAILED_IN) == of or noted.get(DEAD_RANK) in members:
                 return True
-        left += (one.__cause__, one.__context__)
-        if _Group is not None and isinstance(one, _Group):
+        left += (_cause(one), _context(one))
+        if _Group is not None and issubclass(type(one), _Group):
             left += _Group.exceptions.__get__(one)
     return False
