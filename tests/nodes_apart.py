@@ -46,6 +46,7 @@ _NOTED = (
 )
 _NAMED = "an actor of another node is named with it; tests/ray/test_ray_observe.py has how"
 _HALF = "ranks on several nodes are told at half of the grace period (docs/limits.md)"
+_LATE = "what a writer says at its end may be on its way over the network when its reader ends"
 LIMITS = {
     "test_actors": {
         "test_cwd_environment_and_path_are_the_drivers_of_the_moment": _RAYS,
@@ -107,6 +108,9 @@ LIMITS = {
     },
     "test_streams": {
         "test_streams_that_are_dropped_with_their_actors_process": _PROGRAM,
+    },
+    "test_transports": {
+        "test_what_a_writer_says_at_its_end_comes_to_a_reader_that_was_busy": _LATE,
     },
 }
 #: Options of an actor that a test needs on the driver's node.

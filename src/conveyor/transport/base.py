@@ -101,7 +101,7 @@ class Wire(Protocol):
     def send(self, message: Any) -> None:
         """Send a value that can be pickled. It never waits: what finds no room goes as soon as there is. Only
         on the thread that calls the conduit. In :meth:`Conduit.close` the writer's first word has room in any
-        case, and what waits for some is given up."""
+        case, and what waits for some is given up. Between hosts it may come when the reader has ended."""
         ...
 
     def receive(self) -> list[tuple[int, Any]]:
