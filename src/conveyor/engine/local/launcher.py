@@ -16,7 +16,7 @@ from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.local import boot, server
 from conveyor.engine.local.children import Children
 from conveyor.engine.local.output import READ_BYTES, Output
-from conveyor.engine.local.room import Patience, Room
+from conveyor.engine.local.room import Room, RoomWait
 from conveyor.engine.local.spawning import Spawning, why
 from conveyor.engine.local.spec import ChildSpec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
@@ -116,9 +116,11 @@ class Launcher:
         self.start()
         number = next(self._numbers)
         request = Spawning(spec.name, on_spawned)
-        patience = Patience(SPAWN_TIMEOUT)
+        room_wait = RoomWait(SPAWN_TIMEOUT)
         try:
-            uninterrupted(lambda: self._ask(number, request, patience, spec, fds), patience.give_up)
+            uninterrupted(
+                lambda: self._ask(number, request, room_wait, spec, fds), room_wait.give_up
+            )
             if not request.done.wait(SPAWN_TIMEOUT):
                 request.error = (
                     f"the fork server (pid {self.server_pid}) has not answered "
@@ -157,7 +159,7 @@ class Launcher:
 
     def _end_headless_later(self, pid: int) -> None:
         with suppress(OSError):
-            self._send(server.HEADLESS, pid=pid, patience=Patience(SPAWN_TIMEOUT))
+            self._send(server.HEADLESS, pid=pid, room_wait=RoomWait(SPAWN_TIMEOUT))
 
     def close(self) -> None:
         """Kill all actors, wait until they and the fork server are gone. Idempotent, bounded."""
@@ -225,7 +227,7 @@ class Launcher:
         self,
         number: int,
         request: Spawning,
-        patience: Patience,
+        room_wait: RoomWait,
         spec: ChildSpec,
         fds: Sequence[int],
     ) -> None:
@@ -237,7 +239,7 @@ class Launcher:
                     request.refuse(self._server_end)
                     return
                 self._requests[number] = request
-            self._send(server.SPAWN, number, fds=[*theirs, *fds], patience=patience)
+            self._send(server.SPAWN, number, fds=[*theirs, *fds], room_wait=room_wait)
         except (BrokenPipeError, ConnectionResetError):
             # The server has just died. How will be known in a moment, and is told by the request.
             pass
@@ -254,9 +256,9 @@ class Launcher:
         pid: int = 0,
         sig: int = 0,
         fds: Sequence[int] = (),
-        patience: Patience | None = None,
+        room_wait: RoomWait | None = None,
     ) -> None:
-        """``patience``: with which to wait where there is no room for it; on any thread but the loop's."""
+        """``room_wait``: how to wait where there is no room for it; on any thread but the loop's."""
         message = server.MESSAGE.pack(kind, number, pid, sig)
         while True:
             with self._lock:
@@ -266,10 +268,10 @@ class Launcher:
                     server.send(self._control, message, fds)
                     return
                 # Full: hundreds of spawns before this one, or a server that is stopped.
-                if patience is None or patience.over:
+                if room_wait is None or room_wait.over:
                     raise TimeoutError("the fork server takes no requests")
-                self._room.tell(patience.go_on)
-            patience.wait()
+                self._room.tell(room_wait.go_on)
+            room_wait.wait()
 
     def _abandon(self, number: int, request: Spawning) -> None:
         """The caller of ``spawn`` will not learn the pid: there shall be no such process."""

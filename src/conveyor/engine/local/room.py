@@ -11,8 +11,9 @@ from conveyor.engine.events import EventLoop
 from conveyor.flag import Flag
 
 
-class Patience:
-    """How long one message waits for room. Whoever has it may end that at any moment, from any thread."""
+class RoomWait:
+    """How long one message waits for room. Whoever has this may end the wait at any moment, from any
+    thread."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
