@@ -160,7 +160,8 @@ test: lint $(STAMPS)/tools
 	$(build)
 	@set -m; nice -n 19 env CONVEYOR_TEST_LIMIT=900 TEST_TIMEOUT=1800 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
 	trap 'kill -- -$$native 2>/dev/null || true' EXIT; \
-	some() { python -m pytest "$$@" --durations=0 --durations-min=0.5 $(ARGS) || [ $$? -eq 5 ]; }; \
+	rm -f build/flaky.txt; \
+	some() { python tests/rerun.py "$$@" --durations=0 --durations-min=0.5 $(ARGS); }; \
 	some -n $(WORKERS) --dist loadfile -m "not alone" | tee build/pytest.log; \
 	wait $$native || { cat $(NATIVE_LOG); exit 1; }; \
 	some -m alone | tee -a build/pytest.log; \
@@ -168,7 +169,8 @@ test: lint $(STAMPS)/tools
 	CONVEYOR_ENGINE=ray some -n 2 --dist loadfile $(RAY_FIRST) | tee -a build/pytest.log; \
 	$(APART) some $(NODES_FIRST) | tee -a build/pytest.log; \
 	sed -n '/slowest.*durations/,/^=* .*summary/p' build/pytest.log >$(DURATIONS); \
-	cat $(NATIVE_LOG)
+	cat $(NATIVE_LOG); \
+	python tests/rerun.py --summary
 
 lint: $(STAMPS)/dev
 	ruff check .

@@ -1,9 +1,7 @@
 """The code of every page of the documentation runs, and its links and pictures are there."""
 
 import ast
-import collections
 import dataclasses
-import functools
 import inspect
 import os
 import re
@@ -89,44 +87,6 @@ SOURCES = {
     for path in (ROOT / room).rglob("*")
     if path.suffix in {".py", ".pyi", ".h", ".cpp", ".inl"}
 }
-ARCHITECTURE = [page for page in PAGES if "architecture" in (page.stem, page.parent.name)]
-
-
-@pytest.mark.parametrize("page", ARCHITECTURE, ids=name)
-def test_the_files_that_the_architecture_names_are_there(page):
-    for told in re.findall(r"`([\w/]+\.(?:py|h|cpp|inl))`", page.read_text()):
-        assert any(f"/{path}".endswith(f"/{told}") for path in SOURCES), told
-
-
-@functools.cache
-def classes():
-    """In which files each class is made."""
-    made = collections.defaultdict(set)
-    for path, text in SOURCES.items():
-        for owner in re.findall(r"\b(?:class|struct)(?: alignas\(\w+\))? (\w+)", text):
-            made[owner].add(path.stem)
-    return made
-
-
-def has_member(owner, member):
-    """Whether a file that makes the class, or one of the same name, has that word: header and source."""
-    return any(
-        re.search(rf"\b{member}\b", text)
-        for path, text in SOURCES.items()
-        if path.stem in classes()[owner] or f"{owner}::{member}" in text
-    )
-
-
-@pytest.mark.parametrize("page", ARCHITECTURE, ids=name)
-def test_classes_of_the_architecture_have_the_members_that_it_names(page):
-    for owner, member in re.findall(r"`([A-Z]\w+)(?:\.|::)(\w+)(?:\(\))?`", page.read_text()):
-        assert not classes()[owner] or has_member(owner, member), f"{owner}.{member}"
-
-
-def test_the_architecture_names_files_and_members_at_all():
-    text = "".join(page.read_text() for page in ARCHITECTURE)
-    assert "`runtime/graph/epoch.py`" in text
-    assert "`Sender::forward`" in text
 
 
 def test_every_page_is_in_the_navigation():
