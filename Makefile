@@ -32,7 +32,7 @@ help:
 	@echo 'make serve        the same model behind an OpenAI-compatible server, loaded with clients and checked'
 	@echo 'make test         all checks: lint, native tests, pytest (ARGS="..." for pytest)'
 	@echo 'make quick        what changed: lint, unit tests, the same programs on all engines; under 90 s'
-	@echo 'make pythons      the Python tests on each of $(PYTHONS) that is installed'
+	@echo 'make pythons      the Python tests on each of $(PYTHONS)'
 	@echo 'make lint         ruff, mypy, import-linter'
 	@echo 'make test-native  the native core under AddressSanitizer and ThreadSanitizer (FILTER=name)'
 	@echo 'make fuzz         the frame decoder on arbitrary bytes (ARGS=seconds, 600 if not said)'
@@ -124,8 +124,8 @@ quick: $(STAMPS)/dev
 	lint-imports --no-logo >/dev/null || lint-imports --no-logo
 	python -m pytest -q -x tests/unit tests/integration/test_parity.py $(ARGS)
 
-# Each has an environment of its own beside the usual one; what is not installed is named and left out.
-PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
+# Those that the package claims. Each has an environment of its own beside the usual one.
+PYTHONS ?= $(shell sed -n 's/.*Language :: Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 
 pythons:
 	@tests/pythons.sh $(PYTHONS) -- $(ARGS)

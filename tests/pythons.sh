@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the Python tests on each of several versions of Python that is installed.
+# Runs the Python tests on each of several versions of Python. One that is not installed is a failure.
 # Usage: tests/pythons.sh 3.10 3.12 -- [arguments for pytest]. Ends with a line for each version.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -27,7 +27,8 @@ failed=0
 summary=()
 for version in "${versions[@]}"; do
     if ! python=$(find_python "$version"); then
-        summary+=("$version: not installed")
+        summary+=("$version: NOT INSTALLED")
+        failed=1
     elif make PYTHON="$python" VENV=".venv-$version" pytest ARGS="$*"; then
         summary+=("$version: passed")
     else

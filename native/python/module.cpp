@@ -34,6 +34,10 @@ Kind kind_of(uint16_t kind) {
 using namespace conveyor;
 
 NB_MODULE(_core, m) {
+#ifdef Py_GIL_DISABLED
+  // What the bindings share is guarded by the GIL, which the import of this module turns on.
+  if (!nb::cast<bool>(nb::module_::import_("sys").attr("_is_gil_enabled")())) throw nb::import_error("conveyor needs the GIL: start this free-threaded Python without PYTHON_GIL=0 and -X gil=0");
+#endif
   install_fork_handlers();
   ::pthread_atfork(nullptr, nullptr, Exit::in_child);
   // Refs and values may live until the interpreter ends, and so may what they hold.

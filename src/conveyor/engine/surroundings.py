@@ -73,7 +73,10 @@ def import_from(path: Sequence[str]) -> None:
     sys.path[:] = path
     # Finders remember directories as they were, and relative ones by an earlier working directory.
     sys.path_importer_cache.clear()
-    importlib.invalidate_caches()
+    for finder in sys.meta_path:
+        # That was all for the finder of paths, whose own way imports a lot since Python 3.12.
+        if finder is not importlib.machinery.PathFinder and hasattr(finder, "invalidate_caches"):
+            finder.invalidate_caches()
 
 
 def main_module(file: str, module: str) -> types.ModuleType:

@@ -147,8 +147,10 @@ def test_an_abort_that_raises_is_not_what_has_happened(peers, named, monkeypatch
     conveyor.wait([ref], timeout=WAIT)
     end = time.monotonic() + WAIT
     while not logged:  # its time may be over before it has begun to receive
-        with pytest.raises(WaitTimeoutError, match=name):
+        # The abort of the sender of one try may come as late as in the next one, which it then ends.
+        with pytest.raises((WaitTimeoutError, TransportError), match=name) as raised:
             conveyor.get(ref, timeout=1)
+        assert "cannot abort" not in str(raised.value)
         assert time.monotonic() < end
     assert [line.partition("abort_transport()")[2] for line in logged] == [
         f" of the transport {name!r} has failed: cannot abort"

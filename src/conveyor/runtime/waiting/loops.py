@@ -10,6 +10,7 @@ import asyncio
 import os
 import select
 import selectors
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,6 +54,7 @@ class ActorLoop(asyncio.SelectorEventLoop):
     def __init__(self, selector: ActorSelector) -> None:
         super().__init__(selector)
         self._actor_selector = selector
+        self._forking: asyncio.Task[Any] | None = None
         _loops.add(self)
 
     def call_at(  # type: ignore[override]  # it takes and passes on anything
@@ -64,12 +66,28 @@ class ActorLoop(asyncio.SelectorEventLoop):
             of.add_timer(handle, self.time())
         return handle
 
+    def before_fork(self) -> None:
+        """Note which task forks this process."""
+        self._forking = asyncio.current_task(self)
+
     def in_child(self) -> None:
         """This process has been forked, maybe by one of the callbacks that are due. The others are the
         parent's."""
         self._actor_selector.be_its_own()
+        if self._thread_id == threading.get_ident():  # type: ignore[attr-defined]  # likewise
+            # The child goes on inside of the task that has forked it. Python 3.14 has taken that away, and
+            # would refuse to leave it.
+            asyncio._set_running_loop(self)
+            if self._forking is not None and asyncio.current_task(self) is None:
+                asyncio.tasks._enter_task(self, self._forking)
         for handle in self._ready:  # type: ignore[attr-defined]  # of asyncio's base class since it exists
             handle.cancel()
+
+
+def _before_fork() -> None:
+    loop = asyncio._get_running_loop()
+    if isinstance(loop, ActorLoop):
+        loop.before_fork()
 
 
 def _in_child() -> None:
@@ -78,4 +96,4 @@ def _in_child() -> None:
             loop.in_child()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)
