@@ -7,6 +7,8 @@ import warnings
 from types import FrameType
 from typing import Any, NamedTuple
 
+from conveyor.exceptions import ConveyorWarning
+
 
 def users_level() -> int:
     """The level of the first frame outside of this package, as ``warnings.warn`` counts in the caller."""
@@ -27,7 +29,7 @@ class Site(NamedTuple):
     def warn(self, text: str) -> None:
         """Warn as if that line had called."""
         filename, line, module, registry = self
-        warnings.warn_explicit(text, UserWarning, filename, line, module, registry)
+        warnings.warn_explicit(text, ConveyorWarning, filename, line, module, registry)
 
 
 def users_site() -> Site:

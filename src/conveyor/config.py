@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from conveyor.checks import MOST_BYTES, MOST_SECONDS, check_name
 from conveyor.exceptions import GraphError
 from conveyor.later import import_later
+from conveyor.typevars import Unpack
+
+
+class ConfigOptions(TypedDict, total=False):
+    """Settings of :class:`Config` by name, as ``compile`` takes them."""
+
+    depth: int
+    stream_items: int
+    function_workers: int | None
+    slot_bytes: int
+    memory_bytes: int | None
+    spin_us: float | None
+    name: str
+    deadline: float | None
+    submit_timeout: float | None
+    get_timeout: float | None
+    fail_fast: bool
+    cancel_with_await: bool
+    default_communicator: Any
+    ignore_unused: bool
+    overlap: bool
+    debug: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +138,7 @@ class Config:
                     f"{name} must be a number above 0 (at most {MOST_SECONDS:g}) or None, not {seconds!r}"
                 )
 
-    def with_options(self, **options: Any) -> Config:
+    def with_options(self, **options: Unpack[ConfigOptions]) -> Config:
         """A copy with ``options`` changed; ``TypeError`` for a name that is no setting."""
         known = {f.name for f in fields(self)}
         for name in options:

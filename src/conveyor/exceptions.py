@@ -24,6 +24,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "ConstructorError",
     "ConveyorError",
+    "ConveyorWarning",
     "DeadlineExceededError",
     "DeadlockError",
     "ExecutionCancelledError",
@@ -56,6 +57,10 @@ __all__ = [
     "TransportError",
     "WaitTimeoutError",
 ]
+
+
+class ConveyorWarning(UserWarning):
+    """Category of every warning of Conveyor's, for ``warnings.filterwarnings``."""
 
 
 class ConveyorError(Exception):

@@ -17,11 +17,13 @@ from conveyor.api.methods import (
     signature_of,
     with_nothing_kept,
 )
+from conveyor.api.option_types import ActorOptionTypes
 from conveyor.api.options import ActorOptions
 from conveyor.api.retries import with_default
 from conveyor.dag.methods import check_arguments
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorSpec, MethodInfo
+from conveyor.typevars import Unpack
 
 if TYPE_CHECKING:
     from typing import ParamSpec
@@ -85,7 +87,7 @@ class ActorClass(Generic[T]):
         actor = runtime.create_actor(spec)
         return ActorHandle(runtime, actor, cls.__name__, self._table)
 
-    def options(self, **options: Any) -> ActorClass[T]:
+    def options(self, **options: Unpack[ActorOptionTypes]) -> ActorClass[T]:
         """The same class with other options; see ``remote`` for them.
 
         ``Stage.options(name="first").remote()`` starts an actor of that name.
@@ -105,7 +107,7 @@ class ActorClass(Generic[T]):
 
     @functools.cached_property
     def _table(self) -> MethodTable:
-        return make_table(self._methods)
+        return make_table(self._methods, self.__wrapped__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         name = self.__wrapped__.__name__
@@ -152,4 +154,4 @@ if TYPE_CHECKING:
 
         @takes_refs
         def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ActorProxy[T]: ...  # type: ignore[override]
-        def options(self, **options: Any) -> TypedActorClass[P, T]: ...
+        def options(self, **options: Unpack[ActorOptionTypes]) -> TypedActorClass[P, T]: ...

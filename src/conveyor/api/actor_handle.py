@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 from conveyor.api.arguments import takes_refs
@@ -64,7 +66,10 @@ class ActorHandle(Generic[InstanceT]):
         entry = self._table.get(name)
         if entry is None:
             raise AttributeError(_no_method(self, name))
-        return ActorMethod(self, entry)  # type: ignore[return-value]
+        kind = entry.kind
+        if kind is None:
+            kind = entry.kind = _kind_of(entry)
+        return kind(self, entry)  # type: ignore[no-any-return]
 
     def __dir__(self) -> list[str]:
         return sorted([*super().__dir__(), *self._table])
@@ -366,6 +371,26 @@ def _unpickle(
             f"and this process {'has none' if runtime is None else 'belongs to another session'}"
         )
     return ActorHandle(runtime, actor, class_name, make_table(methods))
+
+
+def _kind_of(entry: MethodEntry) -> type[ActorMethod]:
+    """Make the class of a handle's methods for one name: its ``remote`` has the method's own signature and
+    docstring, for ``help`` and notebooks. A class, since an attribute of each object would cost every call.
+    """
+    signature = entry.info.signature
+    if signature is None:
+        return ActorMethod
+    general: Any = ActorMethod.__dict__["remote"]
+    remote = FunctionType(general.__code__, general.__globals__, "remote")
+    remote.__qualname__, remote.__module__ = general.__qualname__, general.__module__
+    remote.__doc__ = entry.doc or general.__doc__
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    first = [own.replace(name="_" + own.name)] if "self" in signature.parameters else [own]
+    remote.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*first, *signature.parameters.values()]
+    )
+    members = {"__slots__": (), "__doc__": entry.doc, "__module__": __name__, "remote": remote}
+    return type(ActorMethod.__name__, (ActorMethod,), members)
 
 
 def _unpickle_method(

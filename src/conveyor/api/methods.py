@@ -67,10 +67,13 @@ class MethodEntry:
     arguments only, which nearly all are, fits if there are ``least`` to ``most`` of them.
     """
 
-    __slots__ = ("info", "least", "most", "returns")
+    __slots__ = ("doc", "info", "kind", "least", "most", "returns")
 
-    def __init__(self, info: MethodInfo) -> None:
+    def __init__(self, info: MethodInfo, doc: str | None = None) -> None:
         self.info = info
+        self.doc = doc
+        #: The class of a handle's methods of this name, once there is one.
+        self.kind: Any = None
         transport, snapshot = info.tensor_transport, info.snapshot
         self.returns: Returns = info.num_returns
         if transport is not None:
@@ -118,9 +121,12 @@ class MethodEntry:
 MethodTable = Mapping[str, MethodEntry]
 
 
-def make_table(methods: Mapping[str, MethodInfo]) -> MethodTable:
-    """The table of a handle that has ``methods``."""
-    return {name: MethodEntry(info) for name, info in methods.items()}
+def make_table(methods: Mapping[str, MethodInfo], cls: type | None = None) -> MethodTable:
+    """Make the table of a handle that has ``methods``; ``cls``: the actor's class, where it is at hand."""
+    return {
+        name: MethodEntry(info, None if cls is None else getattr(cls, name).__doc__)
+        for name, info in methods.items()
+    }
 
 
 def methods_of(cls: type) -> dict[str, MethodInfo]:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from conveyor.api.actor_class import ActorClass
 from conveyor.api.methods import check_enabled, check_num_returns, is_generator
+from conveyor.api.option_types import ActorOptionTypes, RemoteOptionTypes
 from conveyor.api.options import ActorOptions
 from conveyor.api.remote_function import RemoteFunction, checked_worker_options
+from conveyor.typevars import Unpack
 
 if TYPE_CHECKING:
     from typing import Literal, ParamSpec, Protocol
@@ -62,9 +64,11 @@ def remote(made: Callable[P, Iterator[T]], /) -> RemoteFunction[P, StreamRef[T]]
 @overload
 def remote(made: Callable[P, T], /) -> RemoteFunction[P, Ref[T]]: ...
 @overload
-def remote(*, num_returns: Literal[1, "streaming"] = 1, **options: Any) -> Decorator: ...
+def remote(  # type: ignore[overload-overlap]
+    *, num_returns: Literal[1, "streaming"] = 1, **options: Unpack[RemoteOptionTypes]
+) -> Decorator: ...
 @overload
-def remote(*, num_returns: int, **options: Any) -> DecoratorOfMany: ...
+def remote(*, num_returns: int, **options: Unpack[RemoteOptionTypes]) -> DecoratorOfMany: ...
 
 
 def remote(*args: Any, **options: Any) -> Any:
@@ -122,7 +126,7 @@ def remote(*args: Any, **options: Any) -> Any:
 @overload
 def actor(made: Callable[P, T], /) -> TypedActorClass[P, T]: ...
 @overload
-def actor(**options: Any) -> ActorDecorator: ...
+def actor(**options: Unpack[ActorOptionTypes]) -> ActorDecorator: ...
 
 
 def actor(*args: Any, **options: Any) -> Any:

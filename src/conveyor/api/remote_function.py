@@ -12,6 +12,7 @@ from conveyor.api.actor_class import ActorClass
 from conveyor.api.actor_handle import ActorHandle, AnyActor, check_usable
 from conveyor.api.arguments import takes_refs
 from conveyor.api.methods import check_num_returns, signature_of
+from conveyor.api.option_types import FunctionOptionTypes
 from conveyor.api.options import ActorOptions
 from conveyor.api.unused import FUNCTION_OPTIONS, take_out
 from conveyor.dag.functions import UNPLACED, Function, function_of
@@ -20,7 +21,7 @@ from conveyor.exceptions import GraphError
 from conveyor.runtime import context
 from conveyor.runtime.calls.call import ASYNC_FUNCTION, FUNCTION, OPEN_FUNCTION
 from conveyor.runtime.protocol import Runtime
-from conveyor.typevars import P, ResultT
+from conveyor.typevars import P, ResultT, Unpack
 
 if TYPE_CHECKING:
     from conveyor.dag import MethodNode, OutputElementNode
@@ -111,11 +112,15 @@ class RemoteFunction(Generic[P, ResultT]):
         *,
         num_returns: Literal["streaming"] | None = None,
         on: AnyActor | None = None,
-        **worker: Any,
+        **worker: Unpack[FunctionOptionTypes],
     ) -> RemoteFunction[P, ResultT]: ...
     @overload
     def options(
-        self, *, num_returns: int, on: AnyActor | None = None, **worker: Any
+        self,
+        *,
+        num_returns: int,
+        on: AnyActor | None = None,
+        **worker: Unpack[FunctionOptionTypes],
     ) -> RemoteFunction[P, Any]: ...
 
     def options(
@@ -123,7 +128,7 @@ class RemoteFunction(Generic[P, ResultT]):
         *,
         num_returns: int | Literal["streaming"] | None = None,
         on: AnyActor | None = None,
-        **worker: Any,
+        **worker: Unpack[FunctionOptionTypes],
     ) -> RemoteFunction[P, Any]:
         """The same function with other options.
 

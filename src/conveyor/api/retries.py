@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from conveyor.callers import users_level
 from conveyor.checks import check_count
+from conveyor.exceptions import ConveyorWarning
 from conveyor.later import import_later
 from conveyor.runtime.protocol import MethodInfo, Retries
 from conveyor.runtime.refs.elements import ElementRef, elements_of
@@ -67,7 +68,7 @@ def warn_of_generator(retries: Retries | None, is_generator: bool, what: str) ->
     """A warning where a generator is to be called again: its items may have been taken already."""
     if is_generator and retries is not None and retries.most:
         text = f"{what} is a generator, which is not called again where it fails"
-        warnings.warn(text, stacklevel=users_level())
+        warnings.warn(text, ConveyorWarning, stacklevel=users_level())
 
 
 def with_default(methods: Mapping[str, MethodInfo], most: int) -> Mapping[str, MethodInfo]:

@@ -7,6 +7,7 @@ from types import NoneType
 from typing import Any
 
 from conveyor import _core
+from conveyor.api.option_types import InitOptions
 from conveyor.api.options import refuse_environment, split_runtime_env
 from conveyor.api.unused import INIT_OPTIONS, RAYS_INIT_OPTIONS, take_out
 from conveyor.checks import check_bytes, check_env_vars, check_flag
@@ -14,12 +15,36 @@ from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.protocol import Runtime
+from conveyor.typevars import Unpack
 
 _ENGINES = ("local", "inline", "ray")
 _DEBUG_WRITES = "CONVEYOR_DEBUG_WRITES"
 
 # Addresses of Ray's that mean this machine.
 _HERE = ("auto", "local")
+
+
+class Session:
+    """A session that ``init`` has started. As a context manager it ends the session with the block."""
+
+    __slots__ = ("_runtime",)
+
+    def __init__(self, runtime: Runtime | None) -> None:
+        self._runtime = runtime
+
+    def __repr__(self) -> str:
+        return f"<conveyor session, {'running' if self._is_running() else 'ended'}>"
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._is_running():
+            shutdown()
+
+    def _is_running(self) -> bool:
+        # The block may have ended this one, and started another.
+        return self._runtime is not None and context.running() is self._runtime
 
 
 def init(
@@ -30,9 +55,12 @@ def init(
     grace_seconds: float | None = None,
     handle_sigterm: bool = True,
     debug_writes: bool | None = None,
-    **options: Any,
-) -> None:
-    """Start a session. Optional: what needs one starts it with the defaults.
+    **options: Unpack[InitOptions],
+) -> Session:
+    """Start a session. Optional: what needs one starts it with the defaults. ::
+
+        with conveyor.init(arena_bytes=1 << 30):
+            ...  # the session ends with the block
 
     Args:
         engine: where actors live: ``"local"`` in processes of this machine, ``"inline"`` all in
@@ -64,12 +92,16 @@ def init(
             ``object_store_memory`` is ``arena_bytes``, the ``env_vars`` of ``runtime_env`` are set in
             every actor, and those that have nothing to do on one machine are taken with a warning.
 
+    Returns:
+        The session, for a ``with`` statement.
+
     Raises:
         RuntimeStateError: a session is running already.
         ValueError: an unknown engine, ``local_mode`` with another one than ``"inline"``, a setting out of
             its range.
         TypeError: an option that the engine does not have.
     """
+    given: dict[str, Any] = {**options}
     if not isinstance(engine, (str, NoneType)):
         raise TypeError(f"engine must be a str, not {type(engine).__name__}")
     check_flag(ignore_reinit_error, "ignore_reinit_error")
@@ -78,36 +110,35 @@ def init(
     if debug_writes is not None:
         check_flag(debug_writes, "debug_writes")
     for name in ("local_mode", "raise_descriptor_limit"):
-        check_flag(options.get(name, False), name)
-    engine, address = _engine_at(
-        engine, options.pop("address", None), options.pop("local_mode", False)
-    )
+        check_flag(given.get(name, False), name)
+    engine, address = _engine_at(engine, given.pop("address", None), given.pop("local_mode", False))
     if engine == "ray":
-        _gather_rays(options, address)
+        _gather_rays(given, address)
     else:
-        _translate_rays(options)
+        _translate_rays(given)
     if not log_to_driver:
-        options["log_to_driver"] = False
+        given["log_to_driver"] = False
     if grace_seconds is not None:
-        options["grace_seconds"] = grace_seconds
+        given["grace_seconds"] = grace_seconds
     if not handle_sigterm:
-        options["handle_sigterm"] = False
+        given["handle_sigterm"] = False
     if debug_writes is not None:
         variables = {_DEBUG_WRITES: str(int(debug_writes))}  # of actors
-        options["env_vars"] = {**check_env_vars(options.get("env_vars")), **variables}
+        given["env_vars"] = {**check_env_vars(given.get("env_vars")), **variables}
     # The lock under which `context.current` starts a default session, so that there is only one.
     with context._lock:
         running = context.running()
         if running is not None and running.ending:
             running.shutdown()  # what an interrupted one has left
         if context.running() is None:
-            context.begin(lambda: _start(engine, options, debug_writes))
-            return
+            context.begin(lambda: _start(engine, given, debug_writes))
+            return Session(context.running())
     if not ignore_reinit_error:
         raise RuntimeStateError(
             "a session is running already: call shutdown() first, or pass ignore_reinit_error=True "
             "to go on with it"
         )
+    return Session(running)
 
 
 def _engine_at(engine: str | None, address: Any, local_mode: bool) -> tuple[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conveyor.callers import users_level
+from conveyor.exceptions import ConveyorWarning
 
 #: Of actors: what says where one is to be, which only an engine with several nodes has a use for.
 PLACEMENT_OPTIONS = {
@@ -92,4 +93,4 @@ def take_out(options: dict[str, Any], known: Mapping[str, str], where: str) -> N
             continue
         _warned.add((where, name))
         text = f"{where} has no use for {name}={value!r}: {known[name]}"
-        warnings.warn(text, stacklevel=users_level())
+        warnings.warn(text, ConveyorWarning, stacklevel=users_level())

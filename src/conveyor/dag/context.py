@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from conveyor.config import ConfigOptions
 
 
 @dataclass
@@ -32,13 +33,13 @@ class DAGContext:
         """The settings of this process, to be changed in place."""
         return _current
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> ConfigOptions:
         """What of this is a setting of ``compile``, by our names."""
-        options: dict[str, Any] = {}
-        for name in ("submit_timeout", "get_timeout"):
-            seconds = getattr(self, name)
-            if seconds is not None and seconds >= 0:
-                options[name] = seconds
+        options: ConfigOptions = {}
+        if self.submit_timeout is not None and self.submit_timeout >= 0:
+            options["submit_timeout"] = self.submit_timeout
+        if self.get_timeout is not None and self.get_timeout >= 0:
+            options["get_timeout"] = self.get_timeout
         if self.max_inflight_executions is not None:
             options["depth"] = self.max_inflight_executions
         if self.overlap_gpu_communication is not None:

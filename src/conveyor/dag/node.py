@@ -6,12 +6,12 @@ import itertools
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 import conveyor  # what is above is known by its public name
-from conveyor.config import Config
+from conveyor.config import Config, ConfigOptions
 from conveyor.dag import hooks
 from conveyor.dag.hints import TransportHint
 from conveyor.exceptions import NodeSentError
 from conveyor.later import import_later
-from conveyor.typevars import ResultT
+from conveyor.typevars import ResultT, Unpack
 
 # Bind order. One counter for the whole process, because the order of an actor's tasks must not
 # depend on which of its handles a task was bound through. ``next`` on it is atomic.
@@ -100,7 +100,7 @@ class DAGNode(Generic[ResultT]):
         return self
 
     def compile(
-        self, config: Config | None = None, **options: Any
+        self, config: Config | None = None, **options: Unpack[ConfigOptions]
     ) -> conveyor.CompiledGraph[ResultT]:
         """Compile the graph that ends in this node.
 
@@ -149,7 +149,7 @@ class DAGNode(Generic[ResultT]):
         ``DAGContext.get_current()``, as far as the program has changed that.
         """
         context = import_later("conveyor.dag.context").DAGContext
-        options: dict[str, Any] = context.get_current().options()
+        options: ConfigOptions = context.get_current().options()
         if _max_inflight_executions is not None:
             options["depth"] = _max_inflight_executions
         if _submit_timeout is not None:

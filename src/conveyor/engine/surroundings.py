@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from conveyor.callers import users_level
+from conveyor.exceptions import ConveyorWarning
 
 #: Set to 1 for actors, unless it is said otherwise: torch asks for huge pages for its large tensors,
 #: as NumPy does anyway. Who fetches one that stays looks up each of its pages, and where they are small that
@@ -64,7 +65,7 @@ def _working_directory() -> str:
         return os.getcwd()
     except OSError as error:
         text = f"this process's working directory is gone ({error.strerror}): actors start in /"
-        warnings.warn(text, stacklevel=users_level())
+        warnings.warn(text, ConveyorWarning, stacklevel=users_level())
         return "/"
 
 

@@ -84,6 +84,26 @@ def refs_to(maker, value):
     yield maker.pair.options(num_returns=2).remote(value)[1]
 
 
+def test_a_reference_is_not_taken_for_its_value(maker):
+    refs = list(refs_to(maker, 3))
+    assert conveyor.get(refs[0]) == 3
+    for ref in refs:
+        for use in (
+            bool,
+            lambda ref: ref + 1,
+            lambda ref: 1 - ref,
+            lambda ref: ref @ ref,
+            lambda ref: -ref,
+            lambda ref: ref < 1,
+            lambda ref: max(ref, ref),
+        ):
+            with pytest.raises(TypeError, match=r"conveyor\.get\(ref\)"):
+                use(ref)
+        assert ref == ref
+        assert ref in refs
+        assert len({ref, *refs}) == len(refs)
+
+
 @pytest.mark.parametrize("value", MUTABLE, ids=lambda v: type(v).__name__)
 def test_what_is_done_to_one_value_is_not_seen_in_another(maker, value):
     for ref in refs_to(maker, value):

@@ -68,7 +68,7 @@ def main() -> None:
     with InputNode() as inp:
         node = scale.bind(inp[0], by=inp.by)
     assert_type(node, MethodNode[ObjectRef[float]])
-    with node.compile(depth=2) as graph:
+    with node.compile(depth=2, overlap=True, name="scaled") as graph:
         assert_type(graph, CompiledGraph[ObjectRef[float]])
         assert_type(graph.execute(3, by=2.0), ObjectRef[float])
         assert conveyor.get(graph.execute(3, by=2.0)) == 6.0
@@ -98,6 +98,13 @@ def seen_by_the_checker() -> None:
     conveyor.get(3)  # wrong
     conveyor.wait([3])  # wrong
     conveyor.put(3).get().upper()  # wrong
+    scale.options(num_cpu=1)  # wrong
+    conveyor.init(arena_byte=1 << 30)  # wrong
+    conveyor.init(preload="torch", tls=3)  # wrong
+    scale.bind(1).compile(dept=4)  # wrong
+    scale.bind(1).compile(depth="4")  # wrong
+    conveyor.Config().with_options(overlaps=True)  # wrong
+    scale.remote(3) + 1  # wrong
     for item in count.remote(3):
         item.upper()  # wrong
 
@@ -105,5 +112,6 @@ def seen_by_the_checker() -> None:
 if __name__ == "__main__":
     import asyncio
 
-    main()
+    with conveyor.init(preload=["asyncio"], arena_bytes=1 << 30, namespace=None):
+        main()
     asyncio.run(awaited())

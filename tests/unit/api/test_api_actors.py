@@ -536,6 +536,33 @@ def test_the_signature_of_a_method(runtime):
     inspect.signature(type(actor.echo))
 
 
+def test_what_is_called_has_the_signature_and_the_docstring_of_the_method(runtime):
+    class Said:
+        def scale(self, x, *, by=2):
+            """Scale it."""
+
+        def selfish(actor, self):
+            pass
+
+        @staticmethod
+        def alone(a, /, *rest, **more):
+            """Stand alone."""
+
+    said = conveyor.remote(Said).remote()
+    for name, signature, doc in [
+        ("scale", "(x, *, by=2)", "Scale it."),
+        ("selfish", "(self)", None),
+        ("alone", "(a, /, *rest, **more)", "Stand alone."),
+    ]:
+        method = getattr(said, name)
+        assert str(inspect.signature(method.remote)) == signature
+        assert method.__doc__ == doc
+        if doc is not None:
+            assert method.remote.__doc__ == doc
+        assert type(method) is type(getattr(said, name))
+        assert pickle.loads(pickle.dumps(method)) == method
+
+
 def test_a_method_that_does_not_exist(runtime):
     actor = Echo.remote()
     with pytest.raises(

@@ -248,6 +248,32 @@ def test_only_one_session_starts_whoever_asks(engines):
     assert len(engines) == 1
 
 
+def test_a_session_ends_with_its_block(engines):
+    with conveyor.init() as session:
+        running = context.running()
+        assert repr(session) == "<conveyor session, running>"
+    assert running.log == ["shutdown"]
+    assert not conveyor.is_initialized()
+    assert repr(session) == "<conveyor session, ended>"
+
+
+def test_a_block_that_raises_ends_its_session(engines):
+    with pytest.raises(KeyError), conveyor.init():
+        raise KeyError
+    assert not conveyor.is_initialized()
+
+
+def test_a_block_ends_no_session_that_is_not_its_own(engines):
+    with conveyor.init():
+        conveyor.shutdown()
+        conveyor.init()
+        other = context.running()
+    assert context.running() is other
+    with conveyor.init(ignore_reinit_error=True):
+        assert context.running() is other
+    assert not conveyor.is_initialized()
+
+
 def test_shutdown(runtime):
     conveyor.shutdown()
     conveyor.shutdown()

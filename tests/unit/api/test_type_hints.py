@@ -1,5 +1,6 @@
 """What the public API is annotated with can be evaluated: tools that look at signatures do."""
 
+import dataclasses
 import importlib
 import inspect
 import subprocess
@@ -9,6 +10,10 @@ import typing
 import pytest
 
 import conveyor
+from conveyor.api import option_types, options, unused
+from conveyor.config import ConfigOptions
+from conveyor.engine.options import session_options
+from conveyor.engine.ray import engine as ray_engine
 
 ROOMS = (
     "conveyor",
@@ -59,6 +64,27 @@ def test_they_name_the_public_classes():
     assert typing.get_origin(hints["return"]) is conveyor.CompiledGraph
     hints = typing.get_type_hints(conveyor.CompiledGraph.trace)
     assert hints["return"] is conveyor.observe.Trace
+
+
+def test_the_types_of_options_name_those_that_there_are():
+    settings = {field.name for field in dataclasses.fields(conveyor.Config)}
+    assert set(typing.get_type_hints(ConfigOptions)) == settings
+
+    placement, of_ray = set(unused.PLACEMENT_OPTIONS), {"runtime_env", *unused.ACTOR_OPTIONS}
+    actors = {*options._CHECKS, *placement, *of_ray}
+    assert set(typing.get_type_hints(option_types.ActorOptionTypes)) == actors
+    functions = {"num_cpus", "num_gpus", *unused.FUNCTION_OPTIONS}
+    assert set(typing.get_type_hints(option_types.FunctionOptionTypes)) == functions
+
+    named = set(inspect.signature(conveyor.init).parameters)
+    engines = {
+        *inspect.signature(session_options).parameters,
+        *inspect.signature(ray_engine.start).parameters,
+        *unused.RAYS_INIT_OPTIONS,
+        "local_mode",
+    }
+    internal = {"cluster", "given", "unknown"}
+    assert set(typing.get_type_hints(option_types.InitOptions)) == engines - named - internal
 
 
 def test_nothing_is_imported_for_them_before_they_are_asked_for():

@@ -20,6 +20,7 @@ import cloudpickle
 from conveyor.codec.encoded import Pieces, ReducerFactory
 from conveyor.codec.pickling import byvalue
 from conveyor.codec.pickling.byvalue import Entry, Group
+from conveyor.exceptions import ConveyorWarning
 
 _LARGE_DEFINITION = 16 << 20
 
@@ -140,6 +141,7 @@ def _define(obj: Any, make_reducers: ReducerFactory) -> None:
         warnings.warn(
             f"{obj.__qualname__} is sent by value with {len(payload) >> 20} MiB of data that it "
             "refers to through globals or closures; pass large data as arguments instead",
+            ConveyorWarning,
             stacklevel=2,
         )
     group = Group(tuple(pickler.members), payload, tuple(pickler.groups.values()))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from functools import partial
 from types import GenericAlias, ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from conveyor import _core
 from conveyor.checks import check_timeout
@@ -109,6 +109,12 @@ class Ref(_RefCore[ValueT], Placed):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         drop_picklers()  # reducers go by the exact type
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            "a reference is neither true nor false, its value may be: get the value first, with "
+            "conveyor.get(ref), or in a coroutine await ref; `ref is None` tells whether there is one"
+        )
 
     def __init__(self, source: Source, number: int, reader: int = 0) -> None:
         super().__init__(source, source.gate, number, reader)
@@ -340,6 +346,32 @@ class Ref(_RefCore[ValueT], Placed):
         except Exception:  # of an earlier session, or of a forked child's parent
             state = "pending"
         return f"<{type(self).__name__} {self._source.describe(self)}, {state}>"
+
+
+def _refuse_operators(cls: type[Ref]) -> None:
+    """Let arithmetic and comparisons of references raise with a hint. Type checkers see no such operators."""
+
+    def operator(sign: str) -> Callable[..., NoReturn]:
+        def refuse(self: Ref, *others: Any) -> NoReturn:
+            raise TypeError(
+                f"{sign} is not for references, which stand for values: get the value first, with "
+                "conveyor.get(ref), or in a coroutine await ref"
+            )
+
+        return refuse
+
+    binary = {"add": "+", "sub": "-", "mul": "*", "matmul": "@", "truediv": "/", "floordiv": "//"}
+    binary |= {"mod": "%", "pow": "**", "lshift": "<<", "rshift": ">>", "and": "&", "or": "|"}
+    binary["xor"] = "^"
+    for name, sign in binary.items():
+        for form in (f"__{name}__", f"__r{name}__"):
+            setattr(cls, form, operator(sign))
+    others = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "neg": "-", "pos": "+", "invert": "~"}
+    for name, sign in others.items():
+        setattr(cls, f"__{name}__", operator(sign))
+
+
+_refuse_operators(Ref)
 
 
 def asyncio_waits() -> ModuleType:

@@ -237,7 +237,8 @@ class Imports:
         return len(self._originals) + len(self._copies)
 
     def known(self, export: ExportId) -> Ref | None:
-        return self._originals.get(export) or self._copies.get(export)
+        original = self._originals.get(export)
+        return self._copies.get(export) if original is None else original
 
     def identify(self, ref: Ref, process: int) -> tuple[ExportId, bool]:
         """The id of a ref, and whether it is new."""
