@@ -1,6 +1,7 @@
 """Calls that wait for an argument are sent when that is there, whoever else waits meanwhile."""
 
 import gc
+import os
 import signal
 import threading
 import time
@@ -37,26 +38,26 @@ class Gate:
         return self.seen.wait(WAIT)
 
 
-class Slow:
-    """Something that takes long to be pickled."""
+class WhenSent:
+    """Runs code in this process when the call is sent: with a ref inside it is decoded then, and encoded."""
 
-    def __init__(self, goes_on):
-        self.goes_on = goes_on
-
-    def __reduce__(self):
-        self.goes_on.wait(WAIT)
-        return int, (5,)
-
-
-class UntilDone:
-    """What is not pickled before that ref is done."""
-
-    def __init__(self, ref):
-        self.ref = ref
+    def __init__(self, code, ref=None):
+        self.code = code
+        self.ref = conveyor.put(0) if ref is None else ref
 
     def __reduce__(self):
-        conveyor.wait([self.ref], timeout=WAIT)
-        return int, (5,)
+        number = len(WHEN_SENT)
+        WHEN_SENT.append(self.code)
+        return run_here, (os.getpid(), number, self.ref)
+
+
+WHEN_SENT = []
+
+
+def run_here(process, number, ref):
+    if process == os.getpid():
+        WHEN_SENT[number]()
+    return 5
 
 
 def is_being_got(ref):
@@ -140,7 +141,8 @@ def test_who_waits_for_one_call_does_not_send_those_of_others():
     first, second, third, fourth = (Gate.remote() for _ in range(4))
     goes_on = threading.Event()
     late = third.wait.remote()
-    other = second.__ray_call__.remote(lambda self, one, two: one + two, Slow(goes_on), late)
+    slow = WhenSent(lambda: goes_on.wait(WAIT))
+    other = second.__ray_call__.remote(lambda self, one, two: one + two, slow, late)
     waiting = fourth.add.remote(first.wait.remote())
     get(third.go_on.remote())
     began = time.monotonic()
@@ -159,7 +161,8 @@ def test_who_gets_a_result_while_what_it_is_an_argument_of_is_sent(wait_until, r
     first, second = Gate.remote(), Gate.remote()
     add = second.add.options(max_task_retries=retries)
     argument = add.remote(first.wait.remote())
-    second.__ray_call__.remote(lambda self, one: one, UntilDone(argument))
+    until_done = WhenSent(lambda: conveyor.wait([argument], timeout=WAIT), argument)
+    second.__ray_call__.remote(lambda self, one: one, until_done)
     last = second.add.remote(argument)
     got = []
     gets = threading.Thread(target=lambda: got.append(get(argument)), daemon=True)
@@ -208,18 +211,21 @@ def test_an_actor_that_is_dead_is_not_held():
 
 def test_an_argument_that_ends_the_session_when_it_is_sent(scripts):
     program = """
-        import os, threading, time
+        import os, sys, threading, time
         import conveyor
 
-        told, on = threading.Event(), []
+        told, on = sys.told, sys.on = threading.Event(), []
+
+        def end(process, ref):
+            if process == os.getpid():
+                sys.on.append(threading.current_thread())
+                conveyor.shutdown()
+                sys.told.set()
 
         class Ends:
+            # What has a ref inside is decoded when it is sent, and encoded anew.
             def __reduce__(self):
-                if not on:
-                    on.append(threading.current_thread())
-                    conveyor.shutdown()
-                    told.set()
-                return Ends, ()
+                return end, (os.getpid(), conveyor.put(1))
 
         @conveyor.remote
         class Actor:

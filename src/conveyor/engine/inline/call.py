@@ -10,6 +10,7 @@ from conveyor.engine.inline.crossing import ArrivalError
 from conveyor.engine.inline.failure import Failure, interrupts, is_cancellation
 from conveyor.engine.inline.lines import Job, Line
 from conveyor.exceptions import SerializationError
+from conveyor.runtime.calls.arguments import Taken
 from conveyor.runtime.calls.call import Call, with_arguments
 from conveyor.runtime.calls.methods import find
 from conveyor.runtime.calls.returns import returned
@@ -58,13 +59,16 @@ class CallJob(Job):
         self.actor.calls.add(self)
         return ref
 
-    def pack(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Take the arguments across; refs among them, which are done, as their values. Raises what keeps
-        it from being sent: ``RefFailed`` among it."""
+    def pack(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], taken: Taken | None = None
+    ) -> None:
+        """Take the arguments across; refs among them, which are done, as their values. ``taken``: the others,
+        if they were taken before. Raises what keeps it from being sent: ``RefFailed`` among it."""
         args, named = with_values(args, kwargs)
         call = with_arguments(self._asked, args, named)
         try:
-            _, self._args, given_there, *_ = self.actor.crossing.carry(call, shared=False)
+            sent = taken.with_later(call) if taken else call
+            _, self._args, given_there, *_ = self.actor.crossing.carry(sent, shared=False)
             self._kwargs = given_there or {}
         except SerializationError as error:
             raise blame_call(error, self.actor.name, call) from error.__cause__

@@ -8,7 +8,10 @@ from conveyor.engine.inline.actor import Actor
 from conveyor.engine.inline.call import CallJob
 from conveyor.engine.inline.lines import Host
 from conveyor.engine.inline.outbox import Outbox
+from conveyor.exceptions import SerializationError
+from conveyor.runtime.calls.arguments import take
 from conveyor.runtime.calls.call import Call, count_of, with_arguments
+from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.refs.elements import elements_of
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import RefFailed, lacking
@@ -51,9 +54,16 @@ class ActorLink:
             else:
                 call.submit()
                 return ref
+        try:
+            waits, taken = take(asked)
+        except BaseException as error:
+            call.withdraw()
+            if isinstance(error, SerializationError):
+                raise blame_call(error, actor.name, asked) from error.__cause__
+            raise
         with actor.host.lines.lock:
             outbox = actor.outboxes.get(caller)
             if outbox is None:
                 outbox = actor.outboxes[caller] = Outbox(actor, caller)
-            outbox.add(call, (args, kwargs))
+            outbox.add(call, (waits[1], waits[2] or {}, taken))
         return ref

@@ -10,9 +10,11 @@ from typing import Any
 from conveyor.engine.inline.actor import Actor
 from conveyor.engine.inline.call import CallJob
 from conveyor.engine.inline.lines import Host, Line
+from conveyor.runtime.calls.arguments import Taken
 from conveyor.runtime.refs.values import RefFailed, wait_for_all
 
-Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+#: By position and by name, and what else was taken when the call was made.
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any], "Taken | None"]
 
 
 class Outbox:
@@ -56,7 +58,7 @@ def make_call(call: CallJob, arguments: Arguments) -> None:
         return
     try:
         call.actor.check_alive()
-        wait_for_all(*arguments)
+        wait_for_all(*arguments[:2])
         call.pack(*arguments)
     except Exception as error:
         call.settle(error=error.error if isinstance(error, RefFailed) else error)

@@ -1,13 +1,108 @@
-"""Refs among the arguments of a call, and what becomes of it if one of them has no value."""
+"""The arguments of a call that waits for its turn, the refs among them, and the error if one has no value."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
 from conveyor import _core
 from conveyor.callers import Site, users_site
+from conveyor.codec import SentDefinitions, claims
+from conveyor.codec.frames import encode
+from conveyor.codec.pickling.byvalue import entry_of
 from conveyor.exceptions import SerializationError
-from conveyor.runtime.calls.call import Call, with_arguments
+from conveyor.runtime.calls.call import (
+    ASYNC_FUNCTION,
+    FUNCTION,
+    OPEN_FUNCTION,
+    START,
+    Call,
+    with_arguments,
+)
 from conveyor.runtime.refs import staying, values
 from conveyor.runtime.refs.ref import Ref
+
+_CONSTANTS = frozenset((type(None), bool, int, float, complex, str, bytes))
+
+#: Where a call has a function or a class among its arguments. A link defines it once, and not in each frame.
+_DEFINED = {FUNCTION: 0, ASYNC_FUNCTION: 0, OPEN_FUNCTION: 1, START: 0}
+
+
+def is_constant(value: Any) -> bool:
+    """Whether nobody can change ``value``."""
+    kind = type(value)
+    return kind in _CONSTANTS or (kind is tuple and all(map(is_constant, value)))
+
+
+def _is_settled(argument: Any) -> bool:
+    return isinstance(argument, Ref) or is_constant(argument)
+
+
+class Taken(Struct, frozen=True):
+    """The arguments of one call, encoded when the call was made.
+
+    places: positions and names of the arguments that come later: refs, which stand for their values, and
+        definitions.
+    inner: the refs inside of the other arguments.
+    """
+
+    frame: _core.Snapshot
+    places: tuple[int | str, ...]
+    inner: Sequence[Any]
+
+    def with_later(self, call: Call) -> Any:
+        """Return what is sent for ``call``, whose arguments are those that have come later."""
+        return _Filled(self, call[1]) if self.places else self.frame
+
+
+class _Filled:
+    """Arrives as the call with all its arguments."""
+
+    __slots__ = ("taken", "values")
+
+    def __init__(self, taken: Taken, values: tuple[Any, ...]) -> None:
+        self.taken = taken
+        self.values = values
+
+    def __reduce__(self) -> Any:
+        return _fill, (self.taken.frame, self.taken.places, self.values)
+
+
+def _fill(call: Call, places: tuple[int | str, ...], values: tuple[Any, ...]) -> Call:
+    args, kwargs = list(call[1]), dict(call[2] or {})
+    for place, value in zip(places, values, strict=True):
+        if isinstance(place, int):
+            args[place] = value
+        else:
+            kwargs[place] = value
+    return with_arguments(call, tuple(args), kwargs)
+
+
+def take(call: Call) -> tuple[Call, Taken | None]:
+    """Take the arguments of ``call`` as they are now. Returns the call with those that come later, and the
+    rest; ``None``: nobody can change the rest, and the call has it as it was.
+
+    Raises what keeps them from being encoded.
+    """
+    name, args, kwargs, returns, what, made = call
+    defined = _DEFINED.get(what)
+    if defined is not None and entry_of(args[defined]) is None:
+        encode(args[defined], SentDefinitions())  # it is as it is now, whenever it is sent
+    elif not kwargs and all(map(_is_settled, args)):
+        return call, None
+    given: dict[int | str, Any] = dict(enumerate(args))
+    given.update(kwargs or {})
+    later = {k: v for k, v in given.items() if isinstance(v, Ref) or k == defined}
+    if all(k in later or is_constant(v) for k, v in given.items()):
+        return call, None
+    rest = tuple([None if i in later else arg for i, arg in enumerate(args)])
+    named = {k: None if k in later else v for k, v in (kwargs or {}).items()}
+    frame = _core.Snapshot((name, rest, named or None, returns, what, made), SentDefinitions())
+    inner = claims.take(frame.meta) if frame.has_refs else ()
+    waiting: Call = name, tuple(later.values()), None, returns, what, made
+    return waiting, Taken(frame, tuple(later), inner)
 
 
 def lacked(call: Call) -> Ref | None:

@@ -12,7 +12,7 @@ from conveyor.callers import users_site
 from conveyor.codec.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
-from conveyor.runtime.calls.arguments import await_soon, lacked, outcome_of, with_values
+from conveyor.runtime.calls.arguments import await_soon, lacked, outcome_of, take, with_values
 from conveyor.runtime.calls.call import MISSED, START, Call, count_of
 from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.calls.constructor import Unmade, unmade
@@ -164,8 +164,9 @@ class Link:
         return self._on_death()
 
     def end(self) -> None:
-        """The session is over: who waits for a result looks again."""
+        """The session is over: who waits for a result looks again, and nothing waits to be sent."""
         self.gate.closed = True
+        self.flush()
 
     def leave(self) -> None:
         """Keep the results that have come, for who still asks, and take no more."""
@@ -176,8 +177,12 @@ class Link:
 
     def _submit_later(self, call: Call, has_refs: bool, again: bool = False) -> CallRef:
         ref = CallRef(self, -1, call[0])
+        try:
+            waits, taken = take(call)
+        except SerializationError as error:
+            raise blame_call(error, self.actor_name, call) from error.__cause__
         with self.lock:
-            self._pending.put((ref, call, users_site() if has_refs else None), again)
+            self._pending.put((ref, waits, taken, users_site() if has_refs else None), again)
             self.flush()
             waiting = bool(self._pending)
         if waiting:
@@ -195,7 +200,7 @@ class Link:
         if instead is None:
             self._pending.take_out(place)
         else:
-            self._pending[place] = (CallRef(self, -1, instead[0]), instead, None)
+            self._pending[place] = (CallRef(self, -1, instead[0]), instead, None, None)
 
     @property
     def outstanding(self) -> int:
@@ -217,7 +222,7 @@ class Link:
             self._why_gone()  # which may wait until that is known: not with the lock
         with self.lock:
             while self._pending:
-                ref, call, site = self._pending[0]
+                ref, call, taken, site = self._pending[0]
                 if site is not None and lacked(call) is not None:
                     return False
                 try:
@@ -225,8 +230,8 @@ class Link:
                         raise self._why_gone()
                     if site is not None:
                         call = with_values(call, self._actor, self._process.board, site)
-                        self._pending[0] = (ref, call, None)
-                    number = self.gate.submit(call)
+                        self._pending[0] = (ref, call, taken, None)
+                    number = self.gate.submit(taken.with_later(call) if taken else call)
                 except BaseException as error:  # the call's outcome: an argument failed, say
                     if not is_of_value(error):
                         raise
@@ -238,7 +243,7 @@ class Link:
                     outcome = outcome.with_traceback(None)
                     _, args, _, _, what, _ = call
                     if what == START and type(args[0]) is not Unmade and not self.gone:
-                        self._pending[0] = (ref, unmade(outcome, self.actor_name), None)
+                        self._pending[0] = (ref, unmade(outcome, self.actor_name), None, None)
                         continue
                     instead = None
                     if not (self._is_control or what in (START, MISSED) or self.gone):
@@ -246,7 +251,7 @@ class Link:
                     self._replace(0, instead)
                     ref._fail(outcome)
                     # So do those of what has caused it, and this is one.
-                    del ref, call, args, outcome
+                    del ref, call, taken, args, outcome
                     self._process.ring()
                     continue
                 if number < 0:

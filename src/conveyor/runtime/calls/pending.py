@@ -7,13 +7,14 @@ from collections import deque
 from typing import TypeAlias
 
 from conveyor.callers import Site
-from conveyor.runtime.calls.arguments import lacked
+from conveyor.runtime.calls.arguments import Taken, lacked
 from conveyor.runtime.calls.call import START, Call
 from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.refs.ref import Ref
 
-#: One call, with the line that has made it, as long as refs among its arguments stand for their values.
-Entry: TypeAlias = "tuple[CallRef, Call, Site | None]"
+#: One call, with the arguments that were taken when it was made; and the line that has made it, as long as
+#: refs among its arguments stand for their values.
+Entry: TypeAlias = "tuple[CallRef, Call, Taken | None, Site | None]"
 
 
 class Waiting(deque[Entry]):
@@ -42,12 +43,12 @@ class Waiting(deque[Entry]):
 def place_of(waiting: Waiting, ref: Ref) -> int | None:
     """Where the call of ``ref`` waits."""
     # By identity: arguments need not be comparable.
-    return next((i for i, (r, _, _) in enumerate(waiting) if r is ref), None)
+    return next((i for i, (r, *_) in enumerate(waiting) if r is ref), None)
 
 
 def first_lacked(waiting: Waiting) -> Ref | None:
     """What the first call that waits lacks, if it is an argument."""
-    _, call, site = waiting[0] if waiting else (None, None, None)
+    _, call, _, site = waiting[0] if waiting else (None, None, None, None)
     return lacked(call) if call is not None and site is not None else None
 
 

@@ -21,6 +21,7 @@ from conveyor.exceptions import (
     WaitTimeoutError,
 )
 from conveyor.runtime import ending
+from conveyor.runtime.calls.arguments import is_constant
 from conveyor.runtime.calls.held_up import Queue
 from conveyor.runtime.calls.retrying import Retrying
 from conveyor.runtime.calls.unsendable import arguments
@@ -304,7 +305,7 @@ class Given:
         every = (*args, *kwargs.values())
         self._refs = tuple([one for one in every if isinstance(one, Ref)])
         # What nobody can change needs no copy.
-        plain = all(isinstance(one, Ref) or type(one) in _PLAIN for one in every)
+        plain = all(isinstance(one, Ref) or is_constant(one) for one in every)
         try:
             self._kept = None if plain else runtime.keep((args, kwargs))
         except SerializationError as error:
@@ -320,6 +321,3 @@ class Given:
     def failed(self) -> bool:
         """Whether one of the values that it takes has failed: so would each other try."""
         return any(one.done() and one.has_failed() for one in self._refs)
-
-
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
