@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <array>
 #include <thread>
 #include <utility>
 
@@ -109,6 +110,22 @@ void read_peer(pid_t pid, std::vector<iovec> from, std::vector<iovec> to, uint64
 
 void let_read(pid_t pid) noexcept {
   ::prctl(PR_SET_PTRACER, pid, 0, 0, 0);  // EINVAL: there is nothing that would keep anybody from it
+}
+
+bool readable(std::span<const Range> ranges) noexcept {
+  if (::prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) != 1) return false;
+  // A byte of each: what this process may not read in this way of itself, nobody may.
+  std::array<iovec, 64> from;
+  std::array<char, from.size()> bytes;
+  iovec to{bytes.data(), 0};
+  for (size_t i = 0; i < ranges.size();) {
+    size_t n = 0;
+    for (; n < from.size() && i < ranges.size(); ++i)
+      if (ranges[i].length != 0) from[n++] = {reinterpret_cast<void*>(ranges[i].address), 1};
+    to.iov_len = n;
+    if (n != 0 && ::process_vm_readv(::getpid(), &to, 1, from.data(), n, 0) != ssize_t(n)) return false;
+  }
+  return true;
 }
 
 bool may_read(pid_t pid) noexcept {

@@ -26,6 +26,10 @@ void read_peer(pid_t pid, std::vector<iovec> from, std::vector<iovec> to, uint64
 
 // Let `pid`, and what descends from it, read this process where only its own parents may otherwise (Yama(8)).
 void let_read(pid_t pid) noexcept;
+// Whether other processes of this user may read `ranges` of this one: false of memory that the kernel lets nobody else
+// read (devices' mappings, memfd_secret(2)), and of all where this process is not dumpable any more (setuid(2),
+// PR_SET_DUMPABLE).
+bool readable(std::span<const Range> ranges) noexcept;
 // Whether the system lets this process read the memory of process `pid`, whatever is mapped there.
 bool may_read(pid_t pid) noexcept;
 

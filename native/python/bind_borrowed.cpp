@@ -78,6 +78,7 @@ nb::object in_place(const InPlace& one, ArenaView& view, nb::bytes ranges, nb::b
 void bind_borrowed(nb::module_& m) {
   m.def("outlive_all", &outlive_all);
   m.def("lying_in", &lying_in, "table"_a, "arena"_a);
+  m.def("readable", [](nb::bytes table) { return readable(entries_of<Range>(table)); }, "ranges"_a);
   nb::class_<InPlace>(m, "InPlace").def("buffers", &in_place, "view"_a, "ranges"_a, "lying"_a);
   m.def("sure_lease", [](uint64_t number) -> nb::object {
     std::shared_ptr<Lease> lease = sure_lease(number);

@@ -1,5 +1,6 @@
 // Memory that is read in another process, and how it is known that it was still there.
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include <cstring>
@@ -121,6 +122,27 @@ TEST(it_is_known_beforehand_who_may_be_read) {
   check::Child child([] { CHECK(may_read(::getppid())); });
   CHECK(child.passed());
   CHECK(!may_read(child.pid()));  // it has ended
+}
+
+TEST(it_is_known_beforehand_what_may_be_read) {
+  std::vector<char> there(100);
+  std::vector<Range> ranges(150, {reinterpret_cast<uint64_t>(there.data()), there.size()});
+  CHECK(readable({}));
+  CHECK(readable(ranges));
+  ranges[3].length = 0;
+  ranges[7] = {0, 0};
+  CHECK(readable(ranges));
+  for (const size_t at : {size_t(0), size_t(80), ranges.size() - 1}) {
+    std::vector<Range> some = ranges;
+    some[at] = {4096, 8};  // nothing is mapped there
+    CHECK(!readable(some));
+  }
+  check::Child child([&] {
+    ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    CHECK(!readable(ranges));
+    CHECK(!readable({}));
+  });
+  CHECK(child.passed());
 }
 
 TEST(words_are_used_again) {

@@ -1528,6 +1528,9 @@ def let_read(pid: int) -> None:
 def may_read(pid: int) -> bool:
     """Whether the system lets this process read the memory of that one."""
 
+def readable(ranges: bytes) -> bool:
+    """Whether other processes of this user may read these ranges of this process's memory."""
+
 class LastingText:
     """Text that is there as long as this process, once for all that is alike."""
 

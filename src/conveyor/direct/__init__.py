@@ -79,7 +79,7 @@ class _Holder:
             tensors = [tensor if route is None else route.copied(tensor) for tensor in tensors]
             value = decode_with(codec, meta, buffers, tensors, decode)
         stored = TABLE.keep(value, buffers, direct.transport, route, tensors, direct.snapshot)
-        if stored is None:
+        if stored is None or not _core.readable(stored.ranges):
             return None
         what = direct.transport, direct.snapshot
         names = me.names.get(what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any, cast
@@ -212,6 +213,17 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
             f"{where.keeper} has died, and with it a value{_size(where)} that it kept",
             where.keeper,
         )
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return TransportError(
+            f"a value{_size(where)} that {where.keeper} keeps cannot be read: the system does not let this "
+            f"process (user {os.geteuid()}) read the memory of {where.keeper} ({error.strerror}). It has "
+            "changed its user, or made itself unreadable (PR_SET_DUMPABLE), after it returned the value"
+        )
+    if error.errno == errno.EFAULT and _is_kept(where, runtime.process):
+        return TransportError(
+            f"a value{_size(where)} that {where.keeper} keeps cannot be read: the kernel lets no other "
+            "process read the memory that it lies in"
+        )
     if error.errno in (errno.ESTALE, errno.EFAULT):
         return ObjectLostError(
             f"a value{_size(where)} that {where.keeper} kept is kept no more: the process that owned the "
@@ -225,6 +237,16 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
             f"{error.strerror or error}"
         )
     return error
+
+
+def _is_kept(where: Located, process: Any) -> bool:
+    if is_afar(where, process):
+        return False
+    try:
+        check_kept(where)
+    except OSError:
+        return False
+    return True
 
 
 def _is_of_another_session(where: Located, process: Any) -> bool:

@@ -315,3 +315,77 @@ def test_a_part_is_that_of_the_index_as_it_was(maker, make):
     index[0] = 2
     assert get(part).tolist() == [0, 1]
     assert get(both).tolist() == INTEGERS[0, [0, 1]].tolist()
+
+
+@pytest.mark.skipif(APART, reason="memory of this machine, read by processes of it")
+def test_memory_that_nobody_else_can_read_travels_as_any_other(scripts):
+    scripts.run(
+        """
+        import ctypes, mmap, os, sys
+        import numpy as np
+        import conveyor
+
+        @conveyor.remote
+        class Maker:
+            def secret(self):
+                memfd = ctypes.CDLL(None, use_errno=True).syscall(447, 0)
+                if memfd < 0:
+                    return False
+                os.ftruncate(memfd, 1 << 16)
+                self.array = np.frombuffer(mmap.mmap(memfd, 1 << 16), "f8")
+                self.array[:] = 5
+                return True
+
+            @conveyor.method(tensor_transport="auto")
+            def keep(self):
+                return [np.ones(1000), self.array]
+
+        @conveyor.remote
+        class Reader:
+            def read(self, arrays):
+                return float(arrays[1].sum())
+
+        maker, reader = Maker.remote(), Reader.remote()
+        if conveyor.get(maker.secret.remote()):  # a kernel may have none
+            ref = maker.keep.remote()
+            assert conveyor.get(ref)[1].sum() == 5 * 8192
+            assert conveyor.get(reader.read.remote(ref)) == 5 * 8192
+        """
+    )
+
+
+@pytest.mark.skipif(APART, reason="memory of this machine, read by processes of it")
+def test_who_becomes_unreadable_keeps_no_values_more_and_is_named(scripts):
+    scripts.run(
+        """
+        import ctypes, os, sys
+        import numpy as np
+        import conveyor
+
+        libc = ctypes.CDLL(None)
+        PR_SET_DUMPABLE, PR_CAPBSET_DROP, CAP_SYS_PTRACE = 4, 24, 19
+        if len(sys.argv) == 1 and libc.prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0) == 0:
+            os.execv(sys.executable, [sys.executable, sys.argv[0], "without it"])
+
+        @conveyor.remote
+        class Maker:
+            @conveyor.method(tensor_transport="auto")
+            def keep(self):
+                return np.ones(200_000)
+
+            def hide(self):
+                ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+        maker = Maker.remote()
+        before = maker.keep.remote()
+        assert conveyor.get(before).sum() == 200_000
+        conveyor.get(maker.hide.remote())
+        assert conveyor.get(maker.keep.remote()).sum() == 200_000
+        try:
+            conveyor.get(before)
+        except conveyor.exceptions.TransportError as error:
+            assert "Maker" in str(error) and "PR_SET_DUMPABLE" in str(error), error
+        else:
+            raise AssertionError("it was read")
+        """
+    )
