@@ -134,11 +134,17 @@ struct FetchLimit {
 };
 thread_local FetchLimit fetch_limit;
 
+constexpr double kMostSeconds = 1e9;  // longer is as good as no limit
+
 class FetchLimited {
  public:
   explicit FetchLimited(nb::handle timeout) {
-    if (!timeout.is_none() && is_plain_time(timeout)) fetch_limit = {PyFloat_AsDouble(timeout.ptr()), 0};
-    if (PyErr_Occurred()) PyErr_Clear();  // an integer beyond all limits
+    if (timeout.is_none()) return;
+    const double seconds = PyFloat_AsDouble(timeout.ptr());
+    if (PyErr_Occurred())
+      PyErr_Clear();  // an integer beyond all limits, or no number, which is refused elsewhere
+    else  // -1 is no limit, and any other negative number a budget that is used up (conveyor.checks)
+      fetch_limit = {seconds == -1 || seconds > kMostSeconds ? -1.0 : std::max(seconds, 0.0), 0};
   }
   ~FetchLimited() { fetch_limit = before_; }
   FetchLimited(const FetchLimited&) = delete;

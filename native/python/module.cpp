@@ -81,6 +81,7 @@ NB_MODULE(_core, m) {
   m.def("refcount", [](nb::handle h) { return Py_REFCNT(h.ptr()); }, "value"_a.none());
   m.def("live_leases", &live_leases);
   m.def("monotonic_ns", &now_ns);
+  m.def("monotonic", [] { return double(now_ns()) / 1e9; });
   m.def("begin_exit", &Exit::begin, "patience"_a);
   m.def("die_of_interrupt", &Exit::die_of_interrupt);
   m.def("end_forked_child", &end_forked_child, "where"_a);

@@ -90,7 +90,10 @@ def sleep_for_ever() -> NoReturn:
     """Without the GIL."""
 
 def monotonic_ns() -> int:
-    """The clock of deadlines and status pages, in nanoseconds (``CLOCK_MONOTONIC``)."""
+    """Return the clock of deadlines and status pages, in nanoseconds (``CLOCK_MONOTONIC``)."""
+
+def monotonic() -> float:
+    """Return the same in seconds. Tests that replace the functions of ``time`` do not stop this clock."""
 
 class Board:
     """The session's process slots: bell, life word and status page of each. Slots are not checked."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
+
+from conveyor import _core
 
 #: Longer times are as good as none, and fit no clock in nanoseconds.
 MOST_SECONDS = 1e9
@@ -16,7 +19,10 @@ _MOST_UNITS = 1_000_000
 
 
 def check_timeout(value: Any, name: str = "timeout") -> float | None:
-    """``value``, where it can be a limit of a wait. What is negative is no limit.
+    """Return the limit of a wait, in seconds from 0. ``None``: none is given, so another setting may hold.
+
+    -1, as in Ray's programs, and what is beyond all clocks are no limit: ``inf``. Any other negative number
+    is a budget that is used up: 0.
 
     Raises:
         TypeError: it is neither a number nor ``None``.
@@ -28,8 +34,21 @@ def check_timeout(value: Any, name: str = "timeout") -> float | None:
         raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
     if value != value:
         raise ValueError(f"{name} must be a number of seconds or None, not nan")
-    # Beyond these bounds an integer may fit no float.
-    return float(value) if -MOST_SECONDS <= value <= MOST_SECONDS else -1.0
+    if value == -1 or value > MOST_SECONDS:  # an integer may fit no float
+        return math.inf
+    return float(value) if value > 0 else 0.0
+
+
+def deadline_of(timeout: Any) -> float | None:
+    """Return when a wait with that timeout is over, by ``_core.monotonic``; ``inf``: never. ``None``: no
+    timeout is given. Raises as ``check_timeout``."""
+    seconds = check_timeout(timeout)
+    return None if seconds is None else _core.monotonic() + seconds
+
+
+def left_until(deadline: float | None) -> float | None:
+    """Return what is left of the timeout that ``deadline`` was made of, to be given to another wait."""
+    return None if deadline is None else max(deadline - _core.monotonic(), 0.0)
 
 
 def in_seconds(seconds: float | None) -> str:
@@ -40,21 +59,17 @@ def in_seconds(seconds: float | None) -> str:
 
 
 def check_deadline(value: Any, name: str = "deadline") -> float | None:
-    """``value``, where it can be the time that an execution has. What is left of a budget may be nothing:
-    such a deadline is missed at once.
+    """``value``, where it can be the time that an execution has; ``None``: it has no limit. What is left of
+    a budget may be nothing, or less (-1 as well): such a deadline is missed at once.
 
     Raises:
         TypeError: it is neither a number nor ``None``.
-        ValueError: it is not a number of seconds (NaN), or more than any clock has.
+        ValueError: it is not a number of seconds (NaN).
     """
     seconds = check_timeout(value, name)
-    if seconds is None:
+    if seconds is None or value > MOST_SECONDS:
         return None
-    if value > MOST_SECONDS:
-        raise ValueError(
-            f"{name} must be a number of seconds up to {MOST_SECONDS:g}, or None for no limit, not {value!r}"
-        )
-    return max(seconds, 1e-9)
+    return max(seconds, 1e-9) if value > 0 else 1e-9
 
 
 def check_bytes(value: Any, name: str) -> int:

@@ -13,11 +13,11 @@ serve :func:`prometheus_text` from the web server that the program has. ::
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from conveyor import _core
 from conveyor.later import LaterModule
 from conveyor.observe.stats import GraphStats, Times, read_stats
 from conveyor.runtime import context
@@ -211,9 +211,9 @@ class _Shared:
 
     def __call__(self) -> Samples:
         with self._lock:
-            if time.monotonic() >= self._until:
+            if _core.monotonic() >= self._until:
                 self._samples = self._read()
-                self._until = time.monotonic() + self._SECONDS
+                self._until = _core.monotonic() + self._SECONDS
             return self._samples
 
 

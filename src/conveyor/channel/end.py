@@ -27,7 +27,7 @@ from conveyor.runtime.meeting import (
 )
 from conveyor.runtime.protocol import Runtime
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.runtime.waiting.patience import Patience, wait_patiently
+from conveyor.runtime.waiting.patience import wait_until
 
 EndT = TypeVar("EndT", bound="End")
 
@@ -275,8 +275,7 @@ class End:
 
     def _wait(self, ready: Callable[[], bool], timeout: float | None) -> None:
         """Wait until ``ready()``, or until the time is over."""
-        patience = Patience(None if timeout is None or timeout < 0 else timeout)
-        wait_patiently(self._runtime.inbox, ready, patience, self._describe, self._doing)
+        wait_until(self._runtime.inbox, ready, timeout, self._describe, self._doing)
 
     async def _wait_async(self) -> None:
         """Wait until it is worth another attempt."""

@@ -31,7 +31,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
     def receive(self, timeout: float | None = None) -> ValueT:
         """The next value; waits for it.
 
-        timeout: seconds (``None`` or negative: no limit). Raises ``WaitTimeoutError`` when the time is over
+        timeout: seconds (``None`` or -1: no limit). Raises ``WaitTimeoutError`` when the time is over
         (the value can still be had), ``ChannelClosedError`` if this end is closed, or the sending one is and
         all has been received, and ``ActorDiedError`` if the process at the sending end is gone and all that
         it has sent was received.

@@ -27,7 +27,7 @@ class Sender(End, Generic[SentT], side=SENDING):
     def send(self, value: SentT, timeout: float | None = None) -> None:
         """Send a value; waits while the channel is full, and until the receiving end is used.
 
-        timeout: seconds (``None`` or negative: no limit). Raises ``WaitTimeoutError`` when the time is over
+        timeout: seconds (``None`` or -1: no limit). Raises ``WaitTimeoutError`` when the time is over
         (then nothing was sent), ``ChannelClosedError`` if either end is closed, ``ActorDiedError`` if the
         process at the receiving end is gone, and ``SerializationError`` for what cannot be sent. It does not
         wait for the value to be received: a process that dies may leave values behind.

@@ -280,8 +280,5 @@ class Group:
 
 def _limit(timeout: float | None) -> float | None:
     """A timeout as the native core takes it."""
-    if timeout is not None:
-        timeout = check_timeout(timeout)
-        if timeout is not None and (timeout < 0 or math.isinf(timeout)):
-            return None
-    return timeout
+    seconds = check_timeout(timeout)
+    return None if seconds == math.inf else seconds

@@ -153,7 +153,7 @@ class DAGNode(Generic[ResultT]):
         if _max_inflight_executions is not None:
             options["depth"] = _max_inflight_executions
         if _submit_timeout is not None:
-            options["submit_timeout"] = None if _submit_timeout < 0 else _submit_timeout
+            options["submit_timeout"] = None if _submit_timeout == -1 else _submit_timeout
         if _overlap_gpu_communication is not None:
             options["overlap"] = _overlap_gpu_communication
         options["default_communicator"] = _default_communicator

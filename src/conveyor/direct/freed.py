@@ -25,7 +25,7 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
         tensor: a torch tensor, or an array; or a list or mapping with some in it, as a ``state_dict``. Each
             stands for all of the memory that it shares with others: a view, a parameter, or an entry of a
             ``state_dict`` for their whole storage.
-        timeout: seconds; ``None``, or a negative number: as long as it takes.
+        timeout: seconds; ``None`` or -1: as long as it takes.
 
     Raises:
         TypeError: there is neither.
@@ -54,7 +54,7 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
         wait_until(
             runtime.process.inbox,
             is_free,
-            None if timeout is not None and timeout < 0 else timeout,
+            timeout,
             lambda: f"memory of {sum(nbytes for _, nbytes in set(storages)):,} bytes to be freed",
             lambda: _needed(_holding(storages)),
         )

@@ -11,13 +11,13 @@ import os
 import select
 import sys
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from conveyor import _core
 from conveyor.runtime import threads
 
 
@@ -96,7 +96,7 @@ class EventLoop:
         with self._lock:
             assert self._epoll is not None
             self._epoll.modify(fd, 0)
-            self._resting[fd] = time.monotonic() + seconds, entry
+            self._resting[fd] = _core.monotonic() + seconds, entry
 
     def call(self, fn: Callable[[], object]) -> None:
         """Run ``fn()`` on the loop's thread soon; calls run in the order they were made."""
@@ -175,12 +175,12 @@ class EventLoop:
         if not self._resting:
             return None
         first = min(due for due, _ in self._resting.values())
-        return max(first - time.monotonic(), 0.0)
+        return max(first - _core.monotonic(), 0.0)
 
     def _end_rests(self) -> None:
         if not self._resting:
             return
-        now = time.monotonic()
+        now = _core.monotonic()
         with self._lock:
             for fd in [fd for fd, (due, _) in self._resting.items() if due <= now]:
                 _, entry = self._resting.pop(fd)

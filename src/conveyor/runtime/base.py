@@ -24,7 +24,6 @@ from conveyor.runtime.graph.results import get_all
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId, Returns
 from conveyor.runtime.refs.ref import Ref, blockers_of
-from conveyor.runtime.waiting.deadlock import Wait
 from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.patience import Patience, outstanding, wait_patiently
 from conveyor.runtime.waiting.watcher import Watcher
@@ -181,14 +180,12 @@ class CallingRuntime:
         if not 0 < num_returns <= len(refs):
             raise ValueError(f"num_returns must be from 1 to {len(refs)}, not {num_returns}")
         timeout = check_timeout(timeout)
-        if timeout is not None and timeout < 0:
-            timeout = None
         patience = Patience(timeout)
         done: list[Any] = []
 
         def ready() -> bool:
             done[:] = [ref for ref in refs if ref.done()][:num_returns]
-            return len(done) >= num_returns or (timeout is not None and patience.over())
+            return len(done) >= num_returns or patience.over()
 
         def ask(question: int) -> Blockers | None:
             missing = [ref for ref in refs if not ref.done()]
@@ -196,23 +193,15 @@ class CallingRuntime:
             enough = missing[: len(missing) - (num_returns - len(refs) + len(missing)) + 1]
             return any_of([blockers_of(ref, question) for ref in enough])
 
-        def wait_for_them(wait: Wait | None) -> None:
-            wait_patiently(
-                self.process.inbox,
-                ready,
-                patience,
-                lambda: f"{num_returns} of {len(refs)} results",
-                lambda: outstanding(refs),
-                wait,
-            )
-
-        # With a timeout it is a look, which finds what there is, and never waits for ever.
-        if ready():
-            pass
-        elif timeout is None:
-            with self.process.lanes.waiting(ask, True) as wait:
-                wait_for_them(wait)
-        else:
-            wait_for_them(None)
+        if not ready():
+            with self.process.lanes.waiting(ask, True, patience.bounded) as wait:
+                wait_patiently(
+                    self.process.inbox,
+                    ready,
+                    patience,
+                    lambda: f"{num_returns} of {len(refs)} results",
+                    lambda: outstanding(refs),
+                    wait,
+                )
         chosen = set(map(id, done))
         return done, [ref for ref in refs if id(ref) not in chosen]

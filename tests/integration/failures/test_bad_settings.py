@@ -228,8 +228,6 @@ def test_timeouts(engine):
         math.inf,
         1e300,
         10**400,
-        -(10**400),
-        -math.inf,
         np.float32(WAIT),
         np.int64(WAIT),
     ):
@@ -245,7 +243,6 @@ def test_timeouts(engine):
         ("a", TypeError),
         (True, TypeError),
         (math.nan, ValueError),
-        (math.inf, ValueError),
     ],
 )
 def test_deadlines(engine, deadline, error):

@@ -54,7 +54,7 @@ class Actor:
         return future.result(WAIT), told.wait(WAIT), future.cancelled()
 
     def waits_for_itself(self, handle):
-        return handle.echo.remote(1).future().result(WAIT)
+        return handle.echo.remote(1).future().result()
 
 
 pytestmark = pytest.mark.usefixtures("session")

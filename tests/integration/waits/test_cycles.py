@@ -14,7 +14,7 @@ from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.exceptions import ConveyorError, DeadlockError
+from conveyor.exceptions import ConveyorError, DeadlineExceededError, DeadlockError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -49,8 +49,24 @@ class Node:
             return "pong"
         return conveyor.get(self.peers[path[0]].walk.remote(path[1:]))
 
-    def with_timeout(self, path):
-        return conveyor.get(self.peers[path[0]].walk.remote(path[1:]), timeout=10 * WAIT)
+    def gives_up(self, way, path, graph=None):
+        """Wait in some way that has a deadline; return the error, and what may still be got."""
+        if graph is not None:
+            ref = graph.execute(path[1:], deadline=SOON if way == "deadline" else None)
+        elif way == "items":
+            ref = self.peers[path[0]].items.remote(path[1:])
+            assert ref.next() == "first"
+        else:
+            ref = self.peers[path[0]].walk.remote(path[1:])
+        end = time.monotonic() + SOON
+        while True:
+            try:
+                GIVING_UP[way](ref)
+                error = None
+            except TimeoutError as timeout:
+                error = type(timeout).__name__
+            if time.monotonic() >= end:
+                return error, [] if way in ("items", "deadline") else [ref]
 
     def with_wait(self, path):
         ref = self.peers[path[0]].walk.remote(path[1:])
@@ -105,6 +121,9 @@ class Node:
     def execute(self, graph, value):
         return conveyor.get(graph.execute(value))
 
+    def execute_and_report(self, value):
+        self.reported(self.execute(self.peers["graph"], value))
+
     def execute_next(self, n):
         return conveyor.get(self.peers["graph"].execute(n - 1)) if n else "pong"
 
@@ -133,6 +152,9 @@ class Async(Node):
 
     async def awaits(self, path):
         return await self.peers[path[0]].awaits.remote(path[1:]) if path else "pong"
+
+    async def awaits_execution(self, path):
+        return await self.peers[path].execute_and_report.remote("") if path else "pong"
 
     async def blocks(self, path):
         return self.walk(path)
@@ -172,7 +194,47 @@ def deadlocks(ref, *named):
     return caught.value
 
 
-WAYS = ["walk", "with_timeout", "with_wait", "any_of", "all_of", "items_of"]
+#: How long waits with a deadline last here: much longer than it takes to find a cycle.
+SOON = 0.3
+GIVING_UP = {
+    "get": lambda ref: conveyor.get(ref, timeout=SOON),
+    "get of a list": lambda ref: conveyor.get([ref], timeout=SOON),
+    "polling": lambda ref: conveyor.get(ref, timeout=0.003),
+    "polling with wait": lambda ref: conveyor.wait([ref], timeout=0.003),
+    "future": lambda ref: ref.future().result(SOON),
+    "derived": lambda ref: ref[0].get(SOON),
+    "items": lambda ref: ref.next(SOON),
+    "of a graph": lambda ref: ref.get(SOON),
+    "deadline": lambda ref: ref.get(),
+}
+
+
+@pytest.mark.parametrize("way", GIVING_UP)
+@pytest.mark.parametrize("kind", [PLAIN, threads(1), LOOP], ids=["plain", "thread", "loop"])
+def test_a_wait_with_a_deadline_is_part_of_no_cycle(make, way, kind):
+    a, b = make(kind, PLAIN)
+    graph = steps(b) if way in ("of a graph", "deadline") else None
+    with graph or contextlib.nullcontext():
+        # What `b` does waits for `a`, without a deadline, and goes on once `a` has given up.
+        error, refs = conveyor.get(a.gives_up.remote(way, "ba", graph), timeout=WAIT)
+        expected = {"deadline": "DeadlineExceededError", "polling with wait": None}
+        assert error == expected.get(way, "WaitTimeoutError")
+        assert conveyor.get(refs, timeout=WAIT) == ["pong"] * len(refs)
+        assert conveyor.get(b.walk.remote("a"), timeout=WAIT) == "pong"
+
+
+def test_a_step_whose_execution_has_a_deadline_is_part_of_no_cycle(make):
+    a, b = make(LOOP, PLAIN)
+    with InputNode() as inp, a.awaits_execution.bind(inp).compile() as graph:
+        conveyor.get(b.meet.remote(graph=graph), timeout=WAIT)
+        first = graph.execute("b", deadline=SOON)
+        # `b` executes the same graph: that begins when the deadline has ended the first execution.
+        with pytest.raises(DeadlineExceededError):
+            conveyor.get(first, timeout=WAIT)
+        assert conveyor.get(b.report.remote(), timeout=WAIT) == "pong"
+
+
+WAYS = ["walk", "with_wait", "any_of", "all_of", "items_of"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -185,7 +247,7 @@ def test_plain_actors_in_a_cycle(make, way, path):
 
 def test_the_cycle_is_named_by_methods(make):
     a, _ = make(PLAIN, PLAIN)
-    error = deadlocks(a.with_timeout.remote("ba"), ".walk waits for ", ".with_timeout waits for ")
+    error = deadlocks(a.with_wait.remote("ba"), ".walk waits for ", ".with_wait waits for ")
     assert len(set(error.cycle)) == 2
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dis
 import functools
-import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
+from conveyor import _core
 from conveyor.codec.faults import is_fault
 from conveyor.codec.names import shown, type_name
 from conveyor.exceptions import ConveyorError
@@ -103,12 +103,12 @@ def _find(
 ) -> tuple[list[str], Any, BaseException]:
     """The path to the innermost part that still fails, as far as it is found in a short time, with its
     error."""
-    deadline = time.monotonic() + _SECONDS
+    deadline = _core.monotonic() + _SECONDS
     path: list[str] = []
     seen = {id(value)}
     while len(path) < _DEPTH and not _refuses(value):
         for count, (step, part) in enumerate(_parts(value)):
-            if count > _BREADTH or time.monotonic() > deadline:
+            if count > _BREADTH or _core.monotonic() > deadline:
                 return path, value, error
             if id(part) in seen:
                 continue

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -145,7 +144,7 @@ class Pinned:
                 block = self._pin(key, buffer, device)
             if block is None:
                 return None
-            block.used = time.monotonic()
+            block.used = _core.monotonic()
             taken = Use(block)
         return taken
 
@@ -154,7 +153,7 @@ class Pinned:
         with self._lock:
             block = use.end()
             if block is not None:
-                block.used = time.monotonic()
+                block.used = _core.monotonic()
             self._look_within(self._idle)
 
     def hold(self, event: Event, buffer: _core.Buffer, use: Use) -> None:
@@ -175,7 +174,7 @@ class Pinned:
     def pause(self) -> float:
         """Say how many seconds there is nothing to do; 0: until it is woken."""
         with self._lock:
-            now = time.monotonic()
+            now = _core.monotonic()
             if self._under_way:
                 seconds = _LOOK
             else:
@@ -194,7 +193,7 @@ class Pinned:
                     event.synchronize()
         with self._lock:
             self._sweep()
-            now = time.monotonic()
+            now = _core.monotonic()
             for key, block in list(self._blocks.items()):
                 if block.copies == 0 and (asked or self._closed or now - block.used >= self._idle):
                     self._unpin(key)
@@ -204,11 +203,11 @@ class Pinned:
         """The session is over. Copies that are not done within a second are left to the thread."""
         with self._lock:
             self._closed = True
-        deadline = time.monotonic() + _PATIENCE
+        deadline = _core.monotonic() + _PATIENCE
 
         def is_over() -> bool:
             left = self.tidy(False) and bool(self._under_way)
-            return not left or time.monotonic() >= deadline
+            return not left or _core.monotonic() >= deadline
 
         wait_until(is_over)
         self._words.wake()
@@ -224,7 +223,7 @@ class Pinned:
 
     def _pin(self, key: tuple[str, int], buffer: _core.Buffer, device: Device) -> Block | None:
         until, pause = self._refused.get(device.kind, (0.0, _PAUSES[0]))
-        if time.monotonic() < until or not self._room():
+        if _core.monotonic() < until or not self._room():
             return None
         # Somebody is to give it up again: where no thread is to be had, nothing is pinned.
         with suppress(OSError):
@@ -249,7 +248,7 @@ class Pinned:
                         device.kind,
                         error,
                     )
-                self._refused[device.kind] = time.monotonic() + pause, min(2 * pause, _PAUSES[1])
+                self._refused[device.kind] = _core.monotonic() + pause, min(2 * pause, _PAUSES[1])
                 return None
             self._refused.pop(device.kind, None)
             self._seen.pop(key, None)
@@ -289,7 +288,7 @@ class Pinned:
 
     def _look_within(self, seconds: float) -> None:
         """Have the thread look that soon. It is woken only where it would come much too late."""
-        due = time.monotonic() + seconds
+        due = _core.monotonic() + seconds
         if self._look == 0.0 or self._look > due + _LOOK:
             self._look = due
             self._words.wake()

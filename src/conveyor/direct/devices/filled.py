@@ -69,10 +69,10 @@ def wait_for_values(filled: Event, where: Located, nbytes: int, process: Any) ->
 
 
 def _soon(filled: Event) -> bool:
-    end = time.monotonic() + _MOMENT
+    end = _core.monotonic() + _MOMENT
 
     def sleep(seconds: float) -> bool:
-        if time.monotonic() > end:
+        if _core.monotonic() > end:
             return True
         time.sleep(seconds)
         return False

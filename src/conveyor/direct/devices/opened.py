@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from typing import TYPE_CHECKING
 
+from conveyor import _core
 from conveyor.codec.direct import Located
 from conveyor.device import Device
 from conveyor.exceptions import SystemLimitError
@@ -33,14 +33,14 @@ _Key = tuple[int, int, bytes]
 class _Open:
     """Memory that is open.
 
-    used: when it was asked for last, by ``time.monotonic()``.
+    used: when it was asked for last, by ``_core.monotonic()``.
     """
 
     __slots__ = ("memory", "used")
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
-        self.used = time.monotonic()
+        self.used = _core.monotonic()
 
 
 class Opened:
@@ -64,7 +64,7 @@ class Opened:
         key = where.slot, where.incarnation, handle
         found = self._open.get(key)
         if found is not None:
-            found.used = time.monotonic()
+            found.used = _core.monotonic()
             return found.memory
         try:
             memory = device.open_memory(handle)
@@ -113,7 +113,7 @@ class Opened:
         """Close what was not used for a while. In how many seconds there may be more; ``None``: all is
         closed."""
         with self._lock:
-            before = time.monotonic() - IDLE
+            before = _core.monotonic() - IDLE
             idle = [key for key, one in self._all() if one.used <= before]
             gone = [self._open.pop(key, None) for key in idle]
             pause = min((one.used - before for _, one in self._all()), default=None)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from conveyor import _core
-from conveyor.checks import check_timeout
+from conveyor.checks import deadline_of, left_until
 from conveyor.codec import arrays
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.direct import Located, Unfetched
@@ -64,10 +63,9 @@ def get_each_into(refs: Any, into: Any, timeout: float | None) -> Any:
         if not isinstance(ref, Ref):
             raise TypeError(f"get takes references, and one is a {type(ref).__name__}")
     _check_apart(ahead)
-    timeout = check_timeout(timeout)
-    end = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+    end = deadline_of(timeout)
     for ref, _ in ahead:
-        ref._settled(timeout if end is None else max(end - time.monotonic(), 0.0))
+        ref._settled(left_until(end))
     received = [receive(ref._unfetched(), targets) for ref, targets in ahead]
     return dict(zip(refs, received, strict=True)) if isinstance(refs, Mapping) else received
 

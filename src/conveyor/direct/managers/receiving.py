@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -78,11 +77,11 @@ class _Transfer:
         request = manager.fetch_multiple_tensors(self._id, self._metadata, self._communicator, None)
         while True:
             step = _step()
-            began = time.monotonic()
+            began = _core.monotonic()
             try:
                 return manager.wait_fetch_complete(request, step)
             except TimeoutError:
-                if time.monotonic() - began < step / 2:
+                if _core.monotonic() - began < step / 2:
                     raise  # it is the transport's own
             try:
                 self._check()

@@ -50,7 +50,7 @@ def run_alone(coroutine: Coroutine[Any, Any, Any]) -> None:
 class Line:
     """One thread: the hosts it is inside of, outermost first, and the job that it waits for."""
 
-    __slots__ = ("inside", "loop", "sent", "waits_for")
+    __slots__ = ("bounded", "inside", "loop", "sent", "waits_for")
 
     def __init__(self, loop: Host | None = None) -> None:
         #: The actor whose event loop this thread runs.
@@ -59,6 +59,8 @@ class Line:
         #: Jobs that the loop's coroutines have submitted elsewhere, and that are not done yet.
         self.sent: set[Job] = set()
         self.waits_for: Job | None = None
+        #: Whether that wait has a deadline: then no cycle leads through it.
+        self.bounded = False
 
     def names_from(self, host: Host) -> list[str]:
         """``host`` and what this line has entered from there; each waits for the next."""
@@ -261,7 +263,7 @@ class Lines:
         Raises ``DeadlockError`` if nobody else can bring that about, ``WaitTimeoutError``.
         """
         line = self.current()
-        before = line.waits_for
+        before = line.waits_for, line.bounded
         patience = Patience(timeout)
         try:
             while True:
@@ -270,11 +272,11 @@ class Lines:
                         return
                     # Looked for and entered in one go: of a cycle's members, only the last one is
                     # refused.
-                    names = self._way_back(line, job, {line})
+                    names = None if patience.bounded else self._way_back(line, job, {line})
                     if names is not None:
                         raise _deadlock(line, job, names)
                     if line.waits_for is not job:
-                        line.waits_for = job
+                        line.waits_for, line.bounded = job, patience.bounded
                         self.changed.notify_all()  # that this line stands still may be news
                     woken = self.changed.wait(patience.step())
                     if ready():
@@ -282,7 +284,7 @@ class Lines:
                 if not woken:
                     patience.check(lambda: job.label, lambda: self._doing(job))
         finally:
-            line.waits_for = before
+            line.waits_for, line.bounded = before
 
     def _way_back(self, me: Line, job: Job, seen: set[Line]) -> list[str] | None:
         """The names on the way from ``job`` to ``me``, if ``job`` only goes on when ``me`` does."""
@@ -291,7 +293,7 @@ class Lines:
         for line in movers:
             found = line.names_from(job.host)
             if line is not me:
-                if line in seen or line.waits_for is None:
+                if line in seen or line.waits_for is None or line.bounded:
                     return None
                 rest = self._way_back(me, line.waits_for, seen | {line})
                 if rest is None:

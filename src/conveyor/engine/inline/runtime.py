@@ -6,7 +6,6 @@ import itertools
 import logging
 import os
 import threading
-import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -365,9 +364,9 @@ class InlineRuntime(CallingRuntime):
             except KeyboardInterrupt as raised:
                 # Of what one does at its end: the others have theirs.
                 interrupt = interrupt or raised
-        end = time.monotonic() + self._grace
+        end = _core.monotonic() + self._grace
         hosts += [loop for loop in list(self._loops) if loop not in hosts]
-        late = [x.name for x in hosts if not x.join(max(end - time.monotonic(), 0.0))]
+        late = [x.name for x in hosts if not x.join(max(end - _core.monotonic(), 0.0))]
         if late and self._grace > 0:
             logger.warning(
                 "not ended within the grace period of %g s: %s", self._grace, ", ".join(late)

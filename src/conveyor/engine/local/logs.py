@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+
+from conveyor import _core
 
 LINE_BYTES = 64 << 10  # a longer line is broken
 TAIL_LINES = 20
@@ -49,7 +50,7 @@ class LogPrinter:
     ``feed`` may block as long as the driver's stream does (a paused terminal); nothing else does.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, show: bool = True) -> None:
+    def __init__(self, clock: Callable[[], float] = _core.monotonic, show: bool = True) -> None:
         """``show=False``: print nothing, only keep the tails."""
         self._clock = clock
         self._show = show

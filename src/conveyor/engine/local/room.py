@@ -5,8 +5,8 @@ from __future__ import annotations
 import select
 import socket
 import threading
-import time
 
+from conveyor import _core
 from conveyor.engine.events import EventLoop
 from conveyor.flag import Flag
 
@@ -16,7 +16,7 @@ class RoomWait:
     thread."""
 
     def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
+        self._end = _core.monotonic() + seconds
         self._given_up = False
         self.go_on = Flag()
 
@@ -28,12 +28,12 @@ class RoomWait:
     @property
     def over(self) -> bool:
         """Whether it waits no longer."""
-        return self._given_up or time.monotonic() >= self._end
+        return self._given_up or _core.monotonic() >= self._end
 
     def wait(self) -> None:
         """Until ``go_on`` is set, or it is over."""
         if not self.over:
-            self.go_on.wait(self._end - time.monotonic())
+            self.go_on.wait(self._end - _core.monotonic())
 
 
 class Room:

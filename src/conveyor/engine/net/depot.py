@@ -13,9 +13,9 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 
+from conveyor import _core
 from conveyor.engine.net.answering import Answering, break_off, hear, wait_on
 from conveyor.engine.net.handshake import HandshakeError, NotHeardError, hang_up
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
@@ -138,7 +138,7 @@ class Supply:
         if failing is None:
             return ""
         since, tries, why = failing
-        return f"no connection comes about since {time.monotonic() - since:.1f} s ({tries} tries; {why})"
+        return f"no connection comes about since {_core.monotonic() - since:.1f} s ({tries} tries; {why})"
 
     def fetch(self, number: int, size: int) -> int:
         """The file of that number, as one of this host. ``SystemLimitError`` or ``OutOfMemoryError`` where
@@ -237,7 +237,7 @@ class Supply:
             self._failing = None
 
     def _dialled_at_last(self) -> socket.socket:
-        began, tries, pauses = time.monotonic(), 0, _pauses()
+        began, tries, pauses = _core.monotonic(), 0, _pauses()
         while True:
             try:
                 sock = self._dial()
@@ -254,7 +254,7 @@ class Supply:
                     raise SystemLimitError(number, text) from error
                 tries += 1
                 self._failing = began, tries, str(error) or type(error).__name__
-                if tries >= _MOST_TRIES and time.monotonic() - began >= _REACHED_WITHIN:
+                if tries >= _MOST_TRIES and _core.monotonic() - began >= _REACHED_WITHIN:
                     if isinstance(error, NotHeardError):  # it listens, and so it is there
                         raise _unheard(error) from error
                     self._unreachable(str(error))

@@ -14,11 +14,11 @@ import errno
 import math
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
+from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.engine.net.flights import NOBODY_WAITS, Flight, Waiter, failure
 from conveyor.engine.net.source import Source
@@ -95,7 +95,7 @@ class Fetches:
         with self._lock:
             flight = self._flights.get(wanted)
             if flight is None:
-                shared = self._lately.get(wanted, 0.0) > time.monotonic()
+                shared = self._lately.get(wanted, 0.0) > _core.monotonic()
                 flight = self._flights[wanted] = Flight(wanted, wanted.size, [waiter], [], shared)
             elif flight.keeps_until:
                 flight.keeps_until = 0.0
@@ -184,7 +184,7 @@ class Fetches:
 
     def _keep(self, source: Source, flight: Flight) -> None:
         """With the lock: nobody wants it any more. Others may, soon."""
-        now = time.monotonic()
+        now = _core.monotonic()
         for wanted in [one for one, until in self._lately.items() if until <= now]:
             del self._lately[wanted]
         if flight.size >= LINGER_FROM:

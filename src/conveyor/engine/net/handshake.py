@@ -105,7 +105,7 @@ def dial(
     """A connection to the listener there, which has let this side in and is what it should be. ``OSError``
     where nobody answers, :class:`HandshakeError` where the two do not belong together. One that has no time
     for it is asked again, as long as there is any."""
-    deadline = time.monotonic() + timeout
+    deadline = _core.monotonic() + timeout
     pauses = Pauses(_FIRST_PAUSE, min(_LONGEST_PAUSE, _SHARE * timeout))
     while True:
         sock = _connected(address, deadline)
@@ -113,7 +113,7 @@ def dial(
             return _introduced(sock, address, token, own, deadline, tls)
         except (NotHeardError, ConnectionResetError, ssl.SSLEOFError) as error:
             pause = pauses.next()
-            if time.monotonic() + pause >= deadline:
+            if _core.monotonic() + pause >= deadline:
                 if tls is None:
                     raise
                 raise _refused(address, _ENDED) from error
@@ -356,7 +356,7 @@ def _proof(token: bytes, role: bytes, binding: bytes, *said: bytes) -> bytes:
 
 
 def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
+    left = deadline - _core.monotonic()
     if left <= 0:
         raise HandshakeError("the other side has not finished its handshake in time")
     return left

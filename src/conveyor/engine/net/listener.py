@@ -8,12 +8,12 @@ import select
 import socket
 import ssl
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
 from msgspec import Struct
 
+from conveyor import _core
 from conveyor.engine.net.handshake import (
     HandshakeError,
     Identity,
@@ -185,7 +185,7 @@ class Listener:
             return one
 
     def _greet(self, one: _Pending) -> None:
-        deadline = time.monotonic() + self._patience
+        deadline = _core.monotonic() + self._patience
         other: Identity | None = None
         try:
             binding = b""

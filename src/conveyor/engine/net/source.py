@@ -7,7 +7,6 @@ import math
 import os
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -114,9 +113,9 @@ class Source(Supply):
 
     def _is_worth_waiting(self) -> bool:
         """Wait for a flight. False: none has come for some time, and nothing is kept, so the thread ends."""
-        until = time.monotonic() + _IDLE
+        until = _core.monotonic() + _IDLE
         while True:
-            now = time.monotonic()
+            now = _core.monotonic()
             kept = self._expire(now)
             with self._turn:
                 if self._flights:

@@ -6,11 +6,10 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from conveyor import system_limits
+from conveyor import _core, system_limits
 from conveyor.engine.net.tls import credentials
 from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
@@ -151,7 +150,7 @@ def _check_reachable(address: str) -> None:
         return
     if not 1 <= int(port) <= 65535:
         raise ValueError(f"there is no port {port}, in the address {address!r} of a Ray cluster")
-    end = time.monotonic() + _CONNECT_SECONDS
+    end = _core.monotonic() + _CONNECT_SECONDS
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as asked:
             if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
@@ -169,7 +168,7 @@ def _check_answers(asked: socket.socket, end: float) -> None:
     asked.sendall(_HTTP2_GREETING)
     said = b""
     while len(said) < _FRAME_HEADER:
-        asked.settimeout(max(end - time.monotonic(), 0.001))
+        asked.settimeout(max(end - _core.monotonic(), 0.001))
         try:
             more = asked.recv(_FRAME_HEADER - len(said))
         except TimeoutError:

@@ -300,9 +300,12 @@ class Link:
             value = self.gate.get(ref._number, 0, look)
             if value is not EMPTY:
                 return value
-        waiting = self._process.lanes.waiting(lambda n: self.blockers(ref, n), ref._number < 0)
-        with waiting as wait, self._pump.attending(self, ref._number < 0) as attending:
-            return self._wait(ref, Patience(timeout), wait, attending)
+        patience, queued = Patience(timeout), ref._number < 0
+        waiting = self._process.lanes.waiting(
+            lambda n: self.blockers(ref, n), queued, patience.bounded
+        )
+        with waiting as wait, self._pump.attending(self, queued) as attending:
+            return self._wait(ref, patience, wait, attending)
 
     def lacks(self) -> Ref | None:
         """What the first call that waits here waits for, and so do all behind it."""

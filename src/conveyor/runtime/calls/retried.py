@@ -222,7 +222,7 @@ class Tries:
 
         # Those of the call's session, which may have ended meanwhile: there may be another one by now.
         inbox, lanes = self._runtime.inbox, self._runtime.lanes
-        with lanes.waiting(lambda n: self.blockers(ref, n), True) as wait:
+        with lanes.waiting(lambda n: self.blockers(ref, n), True, patience.bounded) as wait:
             wait_patiently(inbox, over, patience, lambda: self.describe(ref), self.doing, wait)
 
     def _is_over(self, ref: Ref) -> bool:

@@ -91,7 +91,7 @@ class CompiledGraph(Generic[ResultT]):
         nothing is sent.
         Every argument is encoded before anything is sent: one that cannot be sent raises
         ``SerializationError`` and leaves no trace. Waits while ``depth`` executions are on their way;
-        ``timeout`` (seconds, ``None`` or negative: no limit) bounds that wait with ``WaitTimeoutError``.
+        ``timeout`` (seconds, ``None`` or -1: no limit) bounds that wait with ``WaitTimeoutError``.
         ``deadline``: seconds from now in which all of it must have run (default: the one in
         ``Config``); after that, tasks that have not begun are skipped, coroutines are cancelled, and
         whoever gets a result that is not there gets ``DeadlineExceededError``. An input of the graph

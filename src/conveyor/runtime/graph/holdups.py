@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from time import monotonic
 
+from conveyor import _core
 from conveyor.plan.model import EXECUTOR
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Executor
@@ -95,7 +95,7 @@ class HoldUps:
         return holder_among(progress, afar, own, dict(epoch.hosts), number, edge), True
 
     def _is_old(self, number: int, epoch: Epoch) -> bool:
-        now = monotonic()
+        now = _core.monotonic()
         with self._lock:
             if number not in self._since:
                 completed = epoch.gate.completed

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from conveyor import _core
-from conveyor.checks import check_timeout
+from conveyor.checks import deadline_of, left_until
 from conveyor.dag.containers import is_named_tuple, rebuild_tuple, with_fields
 from conveyor.dag.parts import given
 from conveyor.exceptions import ArgumentsError
@@ -61,16 +60,10 @@ class EffectRef(GraphRef):
         return self._result._unfetched()
 
     def _after_effects(self, ask: Callable[[float | None], Any], timeout: float | None) -> Any:
-        timeout = check_timeout(timeout)
-        if timeout is None or timeout < 0:
-            value = ask(timeout)
-            for effect in self._effects:
-                effect.get(timeout)
-            return value
-        end = time.monotonic() + timeout
-        value = ask(timeout)
+        end = deadline_of(timeout)
+        value = ask(left_until(end))
         for effect in self._effects:
-            effect.get(max(end - time.monotonic(), 0.0))
+            effect.get(left_until(end))
         return value
 
     def done(self) -> bool:
@@ -209,18 +202,15 @@ def get_all(refs: Any, timeout: float | None) -> Any:
             return soon if len(soon) == len(refs) else soon + _each(refs[len(soon) :])
     if isinstance(refs, Ref):
         return refs.get(timeout)
-    timeout = check_timeout(timeout)
+    end = deadline_of(timeout)
     if not isinstance(refs, (list, tuple, dict)) and not _is_instance(refs):
         raise ArgumentsError(f"get takes a ref or a container of refs, not {type(refs).__name__}")
     every: list[Ref] = []
     _check(refs, "", every)
-    limited = timeout is not None and timeout >= 0
-    end = time.monotonic() + timeout if timeout is not None and limited else 0.0
 
     def value(item: Any) -> Any:
         if isinstance(item, Ref):
-            # A negative one is said: it wins over what a graph's setting says.
-            return item.get(max(end - time.monotonic(), 0.0) if limited else timeout)
+            return item.get(left_until(end))
         if isinstance(item, list):
             return [value(i) for i in item]
         if isinstance(item, tuple):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from conveyor import _core
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
 from conveyor.pauses import Pauses
 from conveyor.runtime.messages.message import MAX_FDS
@@ -143,11 +144,11 @@ def _none_left() -> Missing:
 
 def _patiently(operation: Callable[[], T]) -> T:
     """Half a message cannot be taken back, and one that is lost is waited for in vain."""
-    until, pauses = time.monotonic() + _PATIENCE, Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
+    until, pauses = _core.monotonic() + _PATIENCE, Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
     while True:
         try:
             return operation()
         except OSError as error:
-            if error.errno not in PASSING or time.monotonic() >= until:
+            if error.errno not in PASSING or _core.monotonic() >= until:
                 raise
         time.sleep(pauses.next())

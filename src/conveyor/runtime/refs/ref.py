@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from functools import partial
 from types import GenericAlias, ModuleType
@@ -18,7 +17,7 @@ from conveyor.runtime.refs.holding import Holding
 from conveyor.runtime.refs.outcome import Failure
 from conveyor.runtime.refs.placed import Placed, may_have_stayed
 from conveyor.runtime.sights import learn, passing_on, tells
-from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
 from conveyor.system_limits import explained
 from conveyor.typevars import ValueT
@@ -42,9 +41,6 @@ _CANCELLED = _core.CANCELLED
 _OVERDUE = _core.OVERDUE
 ErrorFrame = _core.ErrorFrame
 _Snapshot = _core.Snapshot
-
-#: What a negative timeout stands for: no limit, whatever the default is.
-FOREVER = 1e9
 
 
 class Source(Protocol):
@@ -182,9 +178,7 @@ class Ref(_RefCore[ValueT], Placed):
         """What it keeps, which is waited for as by ``get``."""
         timeout = check_timeout(timeout)
         outcome = self._outcome
-        if outcome is EMPTY:
-            outcome = self._settle(FOREVER if timeout is not None and timeout < 0 else timeout)
-        return outcome
+        return self._settle(timeout) if outcome is EMPTY else outcome
 
     def _unfetched(self) -> Any:
         """Its value, which is there, with ``Unfetched`` in the place of what has stayed elsewhere."""
@@ -259,20 +253,21 @@ class Ref(_RefCore[ValueT], Placed):
 
     def _wait_for_others(self, by: object, timeout: float | None) -> float | None:
         """Wait until the outcome or the claim is here. Returns what is left of the timeout."""
-        end = None if timeout is None else time.monotonic() + timeout
+        patience = Patience(timeout)
         runtime = context.running()
         if runtime is None:  # the session has ended, and none begins because of its refs
             raise ending.ended()
-        with runtime.lanes.waiting(lambda n: blockers_of(self, n), True) as wait:
-            wait_until(
+        ask = partial(blockers_of, self)
+        with runtime.lanes.waiting(ask, True, patience.bounded) as wait:
+            wait_patiently(
                 runtime.inbox,
                 lambda: self._outcome is not EMPTY or self._claim(by),
-                timeout,
+                patience,
                 lambda: self._source.describe(self),
                 lambda: "another thread of this process is getting it",
                 wait,
             )
-        return None if end is None else max(end - time.monotonic(), 0.0)
+        return patience.left()
 
     def _arrived(self, value: Any) -> None:
         """What came out of the channel, as it is kept, is the outcome."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Generator, Hashable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from conveyor import _core
-from conveyor.checks import check_timeout
+from conveyor.checks import check_timeout, deadline_of, left_until
 from conveyor.codec import Reader
 from conveyor.exceptions import SerializationError
 from conveyor.later import import_later
@@ -67,7 +66,7 @@ class StreamRef(Ref[list[ItemT]]):
     def next(self, timeout: float | None = None) -> ItemT:
         """The next item; waits for it.
 
-        timeout: seconds (``None`` or negative: no limit). Raises ``StopIteration`` at the end,
+        timeout: seconds (``None`` or -1: no limit). Raises ``StopIteration`` at the end,
         ``WaitTimeoutError`` when the time is over (the item can still be had), and what the generator
         has raised, as ``get`` of other references does.
         """
@@ -83,7 +82,7 @@ class StreamRef(Ref[list[ItemT]]):
         if item is not EMPTY:
             return item
         runtime = context.current()
-        patience = Patience(None if timeout is None or timeout < 0 else timeout)
+        patience = Patience(timeout)
 
         def ready() -> bool:
             nonlocal item
@@ -92,7 +91,7 @@ class StreamRef(Ref[list[ItemT]]):
                 look_at_company(self)
             return item is not EMPTY
 
-        with runtime.lanes.waiting(self._blockers, True) as wait:
+        with runtime.lanes.waiting(self._blockers, True, patience.bounded) as wait:
             wait_patiently(runtime.inbox, ready, patience, self._describe, self._doing, wait)
         return item
 
@@ -131,12 +130,11 @@ class StreamRef(Ref[list[ItemT]]):
 
         If it raises, the items that it had taken can still be had with ``next``.
         """
-        timeout = check_timeout(timeout)
-        end = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        end = deadline_of(timeout)
         items: list[ItemT] = []
         while True:
             try:
-                items.append(self.next(None if end is None else max(end - time.monotonic(), 0.0)))
+                items.append(self.next(left_until(end)))
             except StopIteration:
                 return items
             except BaseException:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -24,6 +23,7 @@ from conveyor.exceptions import DeadlockError
 from conveyor.runtime.waiting.ways import Node, way_back
 from conveyor.runtime.waiting.works import (
     BESIDE,
+    BOUNDED,
     CALLS,
     FULL,
     LOOP,
@@ -83,7 +83,7 @@ def _follow(board: _core.Board, first: Sequence[Node]) -> dict[Node, _Note] | No
         read = board.waits(*node)
         if read is None:
             raise _BeingNoted
-        if not read[3]:
+        if not read[3] or read[2] == BOUNDED:
             return None
         notes[node] = _Note(*read)
         ahead += [(slot, work) for slot, work, _ in read[3]]
@@ -118,14 +118,16 @@ class Wait:
         lane: int | None = None,
         mode: int = BESIDE,
         refresh: float = FIRST_REFRESH,
+        bounded: bool = False,
     ) -> None:
         """``work``: what it keeps from being done. ``lane``: whose thread waits, if any does. ``mode``: how
         the work is run. ``refresh``: after how long its blockers, if they may change, are seen anew for the
-        first time."""
+        first time. ``bounded``: it ends by itself, so it is part of no cycle."""
         self._lanes = lanes
         self.work = work
         self.lane = lane
         self.mode = mode
+        self.bounded = bounded
         self.thread = threading.get_ident()
         #: Called before each look.
         self.serve: Callable[[], object] | None = None
@@ -138,7 +140,7 @@ class Wait:
         self._ask = ask
         self._changes = changes
         # Others may have to be asked, so not before it has lasted some time.
-        self.since = monotonic()
+        self.since = _core.monotonic()
         self._begins = 0.0 if lane is None or not changes else self.since + FIRST_REFRESH
         #: What others have found out: see ``waiting.reports``.
         self.found: Found | None = None
@@ -164,11 +166,11 @@ class Wait:
         to look again; ``None``: when the bell rings. ``asked``: of the inbox, before that was.
 
         Raises ``DeadlockError``."""
-        now = monotonic()
+        now = _core.monotonic()
         if now < self._begins:
             return self._begins - now
         self.resolve(asked, now)
-        return self.judge(now)
+        return self._again(now) if self.bounded else self.judge(now)
 
     def resolve(self, asked: int, now: float) -> None:
         """The first half of a look: note who is waited for, seen anew where that is due."""
@@ -200,8 +202,11 @@ class Wait:
             self._recheck = min(2 * step, _LONGEST_RECHECK)
             return step
         self._recheck = _FIRST_RECHECK
-        again = max(self._refresh_at - now, 0.001) if self._changes else None
+        again = self._again(now)
         return sooner(again, self._lanes.reports.tell(self, now)) if abroad else again
+
+    def _again(self, now: float) -> float | None:
+        return max(self._refresh_at - now, 0.001) if self._changes else None
 
     def _heed(self) -> bool:
         """Raise what the driver has found, if it is of this wait as it is now. True: at the next look; what

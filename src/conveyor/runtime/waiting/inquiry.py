@@ -20,7 +20,7 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from conveyor.runtime.waiting.ways import Node, way_back
-from conveyor.runtime.waiting.works import THREADS, lane_of
+from conveyor.runtime.waiting.works import BOUNDED, THREADS, lane_of
 
 #: A process's slot on the boards, and which of its processes it is.
 Reader: TypeAlias = "tuple[int, int]"
@@ -128,13 +128,14 @@ class _Seen:
         return [row for row in rows if row[1] not in doomed] if doomed else rows
 
     def note(self, node: Node) -> _Note | None:
-        """What keeps a work from being done: the waits of its lane, or its own; ``None``: nothing does."""
+        """What keeps a work from being done for ever: the waits of its lane, or its own; ``None``: nothing
+        does."""
         slot, work = node
         rows = self.rows(slot)
         found = [row for row in rows if row[0] == lane_of(work)] or [
             row for row in rows if row[0] == work
         ]
-        if not found:
+        if not found or found[0][3] == BOUNDED:
             return None
         _, stamp, answered, mode, *_ = found[0]
         return _Note(stamp, answered, mode, tuple(row[4:] for row in found))

@@ -11,7 +11,16 @@ from typing import Protocol
 from conveyor import _core
 from conveyor.runtime.waiting.deadlock import Wait
 from conveyor.runtime.waiting.reports import Reports
-from conveyor.runtime.waiting.works import CALLS, PLACE, STEPS, THREADS, Ask, Blockers, lane_of
+from conveyor.runtime.waiting.works import (
+    BOUNDED,
+    CALLS,
+    PLACE,
+    STEPS,
+    THREADS,
+    Ask,
+    Blockers,
+    lane_of,
+)
 
 
 class Serving(Protocol):
@@ -78,16 +87,18 @@ class Lanes:
             self._pooled.call = None
 
     @contextmanager
-    def waiting(self, ask: Ask, changes: bool = False) -> Iterator[Wait | None]:
+    def waiting(
+        self, ask: Ask, changes: bool = False, bounded: bool = False
+    ) -> Iterator[Wait | None]:
         """This thread waits for what ``ask`` tells (``changes``: not always the same). ``None``: it
-        keeps the actor from nothing."""
+        keeps the actor from nothing. ``bounded``: the wait ends by itself, so it is part of no cycle."""
         call = getattr(self._pooled, "call", None)
         pooled = call is not None
         if self._mode < 0 or not (pooled or threading.get_ident() == self._main):
             yield None
             return
         text, work = call or (self._running(), STEPS)
-        wait = Wait(self, work, ask, changes, text, lane_of(work))
+        wait = Wait(self, work, ask, changes, text, lane_of(work), bounded=bounded)
         serving = None if pooled or self._serving is None else self._serving()
         if serving is not None:
             wait.serve = serving.turn
@@ -102,8 +113,9 @@ class Lanes:
                 serving.end()
 
     def noted_waits(self) -> list[Wait]:
-        """Those that may be on the board. With the lock."""
-        return [wait for wait in (*self._waits, *self.coroutines) if wait.blockers]
+        """Those that may be part of a cycle. With the lock."""
+        waits = (*self._waits, *self.coroutines)
+        return [wait for wait in waits if wait.blockers and not wait.bounded]
 
     def next_question(self) -> int:
         with self.lock:
@@ -169,6 +181,8 @@ class Lanes:
                 stamp = max(wait.stamp for wait in waits)
                 # Questions are counted from the process's start: far from where the count wraps.
                 answered = max(min(wait.answered for wait in waits), 0)
+                if any(wait.bounded for wait in waits):
+                    mode = BOUNDED
                 noted += [
                     (work, stamp, answered, mode, slot, of, text)
                     for (slot, of), text in texts.items()

@@ -57,6 +57,9 @@ class ActorLoop(asyncio.SelectorEventLoop):
         self._forking: asyncio.Task[Any] | None = None
         _loops.add(self)
 
+    #: The clock of deadlines, which a test that replaces ``time.monotonic`` does not stop.
+    time = staticmethod(_core.monotonic)
+
     def call_at(  # type: ignore[override]  # it takes and passes on anything
         self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:

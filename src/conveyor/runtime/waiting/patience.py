@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from conveyor import _core
@@ -26,33 +26,38 @@ class Patience:
     def __init__(self, timeout: float | None, left: float | None = None) -> None:
         """``left``: of a wait that has begun in another process, what it has left."""
         self.timeout = timeout
-        self._start = time.monotonic()
+        self._start = _core.monotonic()
         left = timeout if left is None else left
-        self._deadline = None if left is None else self._start + left
-        self._log_at: float | None = self._start + LOG_AFTER
+        self._deadline = inf if left is None else self._start + left
+        self._log_at = self._start + LOG_AFTER
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the wait ends by itself."""
+        return self._deadline < inf
 
     def step(self) -> float | None:
         """Seconds until something is to be done: the deadline, or the log line. ``None``: never."""
-        ends = [end for end in (self._deadline, self._log_at) if end is not None]
-        return max(min(ends) - time.monotonic(), 0.0) if ends else None
+        end = min(self._deadline, self._log_at)
+        return max(end - _core.monotonic(), 0.0) if end < inf else None
 
     def left(self) -> float | None:
         """Seconds until the deadline. ``None``: there is none."""
-        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+        return max(self._deadline - _core.monotonic(), 0.0) if self.bounded else None
 
     def over(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
+        return _core.monotonic() >= self._deadline
 
     def check(self, what: Callable[[], str], who: Callable[[], str]) -> None:
         """Log a long wait once; raise ``WaitTimeoutError`` when the time is over."""
-        now = time.monotonic()
-        if self._deadline is not None and now >= self._deadline:
+        now = _core.monotonic()
+        if now >= self._deadline:
             raise WaitTimeoutError(
                 f"timed out after {in_seconds(self.timeout)} waiting for {what()}; {who()}. "
                 "The same wait can be tried again"
             )
-        if self._log_at is not None and now >= self._log_at:
-            self._log_at = None
+        if now >= self._log_at:
+            self._log_at = inf
             import logging  # slow to import, and most programs never wait that long
 
             logging.getLogger("conveyor").warning(

@@ -8,11 +8,11 @@ of waits that end soon, and of a process's at most once in some time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from conveyor import _core
 from conveyor.runtime.waiting.inquiry import Waiting
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Reports:
             if isinstance(found, Exception):
                 for wait in self._lanes.noted_waits():
                     wait.told = -1
-                self._not_before = monotonic() + _LONGEST_PAUSE
+                self._not_before = _core.monotonic() + _LONGEST_PAUSE
                 failed, self._failed = not self._failed, True
             elif found is not None:
                 for wait in self._lanes.noted_waits():

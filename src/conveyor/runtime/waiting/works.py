@@ -31,8 +31,8 @@ def lane_of(work: int) -> int:
 
 #: How a work is run: one thing at a time; calls in threads; on an event loop, which is blocked; not yet;
 #: beside others, as a coroutine or in a thread; when one of those has ended, of which there are as many as
-#: there may be.
-ONE, THREADS, LOOP, STARTING, BESIDE, FULL = range(6)
+#: there may be. Or how it is kept: by a wait that has a deadline, so no cycle of waits leads through it.
+ONE, THREADS, LOOP, STARTING, BESIDE, FULL, BOUNDED = range(7)
 
 #: Who has to do something before a wait ends: (board slot, work, what it is in words). Any of them may do
 #: it. Empty: nobody knows who, so it counts as nobody that waits.

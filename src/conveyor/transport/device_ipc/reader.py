@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from conveyor import _core
 from conveyor.device import Device, Event
 from conveyor.device.lasting import outlast
 from conveyor.device.waits import happened, wait_until
@@ -249,8 +249,8 @@ class Reader(DeviceIpcConduit):
 
 def _soon(events: list[Event]) -> bool:
     """Whether all of them happen within a moment."""
-    end = time.perf_counter() + _MOMENT
+    end = _core.monotonic() + _MOMENT
     while not all(map(happened, events)):
-        if time.perf_counter() > end:
+        if _core.monotonic() > end:
             return False
     return True

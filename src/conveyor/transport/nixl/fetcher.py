@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from conveyor import _core
 from conveyor.futures import Future
 from conveyor.transport.nixl.agents import make_agent
 
@@ -151,7 +151,7 @@ class Fetcher:
             self._step(fetch, self._begin)
         for fetch in [one for one in self._under_way if one not in new]:
             self._step(fetch, lambda one: self._agent.check_xfer_state(one.handle))
-        now = time.monotonic()
+        now = _core.monotonic()
         due = [one for one in self._failing if one[0] <= now]
         self._failing = [one for one in self._failing if one[0] > now]
         for _, fetch, error in due:
@@ -174,7 +174,7 @@ class Fetcher:
         if self._under_way:
             return _POLL
         if self._failing:
-            return max(0.0, min(self._failing, key=itemgetter(0))[0] - time.monotonic())
+            return max(0.0, min(self._failing, key=itemgetter(0))[0] - _core.monotonic())
         return None
 
     def _begin(self, fetch: Fetch) -> str:
@@ -206,7 +206,7 @@ class Fetcher:
         except BaseException as error:
             # As text: its frames would keep the memory.
             words = f"the memory of {fetch.writer} cannot be read: {error}"
-            self._failing.append((time.monotonic() + fetch.grace, fetch, ConnectionError(words)))
+            self._failing.append((_core.monotonic() + fetch.grace, fetch, ConnectionError(words)))
             self._end(fetch)
             self._forget(fetch.offer.agent)  # it is connected anew by what comes next
             return

@@ -150,4 +150,5 @@ class Coroutines:
         if deadline:
             left = (deadline - _core.monotonic_ns()) / 1e9
             timer = self._loop.call_later(left, task.cancel)
+            does.add_timer(timer, self._loop.time())
         return task

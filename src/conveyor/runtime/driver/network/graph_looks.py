@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from conveyor import _core
@@ -40,14 +39,14 @@ def look_afar(
     if patience <= 0:
         why = "it was not asked, by the thread that would hear its answer"
         return Afar(unknown=dict.fromkeys(names.values(), why))
-    end = time.monotonic() + patience
+    end = _core.monotonic() + patience
     looks = {
         host: Look(question, number, layout.offsets, tuple(actors))
         for host, actors in asked.items()
     }
     answers = {host: abroad.looks.look(host, look, layout.segment) for host, look in looks.items()}
     clocks = _clocks(abroad, own, answers, end) if question.trace else {}
-    wait(answers.values(), max(end - time.monotonic(), 0.0))
+    wait(answers.values(), max(end - _core.monotonic(), 0.0))
     seen: dict[int, Sight] = {}
     rings: dict[int, Rings] = {}
     by_actor: dict[int, Offset] = {}
@@ -87,7 +86,7 @@ def _clock(abroad: FarHosts, host: int, end: float) -> Offset | None:
     if host == HERE:
         return Offset(_core.monotonic_ns(), NONE.ahead, NONE.error)
     try:
-        left = max(end - time.monotonic(), 0.001)
+        left = max(end - _core.monotonic(), 0.001)
         samples = abroad.pump.ask_clock(host, _CLOCK_TIMES, left)
     except OSError:  # the session ends
         return None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -111,7 +110,7 @@ class FarHosts:
         """Where the processes with these slots are, as what goes beside the edges of a graph has to know."""
         numbers = [self.host_of(slot) for slot in slots]
         if len(set(numbers)) < 2:
-            return Whereabouts(laid=time.monotonic_ns())
+            return Whereabouts(laid=_core.monotonic_ns())
         hosts = tuple(
             [
                 Host(number, self._address if number == HERE else self._hosts[number].address[0])
@@ -121,7 +120,7 @@ class FarHosts:
         # A connection that is silent breaks within a window, and the host is lost after another one. The rest
         # is for the news to get there.
         known = 2 * self._window + KNOWN_DEAD_WITHIN / 2
-        return Whereabouts(hosts, max(known, KNOWN_DEAD_WITHIN), time.monotonic_ns())
+        return Whereabouts(hosts, max(known, KNOWN_DEAD_WITHIN), _core.monotonic_ns())
 
     # A process
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
+from conveyor import _core
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime.actor.orders import End
 from conveyor.runtime.calls.exit_hook import EXIT_HOOK
@@ -69,7 +69,7 @@ class Goodbye:
     ) -> list[ActorRecord]:
         left: list[ActorRecord] = []
         grace = 0.0 if self._over else self.grace
-        end = time.monotonic() + grace
+        end = _core.monotonic() + grace
         over = False
         try:
             if not _wait_for(asked, end - grace / 2):
@@ -82,7 +82,7 @@ class Goodbye:
                 self._warn([record for record in left if record.alive])
             for record in left:
                 self._kill(record)
-        killed = time.monotonic()
+        killed = _core.monotonic()
         _wait_for([r for r in left if r.host is not None], killed + _FAR_PATIENCE)
         near = [r for r in left if r.host is None and not _stays(r)]
         if not _wait_for(near, killed + _KILLED_PATIENCE):
@@ -130,4 +130,4 @@ def _stays(record: ActorRecord) -> bool:
 
 def _wait_for(records: list[ActorRecord], end: float) -> bool:
     """Wait until they have ended, at most until ``end`` on the monotonic clock. Whether they have."""
-    return all(record.exited.wait(max(end - time.monotonic(), 0.0)) for record in records)
+    return all(record.exited.wait(max(end - _core.monotonic(), 0.0)) for record in records)

@@ -161,9 +161,9 @@ class Owner:
         weakref.finalize(self, connection.hang_up).atexit = False
         return connection
 
-    def answer(self, request: _Request) -> Generator[Need, None, Any]:
+    def answer(self, request: _Request, bounded: bool = False) -> Generator[Need, None, Any]:
         """The part of an attempt that waits for the answer, and returns it or raises it. Who waits no more
-        withdraws the request."""
+        withdraws the request. ``bounded``: the owner answers in time in any case."""
         try:
             while not request.is_answered():
                 # The owner counts the time, and says what it was waiting for.
@@ -172,6 +172,7 @@ class Owner:
                     request.ask,
                     lambda: f"{self.name} to answer",
                     lambda: "its owner has not answered",
+                    bounded=bounded,
                 )
         except BaseException:
             self._withdraw(request)
@@ -256,7 +257,8 @@ class RemoteEntry:
         if execution.deadline:
             self._alarm.add(execution)
         ready = need.ready
-        return replace(need, ready=lambda: ready() or execution.passed())
+        bounded = bool(execution.deadline)
+        return replace(need, ready=lambda: ready() or execution.passed(), bounded=bounded)
 
     def submit(
         self,
@@ -295,7 +297,8 @@ class RemoteEntry:
             )
 
         request = self._owner.send(ask, snapshot)
-        return (yield from self._owner.answer(request))
+        bounded = patience is not None or left is not None
+        return (yield from self._owner.answer(request, bounded))
 
 
 class RemoteUpkeep:

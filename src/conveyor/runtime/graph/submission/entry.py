@@ -155,7 +155,8 @@ class GateEntry:
     def until_done(self, need: Need, execution: Source) -> Need:
         self._check_time(execution)
         self._wake_up_for(execution)
-        return replace(need, ready=_either(need.ready, execution))
+        bounded = bool(execution.deadline)
+        return replace(need, ready=_either(need.ready, execution), bounded=bounded)
 
     def refs_of(self, error: BaseException) -> Any:
         return self._results.failed(error, self._source, self._supervision.epoch.streams)
@@ -184,7 +185,9 @@ class GateEntry:
         else:
             # Held while waiting for room: who comes first goes first.
             timeout = terms.patience.timeout
-            with _core.Turn(self._lock, _shorter(timeout, execution), self._holder) as taken:
+            with _core.Turn(
+                self._lock, _shorter(terms.patience.left(), execution), self._holder
+            ) as taken:
                 if not taken:
                     self._check_time(execution)
                     raise WaitTimeoutError(
@@ -211,6 +214,7 @@ class GateEntry:
                 lambda: f"room for another execution of {self._name} (depth {self._plan.depth})",
                 self._source.doing,
                 lambda: f"{self._name}: {self._plan.depth} executions are on their way",
+                bounded=bool(source.deadline),
             )
             epoch = self._supervision.epoch
             epoch.recording.own.note_room(epoch.gate.submitted, began, blocking)

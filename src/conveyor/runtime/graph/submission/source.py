@@ -72,7 +72,8 @@ class GraphSource:
         if value is not EMPTY:
             return value
         patience = Patience(timeout)
-        with self._process.lanes.waiting(functools.partial(self.blockers, ref), True) as wait:
+        ask = functools.partial(self.blockers, ref)
+        with self._process.lanes.waiting(ask, True, patience.bounded) as wait:
             return self._wait(ref, patience, wait)
 
     def _wait(self, ref: Ref, patience: Patience, wait: Wait | None) -> Any:

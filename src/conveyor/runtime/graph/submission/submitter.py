@@ -34,6 +34,8 @@ class Need(Struct, frozen=True):
     refusal: Callable[[], str] | None = None
     #: The argument that is lacking, if it is one.
     ref: Ref | None = None
+    #: Whether it is ``ready()`` at the execution's deadline at the latest.
+    bounded: bool = False
 
 
 #: Goes on until it lacks something, and in the end returns what ``execute`` returns. Who drives it closes it.
@@ -158,7 +160,7 @@ class Submitter(Generic[T]):
             made = self.entry.at_once(args, kwargs)
             if made is not None:
                 return made
-        patience = Patience(None if timeout is not None and timeout < 0 else timeout)
+        patience = Patience(timeout)
         terms = Terms("block", patience, seconds)
         self.entry.revive(terms)
         return self._ways.block(self._attempt(args, kwargs, terms), patience)
@@ -228,7 +230,8 @@ class BellWays:
 
     def _block(self, need: Need, patience: Patience) -> None:
         process = self._process
-        with process.lanes.waiting(need.ask, True) as wait:
+        bounded = need.bounded or patience.bounded
+        with process.lanes.waiting(need.ask, True, bounded) as wait:
             wait_patiently(process.inbox, need.ready, patience, need.what, need.who, wait)
 
     async def wait(self, attempt: Attempt) -> Any:
@@ -241,7 +244,7 @@ class BellWays:
                     need = next(attempt)
                 except StopIteration as over:
                     return over.value
-                await wait_until(need.ready, need.ask)
+                await wait_until(need.ready, None if need.bounded else need.ask)
         finally:
             attempt.close()
 

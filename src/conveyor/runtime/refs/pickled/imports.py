@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 from conveyor import _core
@@ -19,7 +20,7 @@ from conveyor.runtime.refs.pickled.asked import Asked
 from conveyor.runtime.refs.pickled.exchange import Arrived, ExportId, Made
 from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.staying import stays_afar
-from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
 
 Claim = tuple[str, ExportId, int]
@@ -305,12 +306,13 @@ class Imports:
         ):
             # Its outcome comes to the parent: a wait here would never end.
             raise RuntimeStateError(f"{ref!r} belongs to the process that this one was forked from")
-        lanes = context.current().lanes
-        with lanes.waiting(lambda question: self.blockers(ref, question), True) as wait:
-            wait_until(
+        patience, lanes = Patience(timeout), context.current().lanes
+        ask = partial(self.blockers, ref)
+        with lanes.waiting(ask, True, patience.bounded) as wait:
+            wait_patiently(
                 self._inbox,
                 lambda: ref._parcel is not None,
-                timeout,
+                patience,
                 lambda: self.describe(ref),
                 lambda: "it is made in another process",
                 wait,
