@@ -33,6 +33,8 @@ Kind kind_of(uint16_t kind) {
 
 using namespace conveyor;
 
+// The module's own PyInit, which asks first: nanobind keeps its types for the process, not for an interpreter.
+#define PyInit__core init_in_main_interpreter
 NB_MODULE(_core, m) {
 #ifdef Py_GIL_DISABLED
   // What the bindings share is guarded by the GIL, which the import of this module turns on.
@@ -104,4 +106,13 @@ NB_MODULE(_core, m) {
   bind_direct(m);
   bind_net(m);
   bind_borrowed(m);
+}
+#undef PyInit__core
+
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return init_in_main_interpreter();
+  PyErr_SetString(PyExc_ImportError,
+                  "conveyor cannot be imported in a subinterpreter: its native core belongs to the main interpreter of the process "
+                  "(mod_wsgi: WSGIApplicationGroup %{GLOBAL}; uWSGI: single-interpreter = true)");
+  return nullptr;
 }

@@ -29,7 +29,9 @@ def import_later(name: str) -> ModuleType:
         RuntimeStateError: the interpreter is ending, and imports nothing any more.
     """
     module = sys.modules.get(name)
-    if module is not None and not getattr(module.__spec__, "_initializing", False):
+    if module is not None and not getattr(
+        getattr(module, "__spec__", None), "_initializing", False
+    ):
         return module
     if sys.is_finalizing():
         raise RuntimeStateError(f"the program is ending: {name} cannot be imported any more")

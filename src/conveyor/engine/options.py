@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,7 +11,16 @@ from typing import Any
 from msgspec import Struct
 
 from conveyor.checks import check_env_vars, check_modules, spin_of_environment
+from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime.process import ArenaSize, arena_size
+
+#: What gevent and eventlet replace, and a session's threads need as it is.
+_BLOCKING = (
+    ("_thread", "start_new_thread"),
+    ("select", "select"),
+    ("socket", "socket"),
+    ("subprocess", "Popen"),
+)
 
 #: Seconds of grace that actors have at their end, if nobody says.
 _GRACE = 5.0
@@ -53,12 +63,27 @@ def session_options(
     is none, before anything is done."""
     if unknown:
         raise TypeError(f"the {engine} engine has no option {next(iter(unknown))!r}")
+    _refuse_green_threads()
     size, grace = arena_size(arena_bytes), _grace_period(grace_seconds)
     env_vars, modules = check_env_vars(env_vars), check_modules(preload, "preload")
     spin_of_environment()
     return SessionOptions(
         log_to_driver, size, env_vars, modules, grace, handle_sigterm, raise_descriptor_limit
     )
+
+
+def _refuse_green_threads() -> None:
+    for module, name in _BLOCKING:
+        replacement: str = (
+            getattr(getattr(sys.modules.get(module), name, None), "__module__", None) or ""
+        )
+        library = replacement.partition(".")[0]
+        if library in ("gevent", "eventlet"):
+            raise RuntimeStateError(
+                f"{library} has replaced {module}.{name} of this process (monkey patching), and a session "
+                "needs threads and descriptors that wait on their own: start it in a process that is not "
+                "patched, or leave out thread, socket, select and subprocess"
+            )
 
 
 def _grace_period(seconds: float | None) -> float:

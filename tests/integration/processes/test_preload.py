@@ -85,6 +85,51 @@ def test_torch_has_the_threads_of_its_actor(begin, cpus):
     assert ask(actor, "torch_threads") == (cpus or 1, 64.0**3)
 
 
+class Draw:
+    """Draws from the states that libraries keep for the whole process, first in its constructor."""
+
+    def __init__(self):
+        self.first = self.draw()
+
+    def draw(self):
+        import random
+
+        drawn = [random.getrandbits(64)]
+        numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+        if numpy is not None:
+            drawn += [numpy.uniform(), numpy.normal()]
+        if torch is not None:
+            drawn.append(torch.randint(1 << 60, ()).item())
+        return drawn
+
+    def drawn(self):
+        return self.first, self.draw()
+
+    def end(self):
+        os._exit(3)
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["as it is", "another bit generator"])
+def test_random_states_are_an_actors_own(begin, modules, others):
+    pytest.importorskip("torch")
+    text = "import random, torch, numpy.random\nrandom.random(), numpy.random.normal(), torch.rand(1)\n"
+    if others:
+        text += "if hasattr(numpy.random, 'set_bit_generator'):\n"
+        text += "    numpy.random.set_bit_generator(numpy.random.PCG64(1))\n"
+    (modules / "seeded.py").write_text(text)
+    begin(preload=["seeded"])
+    Remote = conveyor.remote(Draw)
+    actors = [Remote.options(max_restarts=1, max_task_retries=1).remote() for _ in range(3)]
+    drawn = conveyor.get([actor.drawn.remote() for actor in actors], timeout=120)
+    with pytest.raises(conveyor.exceptions.ActorDiedError):
+        conveyor.get(actors[0].end.options(max_task_retries=0).remote(), timeout=120)
+    drawn.append(conveyor.get(actors[0].drawn.remote(), timeout=120))
+    rows = [row for pair in drawn for row in pair]
+    assert {len(row) for row in rows} == {4}
+    for column in zip(*rows, strict=True):
+        assert len(set(column)) == len(column)
+
+
 def test_the_inline_engine_has_the_modules_of_its_process(begin):
     begin(engine="inline", preload=["there_is_none"])
     assert ask(Remote.remote(), "has", "there_is_none", "sys") == [False, True]

@@ -250,7 +250,7 @@ def modules_in_memory() -> list[str]:
         for name, module in list(sys.modules.items())
         if type(module) is ModuleType
         and "." not in name
-        and module.__spec__ is None
+        and getattr(module, "__spec__", None) is None
         and name != "__main__"
         and getattr(module, "__file__", None) is None
         and not name.startswith(("_cython", "cython_runtime"))

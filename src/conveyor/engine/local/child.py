@@ -148,8 +148,23 @@ def _set_up_python(spec: ChildSpec) -> None:
     _set_thread_count()
     import_from(spec.sys_path)
     sys.argv[:] = spec.argv
-    # The server's __main__ is its bootstrap code. `random` has reseeded itself at the fork.
+    # The server's __main__ is its bootstrap code.
     main_module(spec.main_file, spec.main_module)
+    _seed_random_states()
+
+
+def _seed_random_states() -> None:
+    """Seed the global random states of what the server has imported: `random` has done it at the fork."""
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        try:
+            numpy_random.seed()
+        except TypeError:  # a preloaded module has set a bit generator of another kind
+            generator = numpy_random.get_bit_generator()
+            generator.state = type(generator)().state
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
 
 
 def _set_thread_count() -> None:
