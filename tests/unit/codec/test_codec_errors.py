@@ -552,6 +552,122 @@ def test_attribute_that_is_an_exception():
     assert carried.travelled.actor == "first"
 
 
+def itself():
+    error = Plain("first")
+    error.me = error
+    return error
+
+
+def in_its_arguments():
+    error = Plain("first")
+    error.args = ("first", error, [error, 1], (2, error), {"it": error})
+    return error
+
+
+def two_that_know_each_other():
+    error, other = Plain("first"), KeyError("other")
+    error.other, other.other = other, error
+    error.__cause__, other.__cause__ = other, error
+    return error
+
+
+def children_with_a_parent():
+    error = Plain("first")
+    error.children = [Plain("child", i) for i in range(3)]
+    error.by_name = {"a": error.children[0], "b": 2}
+    for child in error.children:
+        child.parent = error
+    return error
+
+
+def a_long_chain():
+    error = last = Plain("first")
+    for i in range(2000):
+        last.next = Plain(i)
+        last = last.next
+    last.next = error
+    return error
+
+
+def each_with_the_one_before_twice():
+    error = Plain("last")
+    for _ in range(40):
+        error = Plain("first", error, error) if _ % 2 else Wraps("first", error)
+    return error
+
+
+class Wraps(Plain):
+    def __init__(self, text, error):
+        super().__init__(text)
+        self.left = self.right = error
+
+
+def a_group_that_its_members_know():
+    error = builtins.ExceptionGroup(
+        "first", [Plain(1), builtins.ExceptionGroup("in", [OSError(2, "no")])]
+    )
+    error.exceptions[0].group = error
+    error.exceptions[1].exceptions[0].group = error
+    return error
+
+
+def shape(error, seen):
+    """All that can be reached from an exception, each exception once."""
+    if isinstance(error, BaseException):
+        if id(error) in seen:
+            return seen[id(error)]
+        seen[id(error)] = len(seen)
+        kind = type(error)
+        return (
+            kind.__name__,
+            [shape(arg, seen) for arg in error.args],
+            {name: shape(value, seen) for name, value in vars(error).items() if name[0] != "_"},
+        )
+    if isinstance(error, (list, tuple)):
+        return type(error), [shape(one, seen) for one in error]
+    if isinstance(error, dict):
+        return {name: shape(one, seen) for name, one in error.items()}
+    return error
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["whole", "with parts that cannot be pickled"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        itself,
+        in_its_arguments,
+        two_that_know_each_other,
+        children_with_a_parent,
+        each_with_the_one_before_twice,
+        a_group_that_its_members_know,
+    ],
+)
+def test_exceptions_that_refer_to_each_other(make, lost):
+    if make is a_group_that_its_members_know and not hasattr(builtins, "ExceptionGroup"):
+        pytest.skip("groups of exceptions came with Python 3.11")
+    error = make()
+    wanted = shape(error, {})
+    if lost:
+        error.lock = threading.Lock()
+    carried = carry(error)
+    assert isinstance(carried, type(error))
+    assert isinstance(carried, TaskError)
+    assert type(carried.cause) is type(error)
+    assert shape(carried.cause, {}) == wanted
+    assert ("not carried over" in str(carried)) == lost
+    again = carry(carried)
+    assert shape(again.cause, {}) == wanted
+
+
+def test_a_long_chain_of_exceptions_that_comes_back_to_its_first():
+    cause = carry(a_long_chain()).cause
+    last = cause
+    for i in range(2000):
+        last = last.next
+        assert last.args == (i,)
+    assert last.next is cause
+
+
 def test_attribute_error_does_not_bring_the_object():
     class Actor:
         def __init__(self):

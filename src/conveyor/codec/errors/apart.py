@@ -47,33 +47,53 @@ def _has_own_reduction(kind: type[BaseException]) -> bool:
 
 
 class _Apart:
-    """Pickles as the parts of an exception, and loads as that exception.
+    """Pickles as the parts of an exception and of those that it refers to, and loads as that exception.
 
-    With ``lost``: parts that cannot be pickled are left out, and named there.
+    All of them are made before any gets its arguments and attributes, so they may refer to each other in
+    cycles. With ``lost``: parts that cannot be pickled are left out, and named there.
     """
 
     def __init__(self, error: BaseException, lost: list[str] | None = None) -> None:
-        self.error = error
         self.lost = lost
+        self.made: list[_Made] = []  # each may refer to more
+        self.by_id: dict[int, _Made] = {}
+        self.root = self.stand_in(error)
 
     def __reduce__(self) -> Any:
-        error = self.error
-        args = tuple(
-            self.carry(f"args[{i}]", arg, partial(shown, longest=1000))
-            for i, arg in enumerate(args_of(error))
-        )
-        state = {
-            name: self.carry(f".{name}", value) for name, value in attributes_of(error).items()
-        }
-        return put_together, (type(error), args, _without_missing(state))
+        parts: list[tuple[_Made, tuple[Any, ...], dict[str, Any]]] = []
+        for made in self.made:
+            error = made.error
+            args = tuple(
+                self.carry(f"args[{i}]", arg, partial(shown, longest=1000))
+                for i, arg in enumerate(args_of(error))
+            )
+            state = {
+                name: self.carry(f".{name}", value) for name, value in attributes_of(error).items()
+            }
+            if _is_group(error):  # takes its members when it is made, and never again
+                made.args = args
+            else:
+                made.args = tuple(None if _refers(arg) else arg for arg in args)
+            parts.append((made, args, _without_missing(state)))
+        return _fill_all, (self.root, parts)
+
+    def stand_in(self, error: BaseException) -> _Made:
+        made = self.by_id.get(id(error))
+        if made is None:
+            made = self.by_id[id(error)] = _Made(error)
+            self.made.append(made)
+        return made
 
     def carry(self, name: str, value: Any, instead: Callable[[Any], Any] | None = None) -> Any:
         if isinstance(value, TaskError):
             return value  # knows how to travel
         if isinstance(value, BaseException):
-            return _Apart(value, self.lost)
-        if isinstance(value, list) and any(isinstance(v, BaseException) for v in value):
-            return [self.carry(f"{name}[{i}]", v) for i, v in enumerate(value)]
+            return self.stand_in(value)
+        kind = type(value)
+        if kind in (list, tuple) and any(isinstance(v, BaseException) for v in value):
+            return kind(self.carry(f"{name}[{i}]", v) for i, v in enumerate(value))
+        if kind is dict and any(isinstance(v, BaseException) for v in value.values()):
+            return {k: self.carry(f"{name}[{shown(k, 100)}]", v) for k, v in value.items()}
         if self.lost is not None:
             try:
                 dumps_by_value(value)
@@ -81,6 +101,33 @@ class _Apart:
                 self.lost.append(name)
                 return instead(value) if instead else _Missing
         return value
+
+
+class _Made:
+    """Pickles as an exception that has nothing yet but its class."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.args: tuple[Any, ...] = ()
+
+    def __reduce__(self) -> Any:
+        return _new, (type(self.error), self.args)
+
+
+def _refers(value: Any) -> bool:
+    if type(value) is dict:
+        value = value.values()
+    elif type(value) not in (list, tuple):
+        return type(value) is _Made
+    return any(type(v) is _Made for v in value)
+
+
+def _fill_all(
+    root: BaseException, parts: list[tuple[BaseException, tuple[Any, ...], dict[str, Any]]]
+) -> BaseException:
+    for made, args, state in parts:
+        _fill(made, args, state)
+    return root
 
 
 class _Missing:
@@ -92,6 +139,10 @@ def _without_missing(state: dict[str, Any]) -> dict[str, Any]:
 
 
 _Group: Any = getattr(builtins, "BaseExceptionGroup", None)  # since Python 3.11
+
+
+def _is_group(error: Any) -> bool:
+    return _Group is not None and isinstance(error, _Group)
 
 
 def args_of(error: BaseException) -> tuple[Any, ...]:
@@ -159,9 +210,14 @@ def put_together(
     kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
     made = _new(kind, args)
+    _fill(made, args, state)
+    return made
+
+
+def _fill(made: BaseException, args: tuple[Any, ...], state: dict[str, Any]) -> None:
     _set_args(made, args)
     for name, value in state.items():
-        for owner in kind.__mro__:
+        for owner in type(made).__mro__:
             field = vars(owner).get(name)
             if isinstance(field, _Field):
                 with contextlib.suppress(Exception):  # read-only: it came with the arguments
@@ -169,7 +225,6 @@ def put_together(
                 break
         else:
             made.__dict__[name] = value
-    return made
 
 
 # Not by assignment: a frozen dataclass, say, has a __setattr__ that refuses.
