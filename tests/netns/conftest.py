@@ -36,8 +36,8 @@ def session(cluster, wait_until):
     """Starts a session, whose end leaves no process of it on either host once the cables are whole."""
 
     @contextlib.contextmanager
-    def start(node_timeout):
-        conveyor.init(engine="ray", node_timeout=node_timeout)
+    def start(node_timeout, **options):
+        conveyor.init(engine="ray", node_timeout=node_timeout, **options)
         try:
             yield
         finally:

@@ -23,18 +23,18 @@ def other_version(monkeypatch):
     monkeypatch.setattr(greeting, "version", lambda: "Conveyor 0.0 on Python 2.7")
 
 
-def told(monkeypatch, **what):
-    terms = agents.Terms
-    monkeypatch.setattr(agents, "Terms", lambda *args: replace(terms(*args), **what))
+def told(monkeypatch, kind, **what):
+    made = getattr(agents, kind)
+    monkeypatch.setattr(agents, kind, lambda *args: replace(made(*args), **what))
 
 
 def other_token(monkeypatch):
-    told(monkeypatch, token=new_token())
+    told(monkeypatch, "Secrets", token=new_token())
 
 
 def dead_address(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as nobody:
-        told(monkeypatch, address=nobody.getsockname())
+        told(monkeypatch, "Terms", address=nobody.getsockname())
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import MsgspecError
+
 from conveyor import _core
 from conveyor.command.nodes import nodes_of
+from conveyor.engine.net.display import FILE as STATUS_FILE
 from conveyor.runtime.driver.graphs.roster import FILE, LaidGraph, read_roster
 from conveyor.runtime.driver.processes.table import DRIVER_SLOT
 from conveyor.runtime.status import ActorStatus, Label, actor_status, status_of, with_node
 
 _PROC = Path("/proc")
 _BOARD = "conveyor-board"
+#: Bytes of a memory file that are read.
+_MOST_BYTES = 1 << 26
 _THERE = (1, 2, 3)  # starting, alive, dying
 
 
@@ -124,7 +129,7 @@ def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Sessio
         return None
     graphs = _graphs(driver)
     label = _labels(graphs)
-    nodes = nodes_of(driver, stacks)
+    nodes = nodes_of(driver, _content(driver, STATUS_FILE), stacks)
     far = [Member(status_of(page, label), page.memory, n.name) for n in nodes for page in n.pages]
     unknown = tuple((node.name, node.unknown) for node in nodes if node.unknown)
     troubles = tuple((node.name, trouble) for node in nodes for trouble in node.troubles)
@@ -161,14 +166,23 @@ def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Sessio
 
 
 def _graphs(driver: int) -> dict[int, LaidGraph]:
-    graphs: dict[int, LaidGraph] = {}
     try:
-        for path, identity in _files(driver, FILE):
-            with os.fdopen(_open(path, identity), "rb") as lines:
-                graphs.update(read_roster(lines))
-    except OSError:  # the driver has ended, and its graphs with it
+        return read_roster(_content(driver, FILE).splitlines(keepends=True))
+    except MsgspecError:  # it is no roster: the driver may be another user's
         return {}
-    return graphs
+
+
+def _content(process: int, name: str) -> bytes:
+    """What the process's memory file of that name holds; nothing if there is none. A process of another user
+    may have put anything there, and any amount."""
+    try:
+        for path, identity in _files(process, name):
+            with os.fdopen(_open(path, identity), "rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+            return data if len(data) <= _MOST_BYTES else b""
+    except OSError:  # the process has ended
+        pass
+    return b""
 
 
 def _labels(graphs: Mapping[int, LaidGraph]) -> Label:

@@ -1,10 +1,13 @@
 """Transports of the user's own for values that stay, whose methods do what they should not."""
 
+import contextlib
 import functools
 import gc
 import itertools
 import os
+import pickle
 import signal
+import socket
 import sys
 import threading
 import time
@@ -321,3 +324,60 @@ def test_a_producers_death_is_told_before_it_is_known(peers, named, monkeypatch)
     monkeypatch.setattr(Source, "gone", lambda source: False)
     with pytest.raises(ActorDiedError, match="Peer"):
         get(ref)
+
+
+class Runs:
+    """A pickle that leaves a trace where it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def sockets_of(pid):
+    """The names of the sockets at which that process listens."""
+    inodes = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{fd}").removeprefix("socket:[").rstrip("]"))
+    with open("/proc/net/unix") as lines:
+        words = [line.split() for line in lines]
+    return [w[7] for w in words if len(w) == 8 and w[7].startswith("@") and w[6] in inodes]
+
+
+def test_strangers_run_no_code_and_take_no_thread(peers, named, tmp_path):
+    """Whoever shares the network namespace can read the name of the socket where a value is asked for."""
+    maker, user = peers
+    name = named(Sockets)
+    ref = maker.tensor.options(tensor_transport=name).remote(2)
+    pid = get(maker.pid.remote())
+    conveyor.wait([ref])
+    names, before = sockets_of(pid), threads_of(pid)
+    assert names
+    trace = str(tmp_path / "ran")
+    question = pickle.dumps((1, pickle.dumps(Runs(trace))))
+    sayings = [
+        b"",
+        pickle.dumps(Runs(trace)),
+        len(question).to_bytes(4, "little") + question,
+        len(pickle.dumps(Runs(trace))).to_bytes(4, "little") + pickle.dumps(Runs(trace)),
+        b"\xff" * 1000,
+    ]
+    with contextlib.ExitStack() as stack:
+        for socket_name in names:
+            for said in sayings * 10:
+                one = stack.enter_context(socket.socket(socket.AF_UNIX))
+                one.connect("\0" + socket_name[1:])
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    one.sendall(said)
+        # Those that have come before it have been looked at by then.
+        assert get(user.sum.remote(ref)) == 8.0
+        assert threads_of(pid) < before + 10
+    assert not os.path.exists(trace)
+    still_works(name, maker, user)
+
+
+def threads_of(pid):
+    return len(os.listdir(f"/proc/{pid}/task"))

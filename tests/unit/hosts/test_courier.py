@@ -9,12 +9,13 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
-from no_descriptors import is_turned_away, none_at_all
+from no_descriptors import none_at_all
 
+from conveyor import local_sockets
 from conveyor.engine.events import EventLoop
-from conveyor.engine.ray import courier as module
 from conveyor.engine.ray.courier import Courier
 from conveyor.engine.ray.greeting import Farewell, Here, Welcome, read, version, write
+from conveyor.local_sockets import UnprovenPeerError, prove
 
 
 class Driver:
@@ -55,6 +56,13 @@ class Driver:
         connection.settimeout(60)
         return connection
 
+    def come(self, number, key, stderr=""):
+        """A process of that number, as it connects and says what it is."""
+        connection = self.connect()
+        prove(connection, key, number)
+        connection.send(write(Here(version(), stderr)))
+        return connection
+
     def close(self):
         self.events.call(self.courier.close)
         self.events.close()
@@ -88,8 +96,7 @@ def answer(connection):
 
 def test_who_was_expected_is_given_descriptors(driver):
     key = driver.expect(1)
-    with driver.connect() as connection:
-        connection.send(write(Here(1, key, version(), "/dev/null")))
+    with driver.come(1, key, "/dev/null") as connection:
         welcome, (fd,) = answer(connection)
         assert welcome == Welcome()
         assert os.stat(fd).st_ino == os.stat(driver.writer).st_ino
@@ -98,7 +105,7 @@ def test_who_was_expected_is_given_descriptors(driver):
         connection.send(write(Farewell(3)))
         assert driver.ended.wait(60)
         assert driver.farewells == [(os.getpid(), 3)]
-    assert driver.courier.strangers == 0
+    assert driver.courier._listener.strangers == 0
 
 
 @pytest.mark.parametrize(
@@ -108,22 +115,21 @@ def test_who_was_expected_is_given_descriptors(driver):
         b"\xc1" * 100,
         b"x" * 4096,
         secrets.token_bytes(500),
-        write(Here(1, b"\0" * 32, version(), "")),
-        write(Here(2, b"\0" * 32, version(), "")),
-        write(Here(-1, b"", version(), "")),
+        write(Here(version(), "")),
         write(Farewell(0)),
+        local_sockets._SIGNED.pack(b"conveyor", 1, b"\0" * 16) + b"\0" * 32,
+        local_sockets._SIGNED.pack(b"conveyor", 2, b"\0" * 16) + b"\0" * 32,
     ],
-    ids=["zero", "no msgpack", "long", "random", "wrong key", "nobody", "no number", "another"],
+    ids=["zero", "no hello", "long", "random", "says what it is", "another", "wrong key", "nobody"],
 )
 def test_strangers_are_dropped_and_counted(driver, said):
     key = driver.expect(1)
     with driver.connect() as connection:
         connection.send(said)
         assert hears_nothing(connection)
-    assert driver.courier.strangers == 1
+    assert driver.courier._listener.strangers == 1
     assert driver.arrived == []
-    with driver.connect() as connection:  # and nobody else is disturbed
-        connection.send(write(Here(1, key, version(), "")))
+    with driver.come(1, key) as connection:  # and nobody else is disturbed
         welcome, (fd,) = answer(connection)
         os.close(fd)
         assert welcome == Welcome()
@@ -131,76 +137,62 @@ def test_strangers_are_dropped_and_counted(driver, said):
 
 def test_a_secret_is_good_once(driver):
     key = driver.expect(1)
-    with driver.connect() as first, driver.connect() as second:
-        first.send(write(Here(1, key, version(), "")))
+    with driver.come(1, key) as first, driver.connect() as second:
         _, fds = answer(first)
         os.close(fds[0])
-        second.send(write(Here(1, key, version(), "")))
-        assert hears_nothing(second)
+        with pytest.raises(UnprovenPeerError, match="hung up"):
+            prove(second, key, 1)
     assert len(driver.arrived) == 1
 
 
 def test_one_that_is_not_wanted_any_more_is_a_stranger(driver):
     key = driver.expect(1)
     driver.events.call(lambda: driver.courier.forget(1))
-    with driver.connect() as connection:
-        connection.send(write(Here(1, key, version(), "")))
-        assert hears_nothing(connection)
+    with driver.connect() as connection, pytest.raises(UnprovenPeerError, match="hung up"):
+        prove(connection, key, 1)
 
 
 def test_a_flood_of_silent_ones_takes_no_more_than_is_kept(driver, monkeypatch):
-    monkeypatch.setattr(module, "_UNKNOWN_KEPT", 8)
+    monkeypatch.setattr(local_sockets, "_UNPROVEN_KEPT", 8)
     key = driver.expect(1)
     silent = [driver.connect() for _ in range(30)]
     try:
-        with driver.connect() as connection:
-            connection.send(write(Here(1, key, version(), "")))
+        with driver.come(1, key) as connection:
             welcome, (fd,) = answer(connection)
             os.close(fd)
             assert welcome == Welcome()
             assert hears_nothing(silent[0])
-            assert len(driver.courier._unknown) <= 8
+            assert len(driver.courier._listener._unproven) <= 8
     finally:
         for one in silent:
             one.close()
 
 
-def test_without_a_descriptor_who_comes_is_turned_away(driver, wait_until):
-    key = driver.expect(1)
-    assert is_turned_away("\0" + driver.courier.address, kind=socket.SOCK_SEQPACKET)
-    wait_until(lambda: driver.courier.strangers >= 1)  # it is counted when it has been told
-    with driver.connect() as connection:
-        connection.send(write(Here(1, key, version(), "")))
-        welcome, (fd,) = answer(connection)
-        os.close(fd)
-        assert welcome == Welcome()
-
-
-def test_without_any_descriptor_the_loop_goes_on_with_the_rest(driver, wait_until):
-    """Not even the spare one is there: somebody was quicker to take it."""
+def test_without_a_descriptor_who_comes_waits_and_the_loop_goes_on_with_the_rest(
+    driver, wait_until, caplog
+):
     key, courier = driver.expect(1), driver.courier
-    courier._pauses = SimpleNamespace(next=lambda: 600.0, begin_anew=lambda: None)
-    courier._spare.close()
+    courier._listener._pauses = SimpleNamespace(next=lambda: 600.0, begin_anew=lambda: None)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(60)
         with none_at_all():
             connection.connect("\0" + courier.address)
             wait_until(lambda: driver.events._resting, 60)
             driver.settle()
+        assert "they wait until it can" in caplog.text
         # It may be that there is one again: who has come is heard then.
         driver.events.call(lambda: driver.events.rest(courier._listener.fileno(), 0.0))
-        connection.send(write(Here(1, key, version(), "")))
+        prove(connection, key, 1)
+        connection.send(write(Here(version(), "")))
         welcome, (fd,) = answer(connection)
         os.close(fd)
         assert welcome == Welcome()
-    assert not courier._spare._file.closed
 
 
 def test_its_end_is_heard_though_a_forked_child_has_copies(driver):
     """A guest leaves when the session ends, whoever has a copy of the driver's end of its connection."""
     key = driver.expect(1)
-    with driver.connect() as connection:
-        connection.send(write(Here(1, key, version(), "")))
+    with driver.come(1, key) as connection:
         _, (fd,) = answer(connection)
         os.close(fd)
         driver.settle()
@@ -223,7 +215,8 @@ def test_its_end_is_heard_though_a_forked_child_has_copies(driver):
 def test_other_versions_are_told(driver):
     key = driver.expect(1)
     with driver.connect() as connection:
-        connection.send(write(Here(1, key, "Conveyor 0.0", "")))
+        prove(connection, key, 1)
+        connection.send(write(Here("Conveyor 0.0", "")))
         welcome, fds = answer(connection)
     assert fds == []
     assert "it is Conveyor 0.0, and the driver Conveyor" in welcome.refused
@@ -236,8 +229,7 @@ def test_a_farewell_is_heard_of_one_that_has_not_read_all(driver):
     """The kernel tells first that what was said to it is lost, and what it has said only then."""
     key = driver.expect(1)
     goes_on = threading.Event()
-    with driver.connect() as connection:
-        connection.send(write(Here(1, key, version(), "")))
+    with driver.come(1, key) as connection:
         _, (fd,) = answer(connection)
         os.close(fd)
         driver.events.call(lambda: driver.courier.tell_to_leave(os.getpid()))

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from no_descriptors import is_turned_away, none_at_all
+from no_descriptors import none_at_all
 
 from conveyor.engine.events import EventLoop
 from conveyor.engine.net.depot import Supply
 from conveyor.engine.net.display import OWN_NODE, Display, NodeSeen, in_words
 from conveyor.futures import Future
+from conveyor.local_sockets import KEY_BYTES, prove
 from conveyor.runtime.graph.telemetry.afar import SeenAll
 
 
@@ -30,15 +31,21 @@ def display(events):
     made.close()
 
 
+def said_by(display):
+    """The key and the name of its socket, as its file holds them."""
+    with open(f"/proc/self/fd/{display._file.fileno()}", "rb") as file:
+        told = file.read()
+    return told[:KEY_BYTES], b"\0" + told[KEY_BYTES:]
+
+
 def answer_of(display):
-    """What it says; nothing where others are answered, as many as may be at once."""
-    with socket.socket(socket.AF_UNIX) as sock, suppress(ConnectionError):
-        # One with a limit of time would not wait for a place among those who are to be let in.
-        sock.connect(display._listener.getsockname())
+    key, name = said_by(display)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(name)
         sock.settimeout(60)
+        prove(sock, key)
         sock.sendall(b"?")
         return b"".join(iter(lambda: sock.recv(1000), b""))
-    return b""
 
 
 def names_in(answer):
@@ -49,53 +56,56 @@ def test_who_asks_is_answered(display):
     assert names_in(answer_of(display)) == ["a node"]
 
 
-def test_without_a_descriptor_who_asks_is_turned_away(display, capfd, wait_until):
-    """The loop would come there again at once, with an error each time."""
-    assert is_turned_away(display._listener.getsockname())
-    assert capfd.readouterr().err == ""
-    # Some of those who came may have been let in since.
-    assert names_in(wait_until(lambda: answer_of(display), 60)) == ["a node"]
+def test_without_the_key_nobody_is_answered(display):
+    _, name = said_by(display)
+    for said in (b"s", b"?" * 200):
+        with socket.socket(socket.AF_UNIX) as sock, suppress(ConnectionResetError):
+            sock.connect(name)
+            sock.settimeout(60)
+            sock.sendall(said)
+            assert sock.recv(1000) == b""
+    assert names_in(answer_of(display)) == ["a node"]
 
 
-def test_without_any_descriptor_the_loop_goes_on_with_the_rest(events, display, wait_until):
-    """Not even the spare one is there: somebody was quicker to take it."""
-    pauses, others = [600.0], threading.Event()
-    display._pauses = SimpleNamespace(next=lambda: pauses[-1], begin_anew=lambda: None)
-    display._spare.close()
+def test_without_a_descriptor_who_asks_waits_and_the_loop_goes_on_with_the_rest(
+    events, display, wait_until
+):
+    key, name = said_by(display)
+    others = threading.Event()
+    display._listener._pauses = SimpleNamespace(next=lambda: 600.0, begin_anew=lambda: None)
     with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(60)
         with none_at_all():
-            sock.connect(display._listener.getsockname())
+            sock.connect(name)
             wait_until(lambda: events._resting, 60)
             events.call(others.set)
             assert others.wait(60)
         # It may be that there is one again: who has come is answered then.
         events.call(lambda: events.rest(display._listener.fileno(), 0.0))
-        sock.settimeout(60)
+        prove(sock, key)
         sock.sendall(b"?")
         assert sock.recv(1) != b""
-    assert not display._spare._file.closed
 
 
 def test_it_ends_while_somebody_is_let_in(events, display, capfd):
-    listener, entered, goes_on = display._listener, threading.Event(), threading.Event()
+    entered, goes_on = threading.Event(), threading.Event()
+    listener = display._listener
+    serve = listener.serve
 
-    class Slow:
-        def accept(self):
-            entered.set()
-            assert goes_on.wait(60)
-            return listener.accept()
+    def slow():
+        entered.set()
+        assert goes_on.wait(60)
+        return serve()
 
-        def __getattr__(self, name):
-            return getattr(listener, name)
-
-    display._listener = Slow()
+    listener.serve = slow
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(listener.getsockname())
+        sock.connect(said_by(display)[1])
         assert entered.wait(60)
         display.close()
         goes_on.set()
         events.close()
-    assert listener.fileno() == -1
+    assert listener._socket.fileno() == -1
+    assert display._file.closed
     assert capfd.readouterr().err == ""
 
 

@@ -17,10 +17,11 @@ import pytest
 from conveyor import _core
 from conveyor.engine.net.depot import Depot
 from conveyor.engine.net.handshake import HandshakeError
+from conveyor.engine.net.tls import SessionCertificate
 from conveyor.engine.ray import greeting
-from conveyor.engine.ray.agent import Agent, Terms
+from conveyor.engine.ray.agent import Agent, Secrets, Terms
 from conveyor.engine.ray.agents import AgentHost, Agents, Ready
-from conveyor.engine.ray.greeting import Elsewhere
+from conveyor.engine.ray.greeting import Elsewhere, Locality
 from conveyor.engine.ray.news import Ended
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError
@@ -218,7 +219,7 @@ def test_a_host_that_cannot_be_told_is_lost_and_whoever_tells_goes_on():
         1,
         "a node",
         SimpleNamespace(do=method, kill=method, leave=method),
-        Ready(("192.0.2.1", 1), "", "", ARENA),
+        Ready(("192.0.2.1", 1), "", "", ARENA, Locality.own()),
         lambda host, why: lost.append(why),
         Depot(),
         None,
@@ -241,7 +242,7 @@ def test_who_waits_for_an_agent_that_has_ended_hears_of_it_when_its_host_is_lost
 
     method = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=does))
     agent = SimpleNamespace(do=method, leave=method)
-    ready = Ready(("192.0.2.1", 1), "", "", ARENA)
+    ready = Ready(("192.0.2.1", 1), "", "", ARENA, Locality.own())
     host = AgentHost(1, "a node", agent, ready, lambda _, why: lost.append(why), Depot(), None)
     sent, left = host.send(Forget(1)), host.leave()
     for answer in answers:
@@ -257,7 +258,7 @@ def test_who_waits_for_an_agent_that_has_ended_hears_of_it_when_its_host_is_lost
 
 def test_a_host_that_cannot_be_connected_to_is_lost_by_a_text_that_says_so():
     lost = []
-    ready = Ready(("192.0.2.1", 4711), "", "", ARENA)
+    ready = Ready(("192.0.2.1", 4711), "", "", ARENA, Locality.own())
     host = AgentHost(1, "a node", None, ready, lambda _, why: lost.append(why), Depot(), None)
     host.carrier._supply._unreachable("timed out")
     assert len(lost) == 1
@@ -268,17 +269,16 @@ def test_a_host_that_cannot_be_connected_to_is_lost_by_a_text_that_says_so():
 
 
 def test_what_an_agent_is_told_is_printed_without_the_token():
-    terms = Terms(1, greeting.version(), b"secret", (0, 1), ("192.0.2.1", 1), ARENA, 10.0, 7)
-    assert "secret" not in repr([terms]) + str(terms)
+    secrets = Secrets(b"token", SessionCertificate(b"pem"))
+    assert "token" not in repr([secrets]) + str(secrets)
+    assert "pem" not in repr([secrets]) + str(secrets)
 
 
 @pytest.fixture
 def agent():
     before = signal.getsignal(signal.SIGINT)
     try:
-        made = Agent(
-            Terms(1, greeting.version(), b"token", (0, 1), ("192.0.2.1", 1), ARENA, 10.0, 7)
-        )
+        made = Agent(Terms(1, greeting.version(), (0, 1), ("192.0.2.1", 1), ARENA, 10.0, 7))
     finally:
         signal.signal(signal.SIGINT, before)
     yield made
@@ -467,7 +467,7 @@ def test_a_process_that_takes_no_answer_which_nobody_waits_for_is_no_loss_of_its
         return SimpleNamespace(future=lambda: done)
 
     method = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=does))
-    ready = Ready(("192.0.2.1", 1), "", "", ARENA)
+    ready = Ready(("192.0.2.1", 1), "", "", ARENA, Locality.own())
     node = SimpleNamespace(do=method)
     host = AgentHost(1, "a node", node, ready, lambda _, why: lost.append(why), Depot(), None)
     record = SimpleNamespace(host=host, reader=(5, 1), alive=True, id=SimpleNamespace(name="asks"))
@@ -484,7 +484,7 @@ def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():
     def start(node):
         started.append(node)
         agents.close()  # meanwhile
-        ready = Ready(("192.0.2.1", 1), "", "", ARENA)
+        ready = Ready(("192.0.2.1", 1), "", "", ARENA, Locality.own())
         return AgentHost(1, "a node", "its agent", ready, lambda host, why: None, Depot(), None)
 
     agents._start = start
@@ -515,7 +515,7 @@ def test_news_that_cannot_be_told_keep_no_others_back(capsys):
 def test_nobody_waits_for_an_agent_that_ray_does_not_place_when_the_session_has_ended():
     placed, killed, raised, asked = Future(), [], [], threading.Event()
 
-    def begin():
+    def begin(_secrets):
         asked.set()
         return SimpleNamespace(future=lambda: placed)
 

@@ -4,6 +4,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 from conveyor.engine.ray.agents import AgentHost, Ready
+from conveyor.engine.ray.greeting import Locality
 from conveyor.engine.ray.ray_hosts import RayHosts
 from conveyor.engine.ray.started import Started
 from conveyor.runtime.process import ArenaSize
@@ -39,7 +40,7 @@ def test_its_processes_have_ended_with_the_session():
     )
     hosts.start(lambda pid, _: exited.append(pid), SimpleNamespace(gone=given_up.append))
     agent = Silent()
-    ready = Ready(("192.0.2.1", 1), "courier", "door", ARENA)
+    ready = Ready(("192.0.2.1", 1), "courier", "door", ARENA, Locality.own())
     host = AgentHost(1, "a node", agent, ready, agents.lose, agents._depot, None)
     agents._by_node["a node"] = host
     actor = Started(number=5, name="A", wants="", on_spawned=lambda _: None)

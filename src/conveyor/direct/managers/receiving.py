@@ -12,7 +12,7 @@ from conveyor.codec import dumps_by_value
 from conveyor.direct.managers.ended import Ended
 from conveyor.direct.managers.hooks import abort, in_words
 from conveyor.direct.managers.manager import TensorTransportManager, starts_fetches
-from conveyor.direct.managers.wire import DONE, Ask, Source, ask, readable, receive_one
+from conveyor.direct.managers.wire import DONE, Answer, Ask, Source, ask, readable, receive_one
 from conveyor.exceptions import SystemLimitError, TransportError, WaitTimeoutError
 from conveyor.runtime import context, threads
 
@@ -94,7 +94,7 @@ class _Transfer:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
             question = Ask(number, dumps_by_value(self._communicator))
             try:
-                ask(asked, self._source.address, question, self._look)
+                ask(asked, self._source, question, self._look)
             except WaitTimeoutError:  # which is an OSError
                 raise
             except OSError as error:
@@ -123,20 +123,20 @@ class _Transfer:
                     return receiving.took()
                 raise self._failed_here(asked, receiving.error)
             if asked in ready and asked in both:
-                answer: Any = receive_one(asked)
+                answer = receive_one(asked, Answer)
                 if answer is None:
                     raise self._error("it has died, or has broken off")
-                if answer[0] is not None:
-                    raise self._error(answer[0])
+                if answer.error is not None:
+                    raise self._error(answer.error)
                 both.remove(asked)  # it has sent all
 
     def _failed_here(self, asked: socket.socket, error: BaseException) -> BaseException:
         """The error of a receiver that has raised. The sender's may be why."""
         asked.settimeout(_GRACE)
-        answer: Any = None
+        answer = None
         with suppress(OSError):
-            answer = receive_one(asked)
-        said = None if answer is None else answer[0]
+            answer = receive_one(asked, Answer)
+        said = None if answer is None else answer.error
         # What is no Exception would end more than the transfer. Nobody has pressed Ctrl-C on its thread.
         if said is None and isinstance(error, Exception):
             return error

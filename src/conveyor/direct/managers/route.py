@@ -124,9 +124,9 @@ class ManagerRoute(Route):
             device = metadata.tensor_device
             if device is not None:
                 self._check_device(str(getattr(device, "type", device)).partition(":")[0].lower())
-            address = b"" if manager.is_one_sided() else SENDER.begin()
+            address, key = ("", b"") if manager.is_one_sided() else SENDER.begin()
             try:
-                source = Source.here(address)
+                source = Source.here(address, key)
                 shapes = () if specs else tuple([_shape_of(one) for one in tensors])
                 note = self._packed(_Note(metadata, source, specs, len(tensors), shapes))
             except BaseException:

@@ -1,14 +1,14 @@
 """The producer's part of transfers in which both ends take part.
 
-A consumer connects to a socket of the producer's, asks, and waits there for the answer. Threads of the
-producer's send meanwhile, whatever its methods do. The connection says who is still there: that it ends is
-how each side learns of the other's end.
+A consumer connects to a socket of the producer's. Both prove themselves; then the consumer asks, and waits
+there for the answer. Threads of the producer's send meanwhile, whatever its methods do. The connection says
+who is still there: that it ends is how each side learns of the other's end.
 """
 
 from __future__ import annotations
 
-import logging
 import os
+import select
 import socket
 import threading
 from contextlib import suppress
@@ -21,7 +21,6 @@ from conveyor.direct.managers.wire import (
     DONE,
     Answer,
     Ask,
-    of_this_user,
     readable,
     receive_one,
     send_one,
@@ -29,11 +28,8 @@ from conveyor.direct.managers.wire import (
 from conveyor.direct.table import TABLE
 from conveyor.exceptions import SystemLimitError
 from conveyor.flag import Flag
-from conveyor.pauses import Pauses
+from conveyor.local_sockets import LocalListener, new_key, new_name
 from conveyor.runtime import threads
-from conveyor.system_limits import hint
-
-_log = logging.getLogger("conveyor")
 
 #: Seconds that a consumer has to say what it asks for.
 _PATIENCE = 30.0
@@ -48,29 +44,27 @@ class Sender:
     def _clear(self) -> None:
         #: Reentrant: values end in finalizers.
         self._lock = threading.RLock()
-        self._listener: socket.socket | None = None
+        self._listener: LocalListener | None = None
+        #: Whoever has a reference to a value here is given it.
+        self._key = b""
         #: Set when nobody can ask at the listener any more.
         self._over = Flag()
         self._values = 0
 
-    def begin(self) -> bytes:
-        """There is one value more. Where it can be asked for."""
+    def begin(self) -> tuple[str, bytes]:
+        """There is one value more. Where it can be asked for, and the key of that socket."""
         with self._lock:
             if self._listener is None:
-                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                key, over = new_key(), Flag()
+                listener = LocalListener(new_name(), socket.SOCK_STREAM, lambda _: key, _admit)
                 try:
-                    # No file: the name is nobody's when the socket is closed.
-                    listener.bind(b"\0conveyor-" + os.urandom(12).hex().encode())
-                    listener.listen(128)
-                    over = Flag()
                     threads.start(_listen, "sends", listener, over)
                 except BaseException:
                     listener.close()
                     raise
-                self._listener, self._over = listener, over
+                self._listener, self._key, self._over = listener, key, over
             self._values += 1
-            address: bytes = self._listener.getsockname()
-            return address
+            return self._listener.name, self._key
 
     def end(self) -> None:
         """There is one less."""
@@ -80,56 +74,44 @@ class Sender:
                 return
             listener, self._listener = self._listener, None
             self._over.set()
-        with suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # the thread closes it
+        listener.stop()  # the thread closes it
 
     def forget(self) -> None:
         """What a forked child has inherited is its parent's."""
         listener = self._listener
         self._clear()
         if listener is not None:
-            listener.close()
+            listener.forget()
 
 
-def _listen(listener: socket.socket, over: Flag) -> None:
-    """Serve those who ask until it is ``over``, which is told by ``shutdown`` as well."""
-    with listener:
-        pauses, told = Pauses(), False
-        while True:
-            try:
-                asked, _ = listener.accept()
-            except InterruptedError:
-                continue
-            except OSError as error:
-                if over.is_set():
-                    return
-                # No descriptor, say, and nothing tells when there is one again: who asks waits in the queue.
-                if not told:
-                    _log.warning(
-                        "process %d cannot be asked for a value just now: %s; who asks waits until it can",
-                        os.getpid(),
-                        hint(error) or error,
-                    )
-                told = True
-                over.wait(pauses.next())
-                continue
-            pauses.begin_anew()
-            told = False
-            try:
-                threads.start(_serve, "send", asked)
-            except SystemLimitError:
-                asked.close()
+def _listen(listener: LocalListener, over: Flag) -> None:
+    """Serve those who ask until it is ``over``, which the listener's :meth:`stop` tells as well."""
+    poll = select.poll()
+    poll.register(listener.fileno(), select.POLLIN)
+    try:
+        while not over.is_set():
+            poll.poll()
+            pause = listener.serve()
+            if pause:
+                over.wait(pause)
+    finally:
+        listener.close()
+
+
+def _admit(asked: socket.socket, _number: int) -> None:
+    try:
+        threads.start(_serve, "send", asked)
+    except SystemLimitError:
+        asked.close()
 
 
 def _serve(asked: socket.socket) -> None:
     with asked, suppress(OSError):
-        if not of_this_user(asked):
-            return
         asked.settimeout(_PATIENCE)
-        fields: Any = receive_one(asked)
-        if fields is not None:
+        ask = receive_one(asked, Ask)
+        if ask is not None:
             asked.settimeout(None)
-            _send_as_asked(asked, Ask(*fields))
+            _send_as_asked(asked, ask)
 
 
 def _send_as_asked(asked: socket.socket, ask: Ask) -> None:

@@ -1,23 +1,27 @@
-"""What both ends of a transfer say to each other, over a socket of one transfer."""
+"""What both ends of a transfer say to each other, over a socket of one transfer.
+
+Both ends prove themselves first (:mod:`conveyor.local_sockets`). What they say is msgpack.
+"""
 
 from __future__ import annotations
 
 import math
-import os
-import pickle
 import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from conveyor.exceptions import ActorDiedError
+from conveyor.local_sockets import prove
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorId
 
 _length = struct.Struct("<I")
-_credentials = struct.Struct("iII")
 _timeval = struct.Struct("@ll")
 _T = TypeVar("_T")
 
@@ -30,22 +34,24 @@ class Source(NamedTuple):
 
     name, actor: what it is called, and its identity (``None``: the driver).
     slot, incarnation: its process on the board.
-    address: of the socket where it is asked to send; empty where it need not.
+    address: the name of the socket where it is asked to send; empty where it need not.
+    key: of that socket.
     """
 
     name: str
     actor: ActorId | None
     slot: int
     incarnation: int
-    address: bytes
+    address: str = ""
+    key: bytes = b""
 
     @classmethod
-    def here(cls, address: bytes) -> Source:
+    def here(cls, address: str, key: bytes) -> Source:
         """This process."""
         runtime = context.current()
         process = runtime.process
         name = process.board.name(process.slot)
-        return cls(name, runtime.own_actor, *process.identity, address)
+        return cls(name, runtime.own_actor, *process.identity, address, key)
 
     def gone(self) -> bool:
         """Whether its process has died."""
@@ -62,7 +68,7 @@ class Source(NamedTuple):
             raise ActorDiedError(text, self.name) from cause
 
 
-class Ask(NamedTuple):
+class Ask(msgspec.Struct, frozen=True, array_like=True):
     """What the consumer says.
 
     number: of the value.
@@ -73,7 +79,7 @@ class Ask(NamedTuple):
     communicator: bytes
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, array_like=True):
     """What the producer says when it is done.
 
     error: why it could not send, in words.
@@ -82,46 +88,50 @@ class Answer(NamedTuple):
     error: str | None
 
 
+_M = TypeVar("_M", Ask, Answer)
+
+
 def send_one(sock: socket.socket, what: Ask | Answer) -> None:
     """Send a message."""
     sock.sendall(_packed(what))
 
 
-def ask(sock: socket.socket, address: bytes, what: Ask, look: Callable[[], float]) -> None:
-    """Connect, and send a message. A process that is stopped reads nothing, and takes no connection once
-    enough of them wait: ``look`` gives the seconds until it wants to be called again, and raises what ends
-    the wait.
+def ask(sock: socket.socket, source: Source, what: Ask, look: Callable[[], float]) -> None:
+    """Connect, prove both ends, and send a message. A process that is stopped reads nothing, and takes no
+    connection once enough of them wait: ``look`` gives the seconds until it wants to be called again, and
+    raises what ends the wait.
 
     Raises:
-        OSError: nobody is there.
+        OSError: nobody is there, or another process is.
     """
-    _retried(sock, look, lambda: sock.connect(address))
+    attempt = partial(_retried, sock, look)
+    attempt(lambda: sock.connect("\0" + source.address))
+    prove(sock, source.key, attempt=attempt)
     rest = memoryview(_packed(what))
     while rest:
-        rest = rest[_retried(sock, look, lambda: sock.send(rest)) :]  # noqa: B023 - called at once
+        rest = rest[attempt(lambda: sock.send(rest)) :]  # noqa: B023 - called at once
 
 
 def _retried(sock: socket.socket, look: Callable[[], float], step: Callable[[], _T]) -> _T:
     while True:
         microseconds = max(int(look() * 1e6), 1000)
-        # The kernel's: it holds for connections that wait, too, of which poll tells nothing.
-        sock.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval.pack(*divmod(microseconds, 10**6))
-        )
+        # The kernel's: they hold for connections that wait, too, of which poll tells nothing.
+        for limit in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, limit, _timeval.pack(*divmod(microseconds, 10**6)))
         with suppress(BlockingIOError):
             return step()
 
 
 def _packed(what: Ask | Answer) -> bytes:
-    data = pickle.dumps(tuple(what), 5)
+    data = msgspec.msgpack.encode(what)
     return _length.pack(len(data)) + data
 
 
-def receive_one(sock: socket.socket) -> tuple[object, ...] | None:
-    """The fields of a message; ``None``: the other end is gone."""
+def receive_one(sock: socket.socket, kind: type[_M]) -> _M | None:
+    """Receive a message; ``None``: the other end is gone."""
     head = _exactly(sock, _length.size)
     data = None if head is None else _exactly(sock, _length.unpack(head)[0])
-    return None if data is None else tuple(pickle.loads(data))
+    return None if data is None else msgspec.msgpack.decode(data, type=kind)
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes | None:
@@ -135,13 +145,6 @@ def _exactly(sock: socket.socket, size: int) -> bytes | None:
             return None
         parts += part
     return bytes(parts)
-
-
-def of_this_user(sock: socket.socket) -> bool:
-    """Whether the process at the other end runs as this one's user."""
-    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _credentials.size)
-    _, uid, _ = _credentials.unpack(packed)
-    return bool(uid == os.geteuid())
 
 
 def readable(some: Sequence[Any], seconds: float | None = None) -> list[Any]:

@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 
 from conveyor.engine.net.alive import watch_life
-from conveyor.engine.net.handshake import hang_up
+from conveyor.local_sockets import hang_up
 from conveyor.runtime import threads
 
 

@@ -17,9 +17,10 @@ from collections.abc import Callable
 
 from conveyor import _core
 from conveyor.engine.net.answering import Answering, break_off, hear, wait_on
-from conveyor.engine.net.handshake import HandshakeError, NotHeardError, hang_up
+from conveyor.engine.net.handshake import HandshakeError, NotHeardError
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
 from conveyor.flag import Flag
+from conveyor.local_sockets import hang_up
 from conveyor.pauses import Pauses
 from conveyor.system_limits import NO_MEMORY, explained, hint
 

@@ -1,19 +1,18 @@
-"""What processes of other hosts are doing, for who looks at a session from outside (``conveyor status``).
+"""Reports of what processes on other nodes are doing, for ``conveyor status``.
 
-Their boards are in the memory of their hosts, so somebody has to ask those: the driver, which answers at a
-Unix socket without a place in the file system. It is there once there is another host, and answers whoever is
-of the driver's user, or root. It takes one byte of a question, and changes nothing.
+Their process tables are in the memory of their nodes, so the driver has to ask. It answers at a Unix socket,
+which is there once there is another node. The socket's name and key are in a memory file of the driver's: the
+driver's user can open that, and root. A question is one byte, and changes nothing.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import socket
-import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from io import FileIO
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +20,7 @@ from msgspec import Struct
 
 from conveyor.engine.events import EventLoop
 from conveyor.exceptions import SystemLimitError
-from conveyor.pauses import Pauses
+from conveyor.local_sockets import LocalListener, new_key, new_name
 from conveyor.runtime import threads
 from conveyor.runtime.status import Page
 
@@ -29,15 +28,14 @@ if TYPE_CHECKING:
     from conveyor.futures import Future
     from conveyor.runtime.graph.telemetry.afar import SeenAll
 
-#: What the socket's name begins with, in the abstract namespace.
-PREFIX = "conveyor-status-"
+#: Name, among the driver's descriptors, of the file that holds the socket's key and then its name.
+FILE = "conveyor-status"
 #: The question: with Python's stacks, or without.
 WITH_STACKS, PLAIN = b"s", b"-"
 
 #: What the driver's own is called.
 OWN_NODE = "the driver's node"
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: see unix(7)
 #: Answers that are under way at once, and seconds for what goes over the socket.
 _MOST, _SECONDS = 4, 5.0
 
@@ -79,25 +77,22 @@ class Display:
 
     def __init__(self, events: EventLoop, gather: Callable[[bool], Sequence[NodeSeen]]) -> None:
         """``gather(stacks)`` asks the hosts; it is called on a thread of its own."""
-        # Not for the command, which would wait for TLS to be imported.
-        from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
-
         self._events, self._gather = events, gather
-        self._no_descriptor, self._spare = NO_DESCRIPTOR, Spare()
-        self._pauses = Pauses()
         self._free = threading.BoundedSemaphore(_MOST)
+        key, name = new_key(), new_name()
+        self._file = FileIO(FILE, "w", opener=lambda name, _flags: os.memfd_create(name))
         try:
-            kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
-            self._listener = socket.socket(socket.AF_UNIX, kind)
+            self._file.write(key + name.encode())
+            self._listener = LocalListener(
+                name, socket.SOCK_STREAM, lambda _: key, self._admit, root=True
+            )
             try:
-                self._listener.bind(f"\0{PREFIX}{secrets.token_hex(8)}")
-                self._listener.listen(_MOST)
-                events.add(self._listener.fileno(), self._accept)
+                events.add(self._listener.fileno(), self._serve)
             except BaseException:
                 self._listener.close()
                 raise
         except BaseException:
-            self._spare.close()
+            self._file.close()
             raise
 
     def close(self) -> None:
@@ -108,24 +103,15 @@ class Display:
     def _end(self) -> None:
         self._events.remove(self._listener.fileno())
         self._listener.close()
-        self._spare.close()
+        self._file.close()
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:  # who has come has gone again
-            return
-        except OSError as error:
-            if error.errno not in self._no_descriptor:
-                raise
-            # Who asks hears the end of its connection. The loop would come here again and again for it. Where
-            # another thread has taken the spare descriptor nothing tells when there is one again.
-            if self._spare.turn_away(self._listener) is None:
-                self._events.rest(self._listener.fileno(), self._pauses.next())
-            return
-        self._pauses.begin_anew()
-        self._spare.restore()
-        if owner(connection)[1] not in (os.geteuid(), 0) or not self._free.acquire(blocking=False):
+    def _serve(self) -> None:
+        pause = self._listener.serve()
+        if pause:
+            self._events.rest(self._listener.fileno(), pause)
+
+    def _admit(self, connection: socket.socket, _number: int) -> None:
+        if not self._free.acquire(blocking=False):
             connection.close()
             return
         try:
@@ -147,10 +133,3 @@ class Display:
                     )
         finally:
             self._free.release()
-
-
-def owner(connection: socket.socket) -> tuple[int, int]:
-    """The process at the other end of a Unix socket, and its user, by the kernel."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(raw)
-    return pid, uid

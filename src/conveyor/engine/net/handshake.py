@@ -21,7 +21,6 @@ import ssl
 import struct
 import sys
 import time
-from contextlib import suppress
 
 from msgspec import Struct
 
@@ -29,6 +28,7 @@ from conveyor import _core
 from conveyor.engine.net.relay import relayed
 from conveyor.engine.net.tls import Tls, reason
 from conveyor.exceptions import ConveyorError
+from conveyor.local_sockets import hang_up
 from conveyor.pauses import Pauses
 
 #: Of the handshake and of what pumps say afterwards.
@@ -165,14 +165,6 @@ def _introduced(
     except BaseException:
         hang_up(sock)
         raise
-
-
-def hang_up(sock: socket.socket) -> None:
-    """End a connection. To close it is not enough where a forked child has a copy: the other side would
-    wait."""
-    with suppress(OSError):  # it has been closed, or has ended
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # what TLS has of it may be in use
-    sock.close()
 
 
 def hand_over(sock: socket.socket, pump: _core.HostPump, host: int) -> None:

@@ -17,7 +17,6 @@ from conveyor import _core
 from conveyor.engine.net.handshake import (
     HandshakeError,
     Identity,
-    hang_up,
     let_in,
     secured,
     wrapped_in,
@@ -27,6 +26,7 @@ from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
 from conveyor.engine.net.tls import Tls
 from conveyor.exceptions import SystemLimitError
 from conveyor.flag import Flag
+from conveyor.local_sockets import hang_up
 from conveyor.pauses import Pauses
 from conveyor.runtime import threads
 

@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 from io import FileIO
 
-from conveyor.engine.net.handshake import hang_up
+from conveyor.local_sockets import hang_up
 
 #: What keeps a connection from being accepted while all descriptors are used.
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})

@@ -73,33 +73,38 @@ _NO_PAGE: Page = (0, 0, 0, 0, 0, 0, "")
 class Terms(Struct, frozen=True):
     """What an agent is told at its start. ``version``: of the driver's Conveyor and Python. ``window``:
     seconds without a connection, after which a host is taken for lost. ``address``: where the driver's
-    host lets others in. ``session``: the number on the driver's board. ``tls``: what it shows and takes,
-    where connections are over TLS."""
+    host lets others in. ``session``: the number on the driver's board."""
 
     number: int
     version: str
-    token: bytes
     driver: Reader
     address: tuple[str, int]
     arena: ArenaSize
     window: float
     session: int
+
+
+class Secrets(Struct, frozen=True):
+    """What lets an agent into the session: the token, and what it shows and takes where connections are over
+    TLS. Ray's control plane keeps the arguments of a constructor as long as the actor lives, and those of a
+    method call not at all: so these come by a call."""
+
+    token: bytes
     tls: Credentials | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"Terms(number={self.number}, token=...)"  # what is printed, or raised, lets nobody in
-        )
+        return "Secrets(...)"  # what is printed, or raised, lets nobody in
 
 
 class Ready(Struct, frozen=True):
     """It is connected. ``address``: where other hosts come; ``courier``: where the processes of its host
-    do, and ``door``: those that are guests."""
+    do, and ``door``: those that are guests; ``locality``: where the agent runs."""
 
     address: tuple[str, int]
     courier: str
     door: str
     arena: ArenaSize
+    locality: greeting.Locality
 
 
 class _Expected(Resident, eq=False, kw_only=True):
@@ -121,6 +126,7 @@ class Agent:
         system_limits.raise_descriptor_limit()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._terms = terms
+        self._token = b""
         self._tls: Tls | None = None
         self._news: queue.SimpleQueue[News | Sent | Unclaimed | None] = queue.SimpleQueue()
         self._events = EventLoop()
@@ -152,7 +158,7 @@ class Agent:
             lambda parcel: self._news.put(Sent(parcel)),
         )
 
-    def begin(self) -> Ready:
+    def begin(self, secrets: Secrets) -> Ready:
         """Let others in, and connect to the driver's host."""
         import ray
 
@@ -160,11 +166,12 @@ class Agent:
         node: str = ray.get_runtime_context().get_node_id()
         system_limits.name_process(f"the agent of node {address} ({node[:8]})")
         pump = self._station.pump
-        if self._terms.tls is not None:
-            self._tls = Tls(self._terms.tls)
+        self._token = secrets.token
+        if secrets.tls is not None:
+            self._tls = Tls(secrets.tls)
         self._listener = Listener(
             (address, 0),
-            self._terms.token,
+            self._token,
             self._identity,
             self._let_in,
             tls=self._tls,
@@ -180,6 +187,7 @@ class Agent:
             self._processes.courier.address,
             self._visitors.courier.address,
             self._station.arena,
+            greeting.Locality.own(),
         )
 
     def do(self, order: FarOrder) -> Any:
@@ -344,8 +352,8 @@ class Agent:
 
     def _dial_for(self, purpose: int, host: int) -> socket.socket:
         own = replace(self._identity, purpose=purpose)
-        address, terms = self._places[host], self._terms
-        return dial_host(host, address, terms.token, own, terms.window, self._tls)
+        address, window = self._places[host], self._terms.window
+        return dial_host(host, address, self._token, own, window, self._tls)
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
         if other.purpose == FOR_FETCHING:
@@ -367,8 +375,8 @@ class Agent:
         self._redials.begin(host, first, lambda error: self._news.put(Reached(host, error)))
 
     def _dial(self, host: int, patience: float) -> None:
-        address, token = self._places[host], self._terms.token
-        sock = dial_host(host, address, token, self._identity, patience, self._tls)
+        address = self._places[host]
+        sock = dial_host(host, address, self._token, self._identity, patience, self._tls)
         hand_over(sock, self._station.pump, host)
 
     def _on_notice(self) -> None:

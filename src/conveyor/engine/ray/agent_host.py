@@ -49,6 +49,8 @@ class AgentHost:
         self.courier = ready.courier
         #: Where those come that are guests.
         self.door = ready.door
+        #: Where its processes run.
+        self.locality = ready.locality
         self.agent = agent
         #: Why it is no more.
         self.lost = ""

@@ -32,7 +32,7 @@ from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.memories import Memories
 from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
-from conveyor.engine.ray.agent import Agent, Ready, Terms
+from conveyor.engine.ray.agent import Agent, Ready, Secrets, Terms
 from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.greeting import Elsewhere
 from conveyor.engine.ray.news import News, Sent, Unclaimed
@@ -125,13 +125,11 @@ class Agents:
         terms = Terms(
             number,
             greeting.version(),
-            self._token,
             self._home.driver,
             address,
             self._home.arena,
             self._window,
             self._home.process.board.session,
-            self._credentials,
         )
         name = f"{node.address} ({node.node[:8]})"
         strategy = NodeAffinitySchedulingStrategy(node.node, soft=False)
@@ -140,7 +138,8 @@ class Agents:
         )(Agent)
         agent = made.remote(terms)
         try:
-            ref = agent.begin.options(concurrency_group="orders").remote()
+            secrets = Secrets(self._token, self._credentials)
+            ref = agent.begin.options(concurrency_group="orders").remote(secrets)
             ready = self._wait_for(ref, node)
         except BaseException as error:
             self._kill(agent)

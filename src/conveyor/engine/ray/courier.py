@@ -1,21 +1,16 @@
-"""Hands descriptors to processes that Ray has started: over a Unix socket, to who proves to be one of them.
+"""Hands descriptors to processes that Ray has started, over a Unix socket.
 
 Ray starts a process and tells it the socket's name and a secret, over its own authenticated connections. The
-process connects and says the secret; the driver checks whose process it is, and gives it its descriptors. So
-whoever gets here shares a kernel and a network namespace with the driver, and its memory can be shared.
+process connects, both ends prove themselves (:mod:`conveyor.local_sockets`), and the driver gives the process
+its descriptors.
 
 The socket has no place in the file system, and is there as long as the session.
 """
 
 from __future__ import annotations
 
-import hmac
-import os
-import secrets
 import socket
-import struct
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,10 +18,7 @@ from functools import partial
 from msgspec import Struct
 
 from conveyor.engine.events import EventLoop
-from conveyor.engine.net.handshake import hang_up
-from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
 from conveyor.engine.ray.greeting import (
-    KEY_BYTES,
     MESSAGE_BYTES,
     Farewell,
     Here,
@@ -36,11 +28,7 @@ from conveyor.engine.ray.greeting import (
     version,
     write,
 )
-from conveyor.pauses import Pauses
-
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: see unix(7)
-#: Connections that have not said who they are. With one more, the oldest of them is dropped.
-_UNKNOWN_KEPT = 64
+from conveyor.local_sockets import LocalListener, hang_up, new_key, new_name, owner
 
 
 class Expected(Struct, eq=False):
@@ -61,14 +49,11 @@ class Courier:
         self._events = events
         self._on_farewell = on_farewell
         self._expected: dict[int, Expected] = {}
-        self._unknown: OrderedDict[int, socket.socket] = OrderedDict()
+        #: Connections of expected processes that have not said yet what they are.
+        self._coming: dict[int, tuple[socket.socket, Expected]] = {}
         self._known: dict[int, tuple[socket.socket, int]] = {}
-        self._listener: socket.socket | None = None
-        self._spare = Spare()
-        self._pauses = Pauses()
-        self._name = f"conveyor-{secrets.token_hex(16)}"
-        #: Connections that were dropped, since they were not by who was expected.
-        self.strangers = 0
+        self._listener: LocalListener | None = None
+        self._name = new_name()
 
     @property
     def address(self) -> str:
@@ -77,12 +62,10 @@ class Courier:
 
     def start(self) -> None:
         """Wait for them from now on."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        listener = LocalListener(self._name, socket.SOCK_SEQPACKET, self._key_of, self._admit)
         try:
-            listener.bind("\0" + self._name)
-            listener.listen(_UNKNOWN_KEPT)
             self._listener = listener
-            self._events.add(listener.fileno(), self._accept)
+            self._events.add(listener.fileno(), self._serve)
         except BaseException:
             self._listener = None
             listener.close()
@@ -95,7 +78,7 @@ class Courier:
         refused: Callable[[str], object],
     ) -> bytes:
         """One process will come, as this number; the secret that it has to know. See :class:`Expected`."""
-        key = secrets.token_bytes(KEY_BYTES)
+        key = new_key()
         self._expected[number] = Expected(key, arrived, refused)
         return key
 
@@ -107,50 +90,33 @@ class Courier:
         """Wait for nobody any more."""
         if self._listener is not None:
             self._events.remove(self._listener.fileno())
-            hang_up(self._listener)
+            self._listener.close()
             self._listener = None
-            self._spare.close()
         for known in list(self._known):
             self._hang_up(known)
-        for unknown in list(self._unknown):
-            self._drop(unknown)
+        for coming in list(self._coming):
+            self._drop(coming)
 
-    def _accept(self) -> None:
-        while self._listener is not None:
-            try:
-                connection, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno not in NO_DESCRIPTOR:
-                    raise
-                # A process that comes without a descriptor for it hears the end of its connection.
-                dropped = self._spare.turn_away(self._listener)
-                self.strangers += dropped or 0
-                if dropped:
-                    continue
-                if dropped is None:
-                    # Another thread has taken the spare one. Nothing tells when there is one again, and the
-                    # loop would come here at once.
-                    self._events.rest(self._listener.fileno(), self._pauses.next())
-                return
-            self._pauses.begin_anew()
-            self._spare.restore()
-            connection.setblocking(False)
-            fd = connection.fileno()
-            if self._owner_of(connection)[1] not in (os.geteuid(), 0):
-                self._unknown[fd] = connection
-                self._drop(fd)
-                continue
-            if len(self._unknown) >= _UNKNOWN_KEPT:
-                self._drop(next(iter(self._unknown)))
-            self._unknown[fd] = connection
-            self._events.add(fd, partial(self._hear, fd))
+    def _key_of(self, number: int) -> bytes | None:
+        expected = self._expected.get(number)
+        return None if expected is None else expected.key
+
+    def _serve(self) -> None:
+        listener = self._listener
+        if listener is None:
+            return
+        pause = listener.serve()
+        if pause:
+            self._events.rest(listener.fileno(), pause)
+
+    def _admit(self, connection: socket.socket, number: int) -> None:
+        expected = self._expected.pop(number)  # it comes once
+        fd = connection.fileno()
+        self._coming[fd] = connection, expected
+        self._events.add(fd, partial(self._hear, fd))
 
     def _hear(self, fd: int) -> None:
-        connection = self._unknown.get(fd)
-        if connection is None:
-            return
+        connection, expected = self._coming[fd]
         try:
             data = connection.recv(MESSAGE_BYTES)
         except BlockingIOError:
@@ -158,15 +124,13 @@ class Courier:
         except OSError:
             data = b""
         said = read(data, Here)
-        expected = None if said is None else self._expected.get(said.number)
-        if said is None or expected is None or not hmac.compare_digest(said.key, expected.key):
+        if said is None:  # it has ended: Ray says so
             self._drop(fd)
             return
-        del self._expected[said.number]  # it comes once
         self._greet(fd, connection, said, expected)
 
     def _greet(self, fd: int, connection: socket.socket, said: Here, expected: Expected) -> None:
-        pid = self._owner_of(connection)[0]
+        pid, _ = owner(connection)
         why = ""
         fds: Sequence[int] = ()
         if said.version != version():
@@ -184,10 +148,10 @@ class Courier:
         except OSError as error:  # it has ended meanwhile, or its descriptors are used up
             why = why or f"its descriptors could not be sent: {error}"
         if why:
-            self._drop(fd, stranger=False)
+            self._drop(fd)
             expected.refused(why)
             return
-        del self._unknown[fd]
+        del self._coming[fd]
         self._known[fd] = connection, pid
         self._events.remove(fd)
         self._events.add(fd, partial(self._hear_end, fd))
@@ -236,14 +200,6 @@ class Courier:
         self._events.remove(fd)
         hang_up(self._known.pop(fd)[0])
 
-    def _drop(self, fd: int, stranger: bool = True) -> None:
-        self.strangers += stranger
+    def _drop(self, fd: int) -> None:
         self._events.remove(fd)
-        hang_up(self._unknown.pop(fd))
-
-    @staticmethod
-    def _owner_of(connection: socket.socket) -> tuple[int, int]:
-        """Its pid and its user, by the kernel."""
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(raw)
-        return pid, uid
+        hang_up(self._coming.pop(fd)[0])

@@ -1,13 +1,14 @@
-"""What the driver and a process that Ray has started say to each other over a Unix socket.
+"""Messages of the driver and a process that Ray has started, over a Unix socket on which both have proved
+themselves.
 
-Each message is one datagram of msgpack of a few fields, and nothing in it is ever unpickled: the driver reads
-what strangers send, before it knows whether they are any.
+Each message is one datagram of msgpack of a few fields, and nothing in it is ever unpickled.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import pwd
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -22,20 +23,64 @@ from conveyor.runtime.process import close_all, dup_all
 
 #: More than any message takes.
 MESSAGE_BYTES = 4096
-#: Of the secret that only the process of one birth is given.
-KEY_BYTES = 32
+
+
+class Locality(Struct, frozen=True):
+    """Where a process runs, as far as it decides whose memory it can share: the boot of the machine, the
+    network and the PID namespace, and the user."""
+
+    boot: str
+    network: str
+    pids: str
+    user: int
+
+    @classmethod
+    def own(cls) -> Locality:
+        """Return this process's. A part that the system does not tell is empty."""
+        try:
+            with open("/proc/sys/kernel/random/boot_id") as file:
+                boot = file.read().strip()
+        except OSError:
+            boot = ""
+        return cls(
+            boot,
+            _linked("/proc/thread-self/ns/net"),
+            _linked("/proc/thread-self/ns/pid"),
+            os.geteuid(),
+        )
+
+    def is_local(self, other: Locality) -> bool:
+        """Whether two processes can share memory, if they are of one user."""
+        return (self.boot, self.network, self.pids) == (other.boot, other.network, other.pids)
+
+    @property
+    def user_name(self) -> str:
+        """The user, for messages."""
+        try:
+            return f"{pwd.getpwuid(self.user).pw_name} ({self.user})"
+        except KeyError:
+            return str(self.user)
+
+
+def _linked(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
 
 
 class Birth(Struct, frozen=True):
     """What a process is given by Ray, with the call that makes it an actor: where the driver waits for it,
     and by what the driver knows it. ``environ`` are the variables that it gets before anything of the
-    user's is imported. ``stay``: it is known to be on the host of who waits; else it says if it is on
-    another. ``node``: the only node of Ray's that counts as that host; none: all that share its kernel do."""
+    user's is imported. ``waits``: where who waits for it runs. ``stay``: it is known to be on that node;
+    else it says if it is on another. ``node``: the only node of Ray's that counts as that one; none: all
+    whose processes can share memory with who waits do."""
 
     address: str
     number: int
     key: bytes
     environ: dict[str, str]
+    waits: Locality
     stay: bool = False
     node: str = ""
 
@@ -48,10 +93,8 @@ class Elsewhere(Struct, frozen=True):
 
 
 class Here(Struct, frozen=True):
-    """The process says that it is there. ``stderr``: the file that it writes to, as far as it is one."""
+    """What the process is. ``stderr``: the file that it writes to, as far as it is one."""
 
-    number: int
-    key: bytes
     version: str
     stderr: str
 

@@ -18,7 +18,7 @@ from conveyor.engine.net.tls import Credentials
 from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.agents import Agents
 from conveyor.engine.ray.connected import Connected
-from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
+from conveyor.engine.ray.greeting import Birth, Elsewhere, Locality, Told, made_for
 from conveyor.engine.ray.news import Arrived, Asked, Come, LostHost, News, Reached
 from conveyor.engine.ray.placement import ray_options, start, wanted
 from conveyor.engine.ray.processes import Processes
@@ -167,7 +167,10 @@ class RayHosts:
         with self._starts.asking(f"start actor {actor.name!r}"):
             actor.fds += made_for(told, fds)
             key = self._courier.expect(actor.number, partial(self._arrived, actor), actor.refuse)
-            birth = Birth(self._courier.address, actor.number, key, environ, node=self._own_node)
+            waits = Locality.own()
+            birth = Birth(
+                self._courier.address, actor.number, key, environ, waits, node=self._own_node
+            )
             actor.handle = start(self._class(actor.name), asked, actor.name)
             self._run(actor, birth)
 
@@ -200,7 +203,9 @@ class RayHosts:
                 key = host.expect(actor.number, place[0], told, segments)
             except Exception as error:
                 raise ActorStartError(f"cannot start actor {actor.name!r}: {error}") from error
-            self._run(actor, Birth(host.courier, actor.number, key, environ, stay=True))
+            self._run(
+                actor, Birth(host.courier, actor.number, key, environ, host.locality, stay=True)
+            )
 
     def _class(self, name: str) -> Any:
         """Ray's class for actors of that name, by which Ray's tools and logs call them."""

@@ -27,6 +27,7 @@ from conveyor.engine.ray.greeting import (
     Elsewhere,
     Farewell,
     Here,
+    Locality,
     Told,
     Welcome,
     read,
@@ -36,6 +37,7 @@ from conveyor.engine.ray.greeting import (
 )
 from conveyor.engine.surroundings import HUGE_TENSORS, import_from, main_module
 from conveyor.exceptions import ActorStartError
+from conveyor.local_sockets import UnprovenPeerError, prove
 from conveyor.runtime import threads
 from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.actor.forked import exit_code
@@ -102,12 +104,57 @@ def become_actor(birth: Birth, connection: socket.socket) -> None:
 
 
 def meet_at(birth: Birth) -> socket.socket | None:
-    """A connection to who waits for this process; ``None`` if that counts as another host's."""
+    """Connect to who waits for this process, with both ends proved; ``None`` if that is on another node.
+
+    Raises:
+        ActorStartError: they are on one node, and cannot share memory all the same; or whoever has the
+            socket's name does not prove itself.
+    """
     import ray
 
     if birth.node and birth.node != ray.get_runtime_context().get_node_id():
         return None
-    return _meet(birth)
+    own, waits = Locality.own(), birth.waits
+    if not own.is_local(waits):
+        if birth.stay:
+            raise _unreachable("it is in another network or PID namespace")
+        return None
+    if own.user != waits.user:
+        raise ActorStartError(
+            f"the processes of the Ray cluster run as user {own.user_name}, and "
+            f"{'the agent of their node' if birth.stay else 'the driver'} as user {waits.user_name}, on one "
+            f"machine ({socket.gethostname()}): they could neither share memory nor end each other. Start "
+            "both as the same user"
+        )
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect("\0" + birth.address)
+        prove(connection, birth.key, birth.number)
+        stderr = ""
+        with suppress(OSError):
+            stderr = os.readlink("/proc/self/fd/2")
+        connection.send(write(Here(version(), stderr)))
+    except UnprovenPeerError as error:
+        connection.close()
+        raise ActorStartError(
+            f"who waits for it does not take the process that Ray has started: {error}"
+        ) from error
+    except OSError as error:
+        connection.close()
+        if birth.stay:
+            raise _unreachable(str(error.strerror)) from error
+        return None  # copies of one virtual machine may say the same of where they run
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _unreachable(why: str) -> ActorStartError:
+    return ActorStartError(
+        f"who waits for it on its own node, {socket.gethostname()}, cannot be reached ({why}): have Ray "
+        "start it in the network namespace of the node"
+    )
 
 
 def where() -> Elsewhere:
@@ -115,27 +162,6 @@ def where() -> Elsewhere:
     import ray
 
     return Elsewhere(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
-
-
-def _meet(birth: Birth) -> socket.socket | None:
-    """A connection to who waits for this process; ``None`` if that is on another machine, or in another
-    network namespace."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        connection.connect("\0" + birth.address)
-        stderr = ""
-        with suppress(OSError):
-            stderr = os.readlink("/proc/self/fd/2")
-        connection.send(write(Here(birth.number, birth.key, version(), stderr)))
-    except OSError as error:
-        connection.close()
-        if birth.stay:
-            raise ActorStartError(
-                f"who waits for it on its own node, {socket.gethostname()}, cannot be reached "
-                f"({error.strerror}): have Ray start it in the network namespace of the node"
-            ) from error
-        return None
-    return connection
 
 
 def welcomed(connection: socket.socket) -> list[int]:

@@ -11,7 +11,6 @@ import os
 import pickle
 import select
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -30,6 +29,7 @@ from conveyor.engine.ray.greeting import (
 )
 from conveyor.engine.ray.guests.turns import Turn
 from conveyor.exceptions import ActorStartError
+from conveyor.local_sockets import owner
 from conveyor.runtime import context, threads
 from conveyor.runtime.actor import forked
 from conveyor.runtime.actor.calls.instance import Instance
@@ -39,7 +39,6 @@ from conveyor.runtime.actor.worker import Worker
 from conveyor.runtime.messages.message import check_greeting
 from conveyor.runtime.process import close_all
 
-_PID = struct.Struct("i8x")  # of what is at the other end of a socket; see unix(7)
 _lock = threading.Lock()
 #: This process takes part in a session, of the driver with that pid.
 _host: int | None = None
@@ -150,8 +149,7 @@ def join(made: Any, birth: Birth, in_turn: bool) -> bool | Elsewhere:
         if connection is None:
             _host = None
             return shell.where()
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PID.size)
-        (_host,) = _PID.unpack(credentials)
+        _host, _ = owner(connection)
         fds = shell.welcomed(connection)
         takes_turns = turn is None or turn.begin()
         threads.start(_take_part, "guest", made, turn, connection, fds)

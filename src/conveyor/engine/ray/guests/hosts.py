@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
+from conveyor.engine.ray.greeting import Birth, Elsewhere, Locality, Told, made_for
 from conveyor.engine.ray.guests import guest as there
 from conveyor.engine.ray.guests.visitors import Visitors
 from conveyor.engine.ray.ray_hosts import RayHosts
@@ -103,7 +103,10 @@ class RayHostsWithGuests(RayHosts):
             key = door.expect(
                 guest.number, partial(self._comes, guest), partial(self._refused, guest)
             )
-            self._call_in(guest, Birth(door.address, guest.number, key, {}, node=self._own_node))
+            waits = Locality.own()
+            self._call_in(
+                guest, Birth(door.address, guest.number, key, {}, waits, node=self._own_node)
+            )
 
     def _invite_abroad(self, guest: _Guest, told: Told, settle: Settle) -> None:
         """Have the agent of its node let it in."""
@@ -115,7 +118,7 @@ class RayHostsWithGuests(RayHosts):
             self._abroad[guest.number] = guest
             told = Told(told.name, told.around, payload)
             key = host.expect(guest.number, place[0], told, segments, visits=True)
-            self._call_in(guest, Birth(host.door, guest.number, key, {}, stay=True))
+            self._call_in(guest, Birth(host.door, guest.number, key, {}, host.locality, stay=True))
 
     def _call_in(self, guest: _Guest, birth: Birth) -> None:
         """Have Ray tell it where it is waited for."""
