@@ -66,10 +66,14 @@ std::shared_ptr<Board> Board::look(int fd) { return open(fd, Use::kLook); }
 
 std::shared_ptr<Board> Board::open(int fd, Use use) {
   Fd own = dup_cloexec(fd);
+  // Memory of another user may be looked at: memory that can shrink would be read to this process's death.
+  if (const int seals = ::fcntl(own.get(), F_GET_SEALS); seals < 0 || (seals & F_SEAL_SHRINK) == 0)
+    throw std::system_error(EPROTO, std::generic_category(), "a board whose memory is not sealed");
   BoardHeader head;
   if (constexpr size_t size = offsetof(BoardHeader, heard); ::pread(own.get(), &head, size, 0) != ssize_t(size)) throw_errno("read board");
   if (head.magic != kBoardMagic || head.version != kBoardVersion)
     throw std::system_error(EPROTO, std::generic_category(), "not a board of this version of conveyor");
+  if (head.slots > kMostSlots) throw std::system_error(EPROTO, std::generic_category(), "a board of too many slots");
   if (::lseek(own.get(), 0, SEEK_END) != off_t(sizeof(BoardHeader) + size_t(head.slots) * sizeof(BoardSlot)))
     throw std::system_error(EPROTO, std::generic_category(), "a board of another size than it says");
   return std::shared_ptr<Board>(new Board(std::move(own), head.slots, use));

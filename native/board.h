@@ -24,6 +24,7 @@
 namespace conveyor {
 
 constexpr uint32_t kBoardMagic = 0x42564e43;
+constexpr uint32_t kMostSlots = 1 << 16;  // of a board that is opened: more than any has
 constexpr uint32_t kBoardVersion = 4;
 constexpr size_t kBellWords = 14;
 constexpr uint32_t kBellBits = kBellWords * 64;

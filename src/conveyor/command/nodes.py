@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import time
 
 import msgspec
 
+from conveyor import _core
 from conveyor.engine.net.display import PLAIN, WITH_STACKS, NodeSeen
 from conveyor.local_sockets import KEY_BYTES, owner, prove
 
@@ -32,7 +32,7 @@ def nodes_of(driver: int, told: bytes, stacks: bool) -> list[NodeSeen]:
 
 
 def _ask(driver: int, key: bytes, name: str, seconds: float, stacks: bool) -> list[NodeSeen]:
-    deadline = time.monotonic() + seconds
+    deadline = _core.monotonic() + seconds
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(seconds)
         sock.connect(f"\0{name}")
@@ -43,14 +43,14 @@ def _ask(driver: int, key: bytes, name: str, seconds: float, stacks: bool) -> li
         sock.sendall(WITH_STACKS if stacks else PLAIN)
         data = bytearray()
         while True:
-            sock.settimeout(max(deadline - time.monotonic(), 0.001))
+            sock.settimeout(max(deadline - _core.monotonic(), 0.001))
             some = sock.recv(1 << 16)
             if not some:
                 break
             data += some
             if len(data) > _MOST_BYTES:
                 raise OSError(f"its answer has more than {_MOST_BYTES} bytes")
-            if time.monotonic() > deadline:
+            if _core.monotonic() > deadline:
                 raise TimeoutError(f"its answer has not ended after {seconds:g} s")
     if not data:
         raise OSError("it has ended the connection")

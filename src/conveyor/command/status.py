@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from json import dumps
 
-from msgspec import json
+from msgspec import to_builtins
 
 from conveyor.command.sessions import Member, NoSuchSession, Session, find_sessions
 from conveyor.engine.net.display import OWN_NODE
+from conveyor.observe.dataflow import printable
 from conveyor.observe.units import size
 from conveyor.runtime.graph.telemetry.stacks import stack_of
 
@@ -19,17 +21,19 @@ def show(pid: int | None, as_json: bool, stacks: bool) -> int:
     try:
         sessions = find_sessions(pid, stacks)
     except NoSuchSession as error:
-        print(f"conveyor: {error}", file=sys.stderr)
+        print(f"conveyor: {printable(str(error))}", file=sys.stderr)
         return 1
     if as_json:
         print(
-            json.format(json.encode([_as_json(session, stacks) for session in sessions])).decode()
+            # Only printable ASCII: texts may be another user's.
+            dumps(to_builtins([_as_json(session, stacks) for session in sessions]), indent=2)
         )
         return 0
     if not sessions:
         print("no session of Conveyor is running that this user may look at")
     for session in sessions:
-        print("\n".join(_lines(session, stacks)))
+        # Names, command lines and stacks may be another user's, and are no commands for this terminal.
+        print("\n".join(map(printable, _lines(session, stacks))))
     return 0
 
 

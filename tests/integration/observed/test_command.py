@@ -207,3 +207,79 @@ def test_a_roster_stays_small(laid, opened_since):
     # What is being written has no end yet.
     whole = b'{"number":1,"name":"a","tasks":{}}\n'
     assert read_roster([whole, whole[:-5]]) == {1: LaidGraph(1, "a", {})}
+
+
+HOSTILE = """
+import os, select, socket, sys, threading
+import conveyor
+from conveyor.command.sessions import _files
+from conveyor.dag import InputNode
+from conveyor.engine.net import display
+from conveyor.local_sockets import LocalListener, new_key, new_name
+from conveyor.runtime.driver.graphs.roster import FILE
+
+@conveyor.remote
+class Actor:
+    def echo(self, x):
+        return x
+
+actor = Actor.options(name="its actor").remote()
+with InputNode() as inp:
+    graph = actor.echo.bind(inp).compile()
+pid = os.getpid()
+((roster, _),) = _files(pid, FILE)
+((board, _),) = _files(pid, "conveyor-board")
+with open(roster, "r+b") as file:
+    file.write(b"no JSON, \\xff, and a line\\n")
+copies = [os.memfd_create("conveyor-board") for _ in range(3)]
+for copy, size in zip(copies, (None, 4096, 10)):
+    with open(board, "rb") as file:
+        os.write(copy, file.read()[:size])
+
+def pour(connection, _number):
+    def run():
+        try:
+            while True:
+                connection.sendall(bytes(1 << 20))
+        except OSError:
+            pass
+    connection.setblocking(True)
+    threading.Thread(target=run, daemon=True).start()
+
+key, name = new_key(), new_name()
+told = os.memfd_create(display.FILE)
+os.write(told, key + name.encode())
+listener = LocalListener(name, socket.SOCK_STREAM, lambda _: key, pour)
+print(pid, flush=True)
+poll = select.poll()
+for one in (listener, sys.stdin):
+    poll.register(one, select.POLLIN)
+while sys.stdin.fileno() not in dict(poll.poll()):
+    listener.serve()
+"""
+
+
+def test_memory_and_sockets_of_others_are_not_trusted():
+    """A session whose files hold nonsense, and whose driver's answer does not end. Its memory may shrink, its
+    names are commands for a terminal."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import os; exec(os.environ['HOSTILE'])", "\x1b[2J\x9b5n\x07"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "HOSTILE": HOSTILE},
+    )
+    try:
+        pid = int(child.stdout.readline())
+        session = seen(pid)
+        assert {one["name"] for one in session["processes"]} == {"driver", "its actor"}
+        assert session["graphs"] == []
+        ((unknown),) = session["unknown"]
+        assert "its answer has more than" in unknown["why"]
+        code, out, err = status(pid)
+        assert (code, err) == (0, "")
+        assert out.count("session of pid") == 1
+        assert "\\x1b[2J\\x9b5n\\x07" in out
+        assert out.replace("\n", "").isprintable()
+    finally:
+        child.communicate("")
