@@ -1,6 +1,7 @@
 // The pump between hosts. It never calls Python: what it has to tell is fetched, when its descriptor says so.
 #include "bind.h"
 #include "exit.h"
+#include "net/acceptor.h"
 #include "net/pump.h"
 
 namespace conveyor {
@@ -59,6 +60,34 @@ void bind_net(nb::module_& m) {
   nb::class_<net::LimitsSpec>(m, "MirroredLimits")
       .def("__init__", [](net::LimitsSpec* self, size_t offset, uint32_t sets, uint32_t tasks, uint32_t home) { new (self) net::LimitsSpec{offset, sets, tasks, home}; },
            "offset"_a, "sets"_a, "tasks"_a, "home"_a);
+
+  nb::class_<net::Acceptor>(m, "Acceptor")
+      .def("__init__", [](net::Acceptor* self, int listener, const nb::bytes& token, double patience) {
+             net::AcceptorLimits limits;
+             limits.patience_ns = ns_of(patience);
+             new (self) net::Acceptor(dup_cloexec(listener), std::string(token.c_str(), token.size()), limits);
+           }, "listener"_a, "token"_a, "patience"_a)
+      .def_prop_ro("ready_fd", &net::Acceptor::ready_fd)
+      .def("take", [](net::Acceptor& a) {
+             std::vector<Fd> taken = a.take();
+             nb::list all;
+             for (const Fd& fd : taken) all.append(fd.get());
+             for (Fd& fd : taken) fd.release();
+             return all;
+           })
+      .def("counts", [](net::Acceptor& a) {
+             const net::Acceptor::Counts counts = a.counts();
+             return nb::make_tuple(counts.strangers, counts.dropped);
+           })
+      .def("reasons", [](net::Acceptor& a) {
+             nb::list all;
+             for (const std::string& reason : a.reasons()) all.append(nb::str(reason.c_str(), reason.size()));
+             return all;
+           })
+      .def("stop", [](net::Acceptor& a) {
+             Unlocked unlocked;
+             a.stop();
+           });
 
   nb::class_<HostPump>(m, "HostPump")
       .def("__init__", [](HostPump* self, std::shared_ptr<Board> board, uint32_t host, double window, double spin_us) {

@@ -1678,6 +1678,30 @@ class MirroredLimits:
 
     def __init__(self, offset: int, sets: int, tasks: int, home: int) -> None: ...
 
+class Acceptor:
+    """Native thread that accepts connections of other nodes and reads their first message. It never takes
+    the GIL. Whoever does not know the token gets no further."""
+
+    def __init__(self, listener: int, token: bytes, patience: float) -> None:
+        """``listener``: a listening socket, of which it has a duplicate. ``patience``: seconds for the
+        message."""
+
+    @property
+    def ready_fd(self) -> int:
+        """Becomes readable when there are connections to take, and when it is stopped."""
+
+    def take(self) -> list[int]:
+        """Return the descriptors of admitted connections; they are the caller's."""
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many have not proved themselves, and how many were dropped for lack of room."""
+
+    def reasons(self) -> list[str]:
+        """Return what was wrong with the latest strangers, since the last call."""
+
+    def stop(self) -> None:
+        """Accept nobody any more, and drop whoever is not taken."""
+
 class HostPump:
     """The native thread that joins this host's rings to those of others. It never takes the GIL. All but
     ``events`` and ``stop`` return when it has done what was asked; ``OSError`` says what kept it from that:

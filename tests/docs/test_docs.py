@@ -54,6 +54,7 @@ def test_pages_that_show_how_to_do_something_have_code_that_runs():
         "docs/wires.md",
         "docs/gpu.md",
         "docs/guide/ray-engine.md",  # which tests/ray runs
+        "docs/guide/security.md",
         "docs/limits.md",
     }
 

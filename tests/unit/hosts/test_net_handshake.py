@@ -13,11 +13,12 @@ import pytest
 from no_descriptors import is_turned_away, none_at_all
 
 from conveyor.engine.net import handshake
-from conveyor.engine.net import listener as module
 from conveyor.engine.net.handshake import (
     HandshakeError,
     Identity,
     NotHeardError,
+    admission,
+    ask_admission,
     dial,
     dial_host,
     hand_over,
@@ -45,6 +46,13 @@ def listening(**options):
 
 #: s; a bound for what takes milliseconds.
 WAIT = 60
+
+
+def admitted(address, token=TOKEN, **options):
+    """A connection that has said no more than its first message."""
+    sock = socket.create_connection(address, **options)
+    ask_admission(sock, token, time.monotonic() + WAIT)
+    return sock
 
 
 def soon(condition):
@@ -164,7 +172,7 @@ def test_what_was_overheard_is_good_for_nothing():
     thread.join()
     assert len(heard) == 2
     with listening() as (listener, came):
-        with socket.create_connection(listener.address) as sock:
+        with admitted(listener.address) as sock:
             sock.settimeout(WAIT)
             sock.sendall(heard[0])
             sock.recv(1000)
@@ -175,18 +183,20 @@ def test_what_was_overheard_is_good_for_nothing():
         assert came.empty()
 
 
-def test_who_is_slow_has_a_limit_and_holds_up_nobody():
+@pytest.mark.parametrize("connect", [socket.create_connection, admitted])
+def test_who_is_slow_has_a_limit_and_holds_up_nobody(connect):
+    """Before it is admitted, and behind that."""
     with listening(patience=0.5) as (listener, came):
-        slow = [socket.create_connection(listener.address) for _ in range(4)]
+        slow = [connect(listener.address) for _ in range(4)]
         sent = 0
         with contextlib.suppress(OSError):
             # One byte after the other, so that each read succeeds; never all that is to be read.
-            while listener.strangers < 4 and sent < handshake._HELLO.size - 1:
+            while listener.strangers < 4 and sent < 60:
                 for sock in slow:
-                    sock.send(b"c")
+                    sock.send(b"conveyor".ljust(72)[sent : sent + 1])
                 sent += 1
-                time.sleep(0.1)
-        assert sent < handshake._HELLO.size - 1
+                time.sleep(0.05)
+        assert sent < 60
         soon(lambda: listener.strangers == 4)
         assert all("in time" in why for why in listener.reasons)
         dial(listener.address, TOKEN, THERE, WAIT)[0].close()
@@ -195,59 +205,59 @@ def test_who_is_slow_has_a_limit_and_holds_up_nobody():
             sock.close()
 
 
-def test_a_flood_is_dropped():
-    with listening(most_pending=4, patience=5.0) as (listener, came):
-        flood = [socket.create_connection(listener.address) for _ in range(40)]
-        soon(lambda: listener.dropped == 36)
+def test_what_is_admitted_is_bounded():
+    """Whoever has overheard a first message may say it again, and gets no further."""
+    with listening(most_pending=4, patience=600.0) as (listener, came):
+        overheard = admission(TOKEN)
+        several = [socket.create_connection(listener.address) for _ in range(20)]
+        for sock in several:
+            sock.settimeout(WAIT)
+            sock.sendall(overheard)
+            assert sock.recv(1) == b"\1"
+        soon(lambda: listener.dropped == 16)
         soon(lambda: [t.name for t in threading.enumerate()].count("conveyor-handshake") <= 4)
-        soon(lambda: listener.strangers == 4)  # the others had their time
         dial(listener.address, TOKEN, THERE, WAIT)[0].close()
         came.get(timeout=60)[0].close()
-        for sock in flood:
+        for sock in several:
             sock.close()
 
 
-def stranger(listener):
-    """A connection from where no host of the session is."""
-    return socket.create_connection(listener.address, source_address=("127.0.0.2", 0))
-
-
-def test_who_says_nothing_keeps_nobody_out():
-    with listening(most_pending=4, patience=600.0) as (listener, came):
-        silent = [stranger(listener) for _ in range(4)]
-        for _ in range(3):
-            dial(listener.address, TOKEN, THERE, 60)[0].close()
-            came.get(timeout=60)[0].close()
-        assert listener.dropped == 1  # for the first: from then on it has room of its own
-        for sock in silent:
-            sock.close()
-
-
-def test_a_flood_keeps_no_host_out_that_was_let_in_before():
-    over = threading.Event()
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize(
+    "said", [b"", b"conveyor", b"\x16\x03\x01" * 40], ids=["silent", "half", "tls"]
+)
+def test_a_flood_keeps_no_host_out_and_takes_no_thread(source, tls, said):
+    """From where hosts come, too, and while this process runs Python."""
+    over, opened = threading.Event(), []
 
     def flood():
         kept = []
         while not over.is_set():
-            kept.append(stranger(listener))
-            if len(kept) > 50:
+            sock = socket.socket()
+            kept.append(sock)
+            opened.append(1)
+            with contextlib.suppress(OSError):
+                sock.bind((source, 0))
+                sock.connect(listener.address)
+                sock.sendall(said)
+            if len(kept) > 300:
                 kept.pop(0).close()
         for sock in kept:
             sock.close()
 
-    with listening(most_pending=2, patience=600.0) as (listener, came):
-        dial(listener.address, TOKEN, THERE, WAIT)[0].close()
-        came.get(timeout=60)[0].close()
+    made = Tls(make_certificate()) if tls else None
+    with listening(patience=600.0, tls=made) as (listener, came):
         thread = threading.Thread(target=flood)
         thread.start()
         try:
-            soon(lambda: listener.dropped > 10)
-            for _ in range(10):
-                sock = socket.create_connection(listener.address)
-                # Not by way of `dial`, which would try again.
-                with sock:
-                    assert introduce(sock, TOKEN, THERE, time.monotonic() + 60) == HERE
+            soon(lambda: len(opened) > 400)
+            for _ in range(5):
+                sock, other = dial(listener.address, TOKEN, THERE, WAIT, made)
+                assert other == HERE
+                sock.close()
                 came.get(timeout=60)[0].close()
+            assert [t.name for t in threading.enumerate()].count("conveyor-handshake") <= 1
         finally:
             over.set()
             thread.join()
@@ -261,6 +271,8 @@ def test_a_listener_that_hangs_up_at_once_is_asked_again():
             server.accept()[0].close()
             hung_up.append(True)
         with server.accept()[0] as sock:
+            assert len(sock.recv(1000)) == 72
+            sock.sendall(b"\1")
             let_in(sock, TOKEN, HERE, time.monotonic() + 60, None)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -285,7 +297,8 @@ def test_the_more_often_a_listener_hangs_up_the_longer_are_the_pauses(monkeypatc
         sock.close()
         raise NotHeardError("the other side has no time for this one")
 
-    monkeypatch.setattr(handshake, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(handshake, "_core", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(handshake, "time", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(handshake, "_connected", lambda *_: socket.socket())
     monkeypatch.setattr(handshake, "_introduced", introduced)
     with pytest.raises(NotHeardError):
@@ -297,14 +310,6 @@ def test_the_more_often_a_listener_hangs_up_the_longer_are_the_pauses(monkeypatc
     assert 1.75 <= sum(slept) < 2.0
 
 
-def test_a_listener_has_its_spare_descriptor_again():
-    with listening() as (listener, came):
-        listener._spare.close()  # by another thread, which was quicker to take it
-        dial(listener.address, TOKEN, THERE, WAIT)[0].close()
-        came.get(timeout=60)[0].close()
-        assert not listener._spare._file.closed
-
-
 def test_without_a_descriptor_one_is_turned_away():
     with listening() as (listener, came):
         assert is_turned_away(listener.address, socket.AF_INET)
@@ -313,18 +318,15 @@ def test_without_a_descriptor_one_is_turned_away():
         came.get(timeout=60)[0].close()
 
 
-def test_without_any_descriptor_a_listener_waits(monkeypatch):
-    """Not even the spare one is there: somebody was quicker to take it."""
-    monkeypatch.setattr(module, "_FIRST_PAUSE", 600.0)
-    monkeypatch.setattr(module, "_LONGEST_PAUSE", 600.0)
-    with listening() as (listener, _), socket.socket() as sock:
-        listener._spare.close()
-        with none_at_all():
+def test_without_any_descriptor_a_listener_waits():
+    """Not even the spare one can be had again."""
+    with listening() as (listener, came):
+        with socket.socket() as sock, none_at_all():
             sock.connect(listener.address)
-            soon(lambda: listener.strangers == 1)
+            soon(lambda: listener.strangers >= 1)
             assert "could not be accepted" in listener.reasons[0]
-            listener.close()  # which does not wait so long
-        assert listener.strangers == 1
+        dial(listener.address, TOKEN, THERE, WAIT)[0].close()
+        came.get(timeout=60)[0].close()
 
 
 def test_a_connection_that_the_pump_does_not_take_ends():
@@ -342,7 +344,7 @@ def test_a_connection_that_the_pump_does_not_take_ends():
 def test_a_stranger_hears_the_end_though_a_forked_child_has_a_copy_of_its_connection():
     with (
         listening(patience=600.0) as (listener, _),
-        socket.create_connection(listener.address) as sock,
+        admitted(listener.address) as sock,
     ):
         soon(lambda: listener._pending)
         with holding_copies():
@@ -409,7 +411,7 @@ def test_one_address_is_listened_at():
 
 def test_a_listener_that_is_closed_breaks_off_what_is_under_way():
     with listening(patience=60.0) as (listener, _):
-        sock = socket.create_connection(listener.address)
+        sock = admitted(listener.address)
         soon(lambda: "conveyor-handshake" in [t.name for t in threading.enumerate()])
     sock.settimeout(WAIT)
     with contextlib.suppress(ConnectionResetError):
@@ -488,4 +490,7 @@ def test_who_does_not_speak_tls_is_a_stranger(tls):
             soon(lambda: listener.strangers == 1)
         with socket.create_connection(listener.address):
             soon(lambda: listener.strangers == 2)  # it says nothing at all
+        with admitted(listener.address) as sock:
+            sock.sendall(b"c" * 300)
+            soon(lambda: listener.strangers == 3)
         assert came.empty()

@@ -1,7 +1,11 @@
 """Who may connect. Both sides prove that they know the session's token, before anything else is said.
 
-Each message has one size, so of a stranger no more is read than a hello has. The side that has dialled proves
-itself first: a stranger that dials learns versions and a nonce, and no more. Proofs are HMAC-SHA256 over both
+The side that dials asks for admission with its first message, before TLS too. A native thread of the
+listener checks that message (:class:`_core.Acceptor`), so strangers cost no Python. Somebody may have
+overheard it, and say it again: so the handshake follows.
+
+Each message has one size, so of a stranger no more is read than a message has. The side that has dialled
+proves itself first. Proofs are HMAC-SHA256 over both
 hellos, with the role of the one who proves: none is good for another connection, nor for the other role.
 Versions are compared when both have proved themselves. Nothing is unpickled.
 
@@ -32,9 +36,11 @@ from conveyor.local_sockets import hang_up
 from conveyor.pauses import Pauses
 
 #: Of the handshake and of what pumps say afterwards.
-PROTOCOL = 3
+PROTOCOL = 4
 
 _MAGIC = b"conveyor"
+_NONCE = 32
+_ADMITTED = b"\1"
 # magic, protocol, wire, host, python, purpose, version, nonce
 _HELLO = struct.Struct("!8sHHIHH4x24s32s")
 _PROOF = 32
@@ -148,6 +154,7 @@ def _introduced(
 ) -> tuple[socket.socket, Identity]:
     """What :func:`dial` gives, of a connection that it has made; it is ended if that fails."""
     try:
+        ask_admission(sock, token, deadline)
         if tls is None:
             return sock, introduce(sock, token, own, deadline)
         sock = secure = wrapped_in(sock, tls.client, server=False)
@@ -217,6 +224,28 @@ def _connected(address: tuple[str, int], deadline: float) -> socket.socket:
             failed, f"host {address[0]}:{address[1]} cannot be reached: {os.strerror(failed)}"
         )
     return found
+
+
+def admission(token: bytes) -> bytes:
+    """Return the first message of the side that dials."""
+    said = _MAGIC + secrets.token_bytes(_NONCE)
+    return said + hmac.digest(token, b"conveyor admission\0" + said, "sha256")
+
+
+def ask_admission(sock: socket.socket, token: bytes, deadline: float) -> None:
+    """Have the listener hand this connection over to Python.
+
+    Raises:
+        NotHeardError: the listener has too many others just now.
+        HandshakeError: it knows another token.
+    """
+    _say(sock, admission(token), deadline)
+    try:
+        answer = _hear(sock, len(_ADMITTED), deadline)
+    except _GoneError as error:
+        raise NotHeardError("the other side has no time for this one") from error
+    if answer != _ADMITTED:
+        raise HandshakeError(_HUNG_UP)
 
 
 def introduce(

@@ -1,9 +1,8 @@
-"""Where other hosts connect: one address, few handshakes at a time, and strangers that are counted."""
+"""Where other nodes connect: one address, few handshakes at a time, and strangers that are counted."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import select
 import socket
 import ssl
@@ -14,59 +13,35 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from conveyor import _core
-from conveyor.engine.net.handshake import (
-    HandshakeError,
-    Identity,
-    let_in,
-    secured,
-    wrapped_in,
-)
+from conveyor.engine.net.handshake import HandshakeError, Identity, let_in, secured, wrapped_in
 from conveyor.engine.net.relay import relayed
-from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
 from conveyor.engine.net.tls import Tls
 from conveyor.exceptions import SystemLimitError
-from conveyor.flag import Flag
 from conveyor.local_sockets import hang_up
-from conveyor.pauses import Pauses
 from conveyor.runtime import threads
 
 #: Seconds for one handshake, from the connection to the end.
 PATIENCE = 5.0
-#: Handshakes that go on at once. Who has waited longest is dropped for who comes beyond that, and tries again
-#: if he belongs here: one that says nothing keeps nobody out.
+#: Handshakes that go on at once. With one more, the oldest is dropped: its node tries again.
 MOST_PENDING = 16
-#: Seconds after which somebody is accepted again, where the system has refused that: at first, and at most.
-#: It tells nobody when there is a descriptor again, or memory.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
-#: What keeps one connection from being accepted, and not the next; see accept(2).
-_OF_ONE = frozenset(
-    {
-        errno.ECONNABORTED,
-        errno.EPROTO,
-        errno.ENETDOWN,
-        errno.ENOPROTOOPT,
-        errno.EHOSTDOWN,
-        errno.ENONET,
-        errno.EHOSTUNREACH,
-        errno.EOPNOTSUPP,
-        errno.ENETUNREACH,
-    }
-)
+#: Connections that the kernel keeps until they are accepted.
+_BACKLOG = 1024
 
 
 class _Pending(Struct, eq=False):
-    """One handshake that is under way. ``address``: where it comes from. ``known``: it was let in from there
-    before. ``dropped``: it has made room for another one."""
+    """One handshake that is under way. ``dropped``: it has made room for another one."""
 
     sock: socket.socket
-    address: str
-    known: bool
     dropped: bool = False
 
 
 class Listener:
-    """Lets hosts of the session in, and hands their sockets over. ``on_host`` is called by a thread of the
-    listener; the socket is its own from then on."""
+    """Lets nodes of the session in, and hands their sockets over. ``on_host`` is called by a thread of the
+    listener; the socket is its own from then on.
+
+    A native thread accepts, and reads the first message of each connection. Only those that know the token
+    come to Python, whatever else connects.
+    """
 
     def __init__(
         self,
@@ -81,7 +56,7 @@ class Listener:
         most_pending: int = MOST_PENDING,
     ) -> None:
         """``address``: one of this machine; all of them at once (``""``, ``0.0.0.0``, ``::``) are refused.
-        ``most_pending``: of those from where a host has been let in, and of all others."""
+        ``patience``: seconds for a handshake. ``most_pending``: handshakes at once."""
         if address[0] in ("", "0.0.0.0", "::"):
             raise ValueError(
                 f"hosts are let in at one address, not at all that this machine has ({address[0]!r}): name "
@@ -92,94 +67,79 @@ class Listener:
         self._most_pending = most_pending
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
-        #: Where hosts have come from: what goes on elsewhere does not keep them from coming back.
-        self._homes: set[str] = set()
-        self._closed = Flag()
-        #: How many were let in, were no part of the session, and came while too many were under way.
-        self.let_in = self.strangers = self.dropped = 0
-        #: Of the strangers that came last, what was wrong with them.
-        self.reasons: deque[str] = deque(maxlen=32)
+        self._closed = False
+        self._refused = self._pushed_out = 0
+        self._reasons: deque[str] = deque(maxlen=32)
+        #: How many were let in.
+        self.let_in = 0
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._spare = Spare()
+        with socket.create_server(address, family=family, backlog=_BACKLOG) as server:
+            self.address: tuple[str, int] = server.getsockname()[:2]
+            self._acceptor = _core.Acceptor(server.fileno(), token, patience)
         try:
-            self._socket = socket.create_server(address, family=family, backlog=64)
-            try:
-                self.address: tuple[str, int] = self._socket.getsockname()[:2]
-                self._socket.setblocking(False)
-                self._thread = threads.start(self._listen, "listener")
-            except BaseException:
-                self._socket.close()
-                raise
+            self._thread = threads.start(self._listen, "listener")
         except BaseException:
-            self._spare.close()
+            self._acceptor.stop()
             raise
+
+    @property
+    def strangers(self) -> int:
+        """How many have come that are no part of the session."""
+        return self._refused + self._acceptor.counts()[0]
+
+    @property
+    def dropped(self) -> int:
+        """How many have come while too many others were under way."""
+        return self._pushed_out + self._acceptor.counts()[1]
+
+    @property
+    def reasons(self) -> list[str]:
+        """What was wrong with the strangers that came last."""
+        with self._lock:
+            self._reasons += self._acceptor.reasons()
+            return list(self._reasons)
 
     def close(self) -> None:
         """Let nobody in any more; handshakes under way are broken off."""
         with self._lock:
-            self._closed.set()
+            self._closed = True
             for one in self._pending:
                 _break_off(one.sock)
-        _break_off(self._socket)
+        self._acceptor.stop()
         self._thread.join()
-        self._socket.close()
-        self._spare.close()
 
     def _listen(self) -> None:
         poll = select.poll()  # not `select`, which takes no descriptor above 1023
-        poll.register(self._socket, select.POLLIN)
-        pauses = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
-        while True:
+        poll.register(self._acceptor.ready_fd, select.POLLIN)
+        while not self._closed:
             poll.poll()
-            try:
-                sock, peer = self._socket.accept()
-                sock.setblocking(True)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                if self._closed.is_set():
-                    return
-                if self._cannot_accept(error):
-                    self._closed.wait(pauses.next())
-                continue
-            pauses.begin_anew()
-            self._spare.restore()
-            one = self._admit(sock, peer[0])
-            if one is None:
-                hang_up(sock)
-                continue
-            try:
-                threads.start(self._greet, "handshake", one)
-            except SystemLimitError:  # the system has no more threads
-                with self._lock:
-                    self._pending.remove(one)
-                    self.dropped += 1
-                hang_up(sock)
+            for fd in self._acceptor.take():
+                self._begin(socket.socket(fileno=fd))
 
-    def _cannot_accept(self, error: OSError) -> bool:
-        """The system does not let somebody be accepted. Whether it would refuse at once again."""
-        if error.errno in NO_DESCRIPTOR:
-            with contextlib.suppress(OSError):  # as below, with another reason
-                dropped = self._spare.turn_away(self._socket)
-                if dropped is not None:
-                    with self._lock:
-                        self.dropped += dropped
-                    return False
-        self._note(f"a connection could not be accepted: {error}")
-        return error.errno not in _OF_ONE
+    def _begin(self, sock: socket.socket) -> None:
+        one = self._admit(sock)
+        if one is None:
+            hang_up(sock)
+            return
+        try:
+            threads.start(self._greet, "handshake", one)
+        except SystemLimitError:  # the system has no more threads
+            with self._lock:
+                self._pending.remove(one)
+                self._pushed_out += 1
+            hang_up(sock)
 
-    def _admit(self, sock: socket.socket, address: str) -> _Pending | None:
-        """Take it among those under way. Beyond so many the oldest goes: it has said nothing for longest. The
-        two kinds do not push each other out."""
+    def _admit(self, sock: socket.socket) -> _Pending | None:
+        """Take it among those under way. Beyond so many the oldest goes: it has said nothing for longest."""
         with self._lock:
-            if self._closed.is_set():
-                self.dropped += 1
+            if self._closed:
+                self._pushed_out += 1
                 return None
-            one = _Pending(sock, address, address in self._homes)
-            alike = [o for o in self._pending if o.known == one.known and not o.dropped]
+            one = _Pending(sock)
+            alike = [o for o in self._pending if not o.dropped]
             if len(alike) >= self._most_pending:
                 alike[0].dropped = True
-                self.dropped += 1
+                self._pushed_out += 1
                 _break_off(alike[0].sock)
             self._pending.append(one)
             return one
@@ -204,7 +164,6 @@ class Listener:
                 good = other is not None and not one.dropped
                 if good:
                     self.let_in += 1
-                    self._homes.add(one.address)
             if not good:
                 hang_up(one.sock)
         if good:
@@ -224,8 +183,8 @@ class Listener:
 
     def _note(self, reason: str) -> None:
         with self._lock:
-            self.strangers += 1
-            self.reasons.append(reason)
+            self._refused += 1
+            self._reasons.append(reason)
 
 
 def _break_off(sock: socket.socket) -> None:

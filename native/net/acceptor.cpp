@@ -1,0 +1,283 @@
+#include "acceptor.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <system_error>
+
+#include "../signals_blocked.h"
+#include "eventfd.h"
+#include "sha256.h"
+
+namespace conveyor::net {
+
+namespace {
+
+constexpr uint64_t kListener = 0, kWake = 1;
+constexpr size_t kMostBuckets = 4096, kMostReasons = 32;
+constexpr char kNoProtocol[] = "something has connected that does not speak Conveyor's protocol";
+constexpr char kGone[] = "the other side has gone before it had proved itself";
+constexpr char kLate[] = "the other side has not finished its handshake in time";
+constexpr char kWrong[] = "somebody who does not know this session's token has connected";
+
+Digest proof(const std::string& token, std::string_view said) {
+  std::string signed_text("conveyor admission\0", 19);
+  signed_text.append(said);
+  return hmac_sha256(token, signed_text);
+}
+
+Fd spare() { return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
+// A forked child may have a copy: its end is told to the other side all the same.
+void hang_up(Fd fd) { ::shutdown(fd.get(), SHUT_RDWR); }
+
+// Errors that keep one connection from being accepted, and not the next; see accept(2).
+bool is_of_one(int error) {
+  switch (error) {
+    case EINTR: case ECONNABORTED: case EPROTO: case ENETDOWN: case ENOPROTOOPT: case EHOSTDOWN: case ENONET: case EHOSTUNREACH: case EOPNOTSUPP: case ENETUNREACH:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Acceptor::Acceptor(Fd listener, std::string token, AcceptorLimits limits)
+    : listener_(std::move(listener)), ready_fd_(event_fd()), wake_(event_fd()), epoll_(::epoll_create1(EPOLL_CLOEXEC)), spare_(spare()), token_(std::move(token)),
+      limits_(limits), pause_ns_(limits.first_pause_ns) {
+  if (epoll_.get() < 0) throw_errno("epoll");
+  const int flags = ::fcntl(listener_.get(), F_GETFL);
+  if (flags < 0 || ::fcntl(listener_.get(), F_SETFL, flags | O_NONBLOCK) != 0) throw_errno("listener");
+  for (const auto& [fd, number] : {std::pair{listener_.get(), kListener}, std::pair{wake_.get(), kWake}}) {
+    epoll_event event = {};
+    event.events = EPOLLIN;
+    event.data.u64 = number;
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw_errno("epoll");
+  }
+  const SignalsBlocked blocked;
+  thread_ = std::thread([this] { run(); });
+}
+
+Acceptor::~Acceptor() { stop(); }
+
+void Acceptor::stop() {
+  if (!thread_.joinable()) return;
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) {
+    // Its parent's thread may have been changing these when it forked.
+    abandon(std::move(thread_));
+    abandon(std::move(pending_));
+    abandon(std::move(buckets_));
+    abandon(std::move(ready_));
+    abandon(std::move(reasons_));
+    return;
+  }
+  stop_.store(true);
+  write_event(wake_.get());
+  thread_.join();
+  hang_up(std::move(listener_));
+  {
+    std::lock_guard lock(mutex_);
+    for (Fd& fd : ready_) hang_up(std::move(fd));
+    ready_.clear();
+  }
+  write_event(ready_fd_.get());  // whoever waits for more waits no longer
+}
+
+std::vector<Fd> Acceptor::take() {
+  drain(ready_fd_.get());
+  std::vector<Fd> taken;
+  std::lock_guard lock(mutex_);
+  taken.reserve(ready_.size());
+  for (Fd& fd : ready_) taken.push_back(std::move(fd));
+  ready_.clear();
+  return taken;
+}
+
+Acceptor::Counts Acceptor::counts() const {
+  std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+std::vector<std::string> Acceptor::reasons() {
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> told(reasons_.begin(), reasons_.end());
+  reasons_.clear();
+  return told;
+}
+
+void Acceptor::run() {
+  while (!stop_.load()) {
+    try {
+      step();
+    } catch (const std::bad_alloc&) {  // whoever is dropped for it tries again
+      for (auto& [number, one] : pending_) hang_up(std::move(one.fd));
+      pending_.clear();
+    }
+  }
+  for (auto& [number, one] : pending_) hang_up(std::move(one.fd));
+  pending_.clear();
+}
+
+void Acceptor::step() {
+  uint64_t next = rests_until_ == 0 ? UINT64_MAX : rests_until_;
+  for (const auto& [number, one] : pending_) next = std::min(next, one.deadline);
+  const uint64_t before = now_ns();
+  const int timeout = next == UINT64_MAX ? -1 : next <= before ? 0 : int(std::min<uint64_t>((next - before + 999'999) / 1'000'000, 60'000));
+  epoll_event events[64];
+  const int count = ::epoll_wait(epoll_.get(), events, 64, timeout);
+  const uint64_t now = now_ns();
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.u64 == kWake) {
+      drain(wake_.get());
+    } else if (events[i].data.u64 == kListener) {
+      // Not until nobody is left: those that have come are heard in between.
+      for (int turn = 0; turn < 64 && accept_one(); ++turn) {
+      }
+    } else if (const auto one = pending_.find(events[i].data.u64); one != pending_.end()) {
+      hear(one);
+    }
+  }
+  for (auto one = pending_.begin(); one != pending_.end();) {
+    const auto next_one = std::next(one);
+    if (one->second.deadline <= now) drop(one, kLate);
+    one = next_one;
+  }
+  if (rests_until_ != 0 && rests_until_ <= now) watch_listener(true);
+}
+
+// Whether to go on.
+bool Acceptor::accept_one() {
+  sockaddr_storage from = {};
+  socklen_t size = sizeof from;
+  Fd fd(::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC));
+  if (fd.get() < 0) {
+    const int error = errno;
+    if (error == EAGAIN || error == EWOULDBLOCK) return false;
+    if ((error == EMFILE || error == ENFILE) && turn_away()) return true;
+    note(std::string("a connection could not be accepted: ") + std::generic_category().message(error));
+    if (is_of_one(error)) return true;
+    watch_listener(false);
+    return false;
+  }
+  pause_ns_ = limits_.first_pause_ns;
+  if (spare_.get() < 0) spare_ = spare();
+  Address address = {};
+  if (from.ss_family == AF_INET6)
+    std::memcpy(address.data(), &reinterpret_cast<const sockaddr_in6&>(from).sin6_addr, 16);
+  else
+    std::memcpy(address.data(), &reinterpret_cast<const sockaddr_in&>(from).sin_addr, 4);
+  const uint64_t now = now_ns();
+  const uint64_t patience = spend(address, now) ? limits_.patience_ns : std::min(limits_.patience_ns, limits_.hurried_ns);
+  if (pending_.size() >= limits_.most_pending) make_room();
+  const uint64_t number = next_++;
+  const auto one = pending_.emplace(number, Pending{std::move(fd), address, now + patience, 0, {}}).first;
+  epoll_event event = {};
+  event.events = EPOLLIN;
+  event.data.u64 = number;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, one->second.fd.get(), &event) != 0) {
+    drop(one, nullptr);
+    return true;
+  }
+  hear(one);  // a host's message comes right behind its connection
+  return true;
+}
+
+// Drop who has waited longest by way of the spare descriptor: without one the system would go on telling of it.
+bool Acceptor::turn_away() {
+  spare_.reset();
+  Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const int error = errno;
+  const bool came = fd.get() >= 0;
+  if (came) {
+    hang_up(std::move(fd));
+    std::lock_guard lock(mutex_);
+    ++counts_.dropped;
+  }
+  spare_ = spare();
+  return came || error == EAGAIN || error == EWOULDBLOCK;  // else another thread was quicker to take the descriptor
+}
+
+void Acceptor::watch_listener(bool on) {
+  rests_until_ = on ? 0 : now_ns() + pause_ns_;
+  if (!on) pause_ns_ = std::min(pause_ns_ + pause_ns_ / 2, limits_.longest_pause_ns);
+  epoll_event event = {};
+  event.events = on ? uint32_t(EPOLLIN) : 0;
+  event.data.u64 = kListener;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
+}
+
+// A connection from this address: whether it is within the address's rate.
+bool Acceptor::spend(const Address& address, uint64_t now) {
+  const auto full_at = [&](const Bucket& bucket) { return bucket.tokens + double(now - bucket.when) * 1e-9 * limits_.rate >= limits_.burst; };
+  if (buckets_.size() >= kMostBuckets) std::erase_if(buckets_, [&](const auto& one) { return full_at(one.second); });
+  if (buckets_.size() >= kMostBuckets) buckets_.clear();
+  Bucket& bucket = buckets_.try_emplace(address, Bucket{limits_.burst, now}).first->second;
+  bucket.tokens = std::min(bucket.tokens + double(now - bucket.when) * 1e-9 * limits_.rate, limits_.burst);
+  bucket.when = now;
+  if (bucket.tokens < 1) return false;
+  bucket.tokens -= 1;
+  return true;
+}
+
+// The oldest of the address that has most goes: a flood pushes out its own.
+void Acceptor::make_room() {
+  std::map<Address, std::pair<size_t, uint64_t>> by_address;  // how many, and the oldest
+  for (const auto& [number, one] : pending_) ++by_address.try_emplace(one.address, 0, number).first->second.first;
+  const auto most = std::max_element(by_address.begin(), by_address.end(), [](const auto& a, const auto& b) { return a.second.first < b.second.first; });
+  drop(pending_.find(most->second.second), nullptr);
+}
+
+void Acceptor::hear(Pendings::iterator one) {
+  Pending& p = one->second;
+  const ssize_t n = ::recv(p.fd.get(), p.message + p.have, sizeof p.message - p.have, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+  if (n <= 0) return drop(one, kGone);
+  p.have += size_t(n);
+  if (std::memcmp(p.message, kAdmissionMagic, std::min<size_t>(p.have, 8)) != 0) return drop(one, kNoProtocol);
+  if (p.have == sizeof p.message) admit(one);
+}
+
+void Acceptor::admit(Pendings::iterator one) {
+  Pending& p = one->second;
+  const std::string_view said(p.message, 8 + kNonceBytes), proved(p.message + said.size(), kProofBytes);
+  const bool good = same(view(proof(token_, said)), proved);
+  const char answer = good ? kAdmitted : kNotAdmitted;
+  std::unique_lock lock(mutex_);
+  const bool room = ready_.size() < limits_.most_ready;
+  lock.unlock();
+  if (good && !room) return drop(one, nullptr);  // it tries again
+  if (::send(p.fd.get(), &answer, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) return drop(one, kGone);
+  if (!good) return drop(one, kWrong);
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, p.fd.get(), nullptr);
+  lock.lock();
+  ready_.push_back(std::move(p.fd));
+  lock.unlock();
+  pending_.erase(one);
+  write_event(ready_fd_.get());
+}
+
+// `why`: what was wrong; none: it makes room for another one.
+void Acceptor::drop(Pendings::iterator one, const char* why) {
+  if (why != nullptr) {
+    note(why);
+  } else {
+    std::lock_guard lock(mutex_);
+    ++counts_.dropped;
+  }
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, one->second.fd.get(), nullptr);
+  hang_up(std::move(one->second.fd));
+  pending_.erase(one);
+}
+
+void Acceptor::note(const std::string& why) {
+  std::lock_guard lock(mutex_);
+  ++counts_.strangers;
+  reasons_.push_back(why);
+  if (reasons_.size() > kMostReasons) reasons_.pop_front();
+}
+
+}  // namespace conveyor::net
