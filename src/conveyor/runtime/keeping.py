@@ -20,7 +20,8 @@ class Keeping:
         self._lock = threading.RLock()  # a signal handler may send something, too
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._started = False
+        #: Something has been kept, and may be.
+        self.started = False
 
     def start(self) -> None:
         """Something is about to be kept.
@@ -28,12 +29,12 @@ class Keeping:
         Raises:
             SystemLimitError: no thread is to be had, and nobody would let go of it.
         """
-        if self._started:
+        if self.started:
             return
         with self._lock:
             if self._thread is None and not self._closed:
                 self._thread = threads.start(self._run, "keeping")
-            self._started = True
+            self.started = True
 
     def close(self) -> None:
         """The session is over. Refs may outlive it: the thread ends with the last value that is kept."""

@@ -59,3 +59,16 @@ def kept_on(board: _core.Board, own: int | None) -> list[KeptAt]:
         reading = [*held, *board.announced(slot)]
         found.append(KeptAt(name(slot), slot, aged, reading, holding))
     return found
+
+
+def others_have_values(board: _core.Board, own: int) -> bool:
+    """Whether another process that lives has references to values which this one, of slot ``own``, keeps. The
+    bell rings when one has let go of them."""
+    address = board.directory(own)
+    if not address:
+        return False
+    try:
+        _, _, sent = _core.read_directory(os.getpid(), address)
+    except OSError:  # where no memory may be read nothing stays
+        return False
+    return any(reader != own and not board.gone(reader, which) for _, reader, which in sent)

@@ -15,7 +15,12 @@ WAIT = 60
 
 
 def _operations(generators: OpenGenerators, method: Any) -> list[Any]:
-    return [generators.opening(method), generators.next, generators.async_next, generators.close]
+    return [
+        lambda key: generators.open(key, method),
+        lambda key: generators.writer(key).next(key),
+        lambda key: generators.writer(key).async_next(key),
+        lambda key: generators.closing(key)(key),
+    ]
 
 
 def test_one_that_is_dropped_while_it_makes_an_item_is_closed_after_it():
@@ -43,6 +48,35 @@ def test_one_that_is_dropped_while_it_makes_an_item_is_closed_after_it():
     assert taken == [(1,)]
     assert closed.is_set()
     assert take(KEY) is None
+
+
+def test_what_was_called_in_order_may_run_in_any():
+    closed: list[bool] = []
+
+    def items() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            closed.append(True)
+
+    generators = OpenGenerators()
+    generators.open(KEY, items)
+    first, second = generators.writer(KEY), generators.writer(KEY)
+    close = generators.closing(KEY)
+    assert first.next(KEY) == (1,)
+    close(KEY)
+    assert closed == [True]
+    assert second.next(KEY) is None  # asked for before it was closed, and run afterwards
+    assert not generators
+
+
+def test_those_of_a_caller_that_is_dead_are_closed():
+    generators = OpenGenerators()
+    generators.open(KEY, lambda: iter([1]))
+    generators.open((3, 2), lambda: iter([2]))
+    generators.caller_gone(KEY[0])
+    assert generators.writer(KEY).next(KEY) is None
+    assert generators.writer((3, 2)).next((3, 2)) == (2,)
 
 
 def test_so_is_an_asynchronous_one():

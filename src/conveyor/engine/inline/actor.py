@@ -141,9 +141,9 @@ class Actor:
         self.host.close(at_the_end)
 
     def retire(self) -> None:
-        """Nobody can call it any more: it ends when what was asked of it is done."""
+        """Nobody can call it any more: it ends when what was asked of it is done, and its streams are."""
         self.retired = True
-        if not self.calls:
+        if not (self.calls or self.generators):
             self.end("has ended: its last handle is gone")
 
     def exited(self, error: SystemExit, doing: str, where: str = "") -> None:

@@ -111,7 +111,8 @@ class CallJob(Job):
             self.settle(error=actor.why())
             return None
         try:
-            method, is_async = find(instance, actor.generators, self.method, self._what)
+            call = with_arguments(self._asked, args, kwargs)
+            method, is_async = find(instance, actor.generators, call)
         except Exception as error:
             self._raised(error)
             return None

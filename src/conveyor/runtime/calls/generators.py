@@ -14,87 +14,150 @@ Key = tuple[int, int]
 """Names a generator to its actor: the caller's place on the board, and a number of its own."""
 
 
-class OpenGenerators:
-    """An actor's side: the generators that callers have opened."""
+class StreamWriter:
+    """One generator that a caller has opened. Its methods may be called by several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], Any], ended: Callable[[], object]) -> None:
+        """``make()`` calls the method, before the first item.
+        ``ended()`` is called when none comes any more."""
+        self._make: Callable[[], Any] | None = make
+        self._ended = ended
         self._lock = threading.Lock()
-        self._open: dict[Key, Any] = {}
-        # Those that make an item just now, and whether more will be wanted of them after it.
-        self._busy: dict[Key, bool] = {}
+        self._items: Any = None
+        self._busy = False  # an item is being made
+        self._closed = False
 
-    def opening(self, method: Callable[..., Any]) -> Callable[..., None]:
-        """What opens a generator of ``method``: it is called with a key and the arguments."""
-        return lambda key, *args, **kwargs: self._begin(key, method(*args, **kwargs))
-
-    def _begin(self, key: Key, items: Any) -> None:
-        if not hasattr(items, "__next__") and not inspect.isasyncgen(items):
-            raise TypeError(f"a generator method has returned a {type(items).__name__}")
-        self._open[key] = items
-
-    def next(self, key: Key) -> tuple[Any] | None:
-        """The next item, in a tuple; ``None`` if there is none."""
-        items = self._begin_item(key)
-        if items is None:
+    def next(self, _key: Key) -> tuple[Any, ...] | None:
+        """The next item, in a tuple; ``None`` if there is none. A method that has returned no generator gives
+        its value, and ``True`` behind it."""
+        if not self._begin_item():
             return None
         over = True
         try:
+            items = self._made()
+            if inspect.isasyncgen(items) or inspect.iscoroutine(items):
+                raise TypeError(
+                    f"the method has returned {_kind(items)}, and the actor has no event loop for it: write "
+                    "the method, or what its decorator makes of it, with async def"
+                )
+            if not hasattr(items, "__next__"):
+                return (items, True)
             item = next(items)
             over = False
         except StopIteration:
             return None
         finally:
-            if not self._end_item(key, items, over):
-                _close(items)
+            if self._end_item(over):
+                self._close_items()
         return (item,)
 
-    async def async_next(self, key: Key) -> tuple[Any] | None:
-        """Like :meth:`next`, of an asynchronous generator."""
-        items = self._begin_item(key)
-        if items is None:
+    async def async_next(self, _key: Key) -> tuple[Any, ...] | None:
+        """Like :meth:`next`, on an event loop: of an asynchronous generator, or of any other."""
+        if not self._begin_item():
             return None
         over = True
         try:
-            item = await items.__anext__()
+            items = self._made()
+            if inspect.iscoroutine(items):
+                items = self._items = await items
+            if hasattr(items, "__anext__"):
+                item = await items.__anext__()
+            elif hasattr(items, "__next__"):
+                item = next(items)
+            else:
+                return (items, True)
             over = False
-        except StopAsyncIteration:
+        except (StopIteration, StopAsyncIteration):
             return None
         finally:
-            if not self._end_item(key, items, over):
-                await items.aclose()
+            if self._end_item(over):
+                if hasattr(self._items, "aclose"):
+                    await self._items.aclose()
+                else:
+                    self._close_items()
         return (item,)
 
-    def _begin_item(self, key: Key) -> Any:
-        with self._lock:
-            items = self._open.pop(key, None)
-            if items is not None:
-                self._busy[key] = True
-        return items
+    def _made(self) -> Any:
+        make, self._make = self._make, None
+        if make is not None:
+            self._items = make()
+        return self._items
 
-    def _end_item(self, key: Key, items: Any, over: bool) -> bool:
-        """False: the caller has dropped the stream meanwhile, and ``items`` are to be closed."""
+    def _begin_item(self) -> bool:
         with self._lock:
-            wanted = self._busy.pop(key)
-            if wanted and not over:
-                self._open[key] = items
-        return wanted or over
+            self._busy = not self._closed
+            return self._busy
 
-    def close(self, key: Key) -> None:
+    def _end_item(self, over: bool) -> bool:
+        """Whether the caller has dropped the stream meanwhile, and the generator is to be closed."""
+        with self._lock:
+            self._busy = False
+            if over:
+                self._closed = True
+            to_close = self._closed and not over
+        if over:
+            self._ended()
+        return to_close
+
+    def close(self) -> None:
         """Nobody takes its items any more."""
         with self._lock:
-            items = self._open.pop(key, None)
-            if key in self._busy:
-                self._busy[key] = False
-        _close(items)
+            before, self._closed = self._closed, True
+            to_close = not (before or self._busy)
+        self._ended()
+        if to_close:
+            self._close_items()
+
+    def _close_items(self) -> None:
+        self._make = None  # which has the arguments
+        # An asynchronous one is closed by its event loop, once nobody refers to it.
+        close = getattr(self._items, "close", None)
+        if close is not None:
+            close()
+
+
+class OpenGenerators:
+    """The generators that callers have opened, by their keys.
+
+    Calls of one caller come in their order, and run in any: in threads, say. So ``open``, ``writer`` and
+    ``closing`` are called as the calls come, on one thread, and run no code of the user's. What they give may
+    run in any order.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Key, StreamWriter] = {}
+
+    def __bool__(self) -> bool:
+        """Whether a caller may ask for more."""
+        return bool(self._open)
+
+    def open(self, key: Key, make: Callable[[], Any]) -> None:
+        """Open a generator, which ``make()`` gives."""
+        self._open[key] = StreamWriter(make, functools.partial(self._open.pop, key, None))
+
+    def writer(self, key: Key) -> StreamWriter:
+        """The generator with that key; one that is over, if there is none."""
+        return self._open.get(key) or _OVER
+
+    def closing(self, key: Key) -> Callable[..., None]:
+        """Close that generator, by calling this."""
+        writer = self.writer(key)
+        return lambda _key: writer.close()
+
+    def caller_gone(self, slot: int) -> None:
+        """Close what a caller has opened that is dead. What a generator raises is printed."""
+        try_each(*[writer.close for key, writer in list(self._open.items()) if key[0] == slot])
 
     def close_all(self) -> KeyboardInterrupt | None:
         """The actor ends. Asynchronous ones are its event loop's to close. What a generator raises is
         printed."""
-        return try_each(*(functools.partial(self.close, key) for key in list(self._open)))
+        return try_each(*[writer.close for writer in list(self._open.values())])
 
 
-def _close(items: Any) -> None:
-    # An asynchronous one is closed by its event loop, once nobody refers to it.
-    close = getattr(items, "close", None)
-    if close is not None:
-        close()
+#: Stands for generators that have ended, or were never opened.
+_OVER = StreamWriter(lambda: None, lambda: None)
+_OVER.close()
+
+
+def _kind(items: Any) -> str:
+    return "an asynchronous generator" if inspect.isasyncgen(items) else "a coroutine"

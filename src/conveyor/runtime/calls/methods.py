@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from conveyor.codec.direct import receiving
 from conveyor.exceptions import GraphError
 from conveyor.runtime.calls.call import (
     ASYNC_FUNCTION,
@@ -18,6 +19,7 @@ from conveyor.runtime.calls.call import (
     NEXT,
     OPEN,
     OPEN_FUNCTION,
+    Call,
 )
 from conveyor.runtime.calls.generators import OpenGenerators
 
@@ -40,23 +42,24 @@ def find_method(instance: Any, name: str) -> tuple[Callable[..., Any], bool]:
     return method, inspect.iscoroutinefunction(method)  # it may refer to the instance: none is kept
 
 
-def find(
-    instance: Any, generators: OpenGenerators, name: str, what: int
-) -> tuple[Callable[..., Any], bool]:
-    """What a call of that name calls with its arguments, and whether it is a coroutine function. ``what``:
-    one of the numbers in ``calls.call``."""
+def find(instance: Any, generators: OpenGenerators, call: Call) -> tuple[Callable[..., Any], bool]:
+    """What ``call`` calls with its arguments, and whether it is a coroutine function. Calls of generators are
+    told apart here, in the order in which they have come, whatever runs them then."""
+    name, args, kwargs, _, what, _ = call
     if what == METHOD:
         return find_method(instance, name)
     if what == NEXT:
-        return generators.next, False
-    if what == OPEN:
-        return generators.opening(find_method(instance, name)[0]), False
+        return generators.writer(args[0]).next, False
     if what == ASYNC_NEXT:
-        return generators.async_next, True
+        return generators.writer(args[0]).async_next, True
+    if what in (OPEN, OPEN_FUNCTION):
+        key, *given = args
+        method = find_method(instance, name)[0] if what == OPEN else _call
+        make = functools.partial(method, *given, **(kwargs or {}))
+        generators.open(key, receiving.held_by(make))
+        return _opened, False
     if what == CLOSE:
-        return generators.close, False
-    if what == OPEN_FUNCTION:
-        return generators.opening(_call), False
+        return generators.closing(args[0]), False
     if what == ASYNC_FUNCTION:
         return _call_later, True
     if what == FUNCTION:
@@ -66,6 +69,10 @@ def find(
 
 #: Of the functions of classes. Python takes longer to say it than many a call does.
 _is_async = functools.lru_cache(maxsize=1024)(inspect.iscoroutinefunction)
+
+
+def _opened(*_args: Any, **_kwargs: Any) -> None:
+    """Answer a call that opens a generator. Its method is called for the first item."""
 
 
 def _call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

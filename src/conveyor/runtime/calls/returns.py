@@ -22,7 +22,7 @@ def returned(value: Any, returns: Returns, what: int, label: str) -> Any:
         return tuple([Direct(one, transport, snapshot) for one in elements(value, count, label)])
     if what not in (NEXT, ASYNC_NEXT):
         return Direct(value, transport, snapshot)
-    return None if value is None else (Direct(value[0], transport, snapshot),)
+    return None if value is None else (Direct(value[0], transport, snapshot), *value[1:])
 
 
 def elements(value: Any, count: int, label: str) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ asked for (``calls.generators``).
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.placed import may_have_stayed
 from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
-from conveyor.runtime.refs.streams import StreamRef
+from conveyor.runtime.refs.streams import NoGenerator, StreamRef
 from conveyor.runtime.sights import PassingOn
 from conveyor.runtime.waiting.works import Blockers
 
@@ -69,6 +70,7 @@ class CallStream(StreamRef):
         "_over",
         "_returns",
         "_runtime",
+        "_taking",
         "_what",
         "_will",
     )
@@ -107,16 +109,23 @@ class CallStream(StreamRef):
             raise
         super().__init__(opened._source)
         self._opened: Ref | None = opened
-        self._ahead: Ref = self._ask()
+        # Held by who takes an item: the next one is asked for once. Reentrant, for signal handlers.
+        self._taking = threading.RLock()
+        self._ahead: Ref = self._ask(again=False)
 
-    def _ask(self) -> Ref:
+    def _ask(self, again: bool) -> Ref:
+        """Ask for an item. ``again``: the generator has been opened. Calls that wait in this process wait for
+        its items, perhaps, and for their arguments: it overtakes them."""
         made = self._runtime.process.board.sights
-        ref: Ref = self._link.call(
-            (self._method, (self._key,), None, self._returns, self._what, made)
-        )
+        call = (self._method, (self._key,), None, self._returns, self._what, made)
+        ref: Ref = self._link.call(call, again)
         return ref
 
     def _look(self) -> Any:
+        with self._taking:
+            return self._take()
+
+    def _take(self) -> Any:
         if self._over:
             raise StopIteration
         if self._cancelled:
@@ -135,8 +144,15 @@ class CallStream(StreamRef):
             if self._will is not None:
                 self._will.revoke()
             raise StopIteration
+        if len(found) > 1:
+            kind = type(found[0]).__name__
+            raise NoGenerator(
+                f"{self._actor_name}.{self._method} has returned a {kind}, and no generator: get its value "
+                "with conveyor.get",
+                found[0],
+            )
         try:
-            self._ahead = self._ask()
+            self._ahead = self._ask(again=True)
         except Exception as error:  # comes after this item
             self._error = error.with_traceback(None)
         return found[0]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Generator, Hashable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from conveyor import _core
 from conveyor.checks import check_timeout, deadline_of, left_until
@@ -20,7 +21,18 @@ from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Blockers
 from conveyor.typevars import ItemT
 
+if TYPE_CHECKING:
+    from conveyor.runtime.protocol import Runtime
+
 _StreamT = TypeVar("_StreamT", bound="StreamRef[Any]")
+
+
+class NoGenerator(TypeError):
+    """Raised for an item of a call that has returned ``value``, and no generator. ``get`` gives the value."""
+
+    def __init__(self, text: str, value: Any) -> None:
+        super().__init__(text)
+        self.value = value
 
 
 class StreamRef(Ref[list[ItemT]]):
@@ -31,12 +43,16 @@ class StreamRef(Ref[list[ItemT]]):
     waits. Dropping the reference closes it. An error that it raises comes after its items.
     """
 
-    __slots__ = ("_back",)
+    __slots__ = ("_back", "_gathered", "_gathers", "_is_whole")
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, -1)
         # Items that a `get` had taken when it was to end with an error.
         self._back: deque[ItemT] = deque()
+        # Items taken for a call that this is an argument of, until all are there.
+        self._gathered: deque[ItemT] = deque()
+        self._gathers = False
+        self._is_whole = False
 
     def _look(self) -> Any:
         """The next item; ``EMPTY`` if it is not there yet. Raises ``StopIteration`` at the end, and
@@ -137,6 +153,9 @@ class StreamRef(Ref[list[ItemT]]):
                 items.append(self.next(left_until(end)))
             except StopIteration:
                 return items
+            except NoGenerator as error:
+                value: list[ItemT] = error.value
+                return value
             except BaseException:
                 self._back.extendleft(reversed(items))
                 raise
@@ -150,11 +169,65 @@ class StreamRef(Ref[list[ItemT]]):
         with PassingOn():
             return self.get()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether ``to_send`` would not wait."""
+        return self._is_whole
+
+    def await_whole(self) -> None:
+        """Wait for the generator's end, and keep its items for ``to_send``."""
+        try:
+            self._back.extend(self.get())
+        finally:
+            self._is_whole = self._is_there()
+
+    def gather(self) -> bool:
+        """Whether ``to_send`` would not wait. From now on items are taken as they come, until all are here:
+        who sends them has locks, and waits for nobody.
+
+        Raises:
+            SystemLimitError: no thread is to be had that would take them.
+        """
+        if not (self._gathers or self._is_whole):
+            self._gather_later(context.current())
+            self._gathers = True
+        return self._is_whole
+
+    def _gather_later(self, runtime: Runtime) -> None:
+        # It does not hold the stream: one that nobody has any more is closed.
+        known, watcher = weakref.ref(self), runtime.watcher
+
+        def gather() -> None:
+            stream = known()
+            if stream is not None:
+                stream._gather(runtime)
+
+        watcher.watch(self, lambda: watcher.completions.put(gather))
+
+    def _gather(self, runtime: Runtime) -> None:
+        try:
+            with PassingOn():
+                while self._is_there() and (item := self._look()) is not EMPTY:
+                    self._gathered.append(item)
+            if not runtime.watcher.closed:
+                self._gather_later(runtime)
+                return
+        except (Exception, StopIteration):
+            pass  # the end, or an error, which comes again for who sends them
+        self._back.extend(self._gathered)
+        self._gathered.clear()
+        self._is_whole = True
+        runtime.process.ring()  # whoever waits to send them looks again
+
     def __await__(self) -> Generator[Any, None, list[ItemT]]:
         return self._all().__await__()
 
     async def _all(self) -> list[ItemT]:
-        return [item async for item in self]
+        try:
+            return [item async for item in self]
+        except NoGenerator as error:
+            value: list[ItemT] = error.value
+            return value
 
     def done(self) -> bool:
         """Whether the next item, or the end, is there."""

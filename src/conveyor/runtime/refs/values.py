@@ -24,6 +24,7 @@ from conveyor.runtime.refs.holding import Holding, same
 from conveyor.runtime.refs.pickled.imports import Claims, load
 from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.staying import stays_afar
+from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.sights import PassingOn
 
 #: Whether one of the arguments, positional or by name, is itself a ref.
@@ -41,7 +42,10 @@ class RefFailed(Exception):
 def lacking(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Ref | None:
     """The first ref among the arguments that is not done."""
     for value in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(value, Ref) and not value.done():
+        if isinstance(value, StreamRef):
+            if not value.is_whole:
+                return value
+        elif isinstance(value, Ref) and not value.done():
             return value
     return None
 
@@ -50,6 +54,8 @@ def at_hand(ref: Ref) -> bool:
     """Whether it is done, and its result is had without waiting for a thread that is just taking it: that may
     be this very one, or one that waits for a lock which the caller has. If there is one, the bell rings when
     it has the result."""
+    if isinstance(ref, StreamRef):
+        return ref.gather()
     return ref.done() and all(_is_free(part) for part in ref.parts())
 
 
@@ -116,7 +122,10 @@ def wait_for(ref: Ref) -> None:
     """Wait until ``ref`` is done, by getting it: that takes part in finding deadlocks."""
     try:
         with PassingOn():
-            ref.get()
+            if isinstance(ref, StreamRef):
+                ref.await_whole()
+            else:
+                ref.get()
     except Exception:  # its outcome, for who needs it; or a wait that would never end
         if not ref.done():
             raise

@@ -36,6 +36,7 @@ from conveyor.runtime.actor.calls.instance import Instance
 from conveyor.runtime.actor.leaving import end_waits, everybody_is_gone, leave
 from conveyor.runtime.actor.orders import Hello
 from conveyor.runtime.actor.worker import Worker
+from conveyor.runtime.calls.call import Call
 from conveyor.runtime.messages.message import check_greeting
 from conveyor.runtime.process import close_all
 
@@ -64,8 +65,8 @@ class _Instance(Instance):
         self._generators.close_all()
         self._object = self._made = None  # it goes on, and has no end of ours
 
-    def find(self, name: str, what: int) -> tuple[Callable[..., Any], bool]:
-        function, is_async = super().find(name, what)
+    def find(self, call: Call) -> tuple[Callable[..., Any], bool]:
+        function, is_async = super().find(call)
         return self._in_turn(function), is_async
 
     def method(self, name: str) -> tuple[Callable[..., Any], bool]:

@@ -16,6 +16,7 @@ from conveyor.runtime.actor.unwanted import until
 from conveyor.runtime.calls.call import MISSED, START, Call
 from conveyor.runtime.calls.returns import returned
 from conveyor.runtime.calls.unsendable import blame_result
+from conveyor.runtime.kept import others_have_values
 from conveyor.runtime.waiting.works import call_of
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Calls:
         if mailbox.arriving is not None:
             return
         self._mailboxes.remove(mailbox)
+        self._instance.caller_gone(mailbox.caller[0])
         self._process.sources.look()  # the call that was begun last has the mailbox still
         if not self._instance.started:
             # Most likely it was the one that should have sent the constructor's call.
@@ -130,13 +132,18 @@ class Calls:
         return any(mailbox.bit == bit for mailbox in self._mailboxes)
 
     def quiet(self) -> bool:
-        """Nothing is queued and nothing runs: an orderly stop may end the process. If not, the bell rings
-        when that may have changed."""
+        """Nothing is queued, nothing runs, and nobody may ask for more of a stream or of a value that has
+        stayed: an orderly stop may end the process. If not, the bell rings when that may have changed."""
         self._stopping = True
         if any(m.arriving is None and not m.reader.empty for m in self._mailboxes):
             self._process.ring()
             return False
-        return not self._running and all(m.arriving is None for m in self._mailboxes)
+        if self._running or any(m.arriving is not None for m in self._mailboxes):
+            return False
+        process = self._process
+        if process.keeping.started and others_have_values(process.board, process.slot):
+            return False
+        return not self._instance.has_streams
 
     def _count(self, change: int) -> None:
         with self._running_lock:
@@ -213,7 +220,7 @@ class Calls:
             mailbox.reply_error(tag, _core.CANCELLED)
             return
         try:
-            function, is_async = self._instance.find(name, what)
+            function, is_async = self._instance.find(call)
         except Exception as error:
             self._reply_error(mailbox, tag, error, name, ran=False)
             return

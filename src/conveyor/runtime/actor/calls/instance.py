@@ -8,7 +8,7 @@ from typing import Any
 from conveyor import _core
 from conveyor.codec import decode_error, encode_error
 from conveyor.codec.direct import receiving
-from conveyor.runtime.calls.call import METHOD
+from conveyor.runtime.calls.call import METHOD, Call
 from conveyor.runtime.calls.constructor import Constructor
 from conveyor.runtime.calls.exit_hook import call_exit_hook
 from conveyor.runtime.calls.generators import OpenGenerators
@@ -64,14 +64,23 @@ class Instance:
             raise decode_error(call.meta)
         return call
 
-    def find(self, name: str, what: int) -> tuple[Callable[..., Any], bool]:
-        """What such a call calls with its arguments, and whether it is a coroutine function. Raises
+    def find(self, call: Call) -> tuple[Callable[..., Any], bool]:
+        """What ``call`` calls with its arguments, and whether it is a coroutine function. Raises
         ``GraphError`` if there is none."""
-        if what == METHOD:
-            function, is_async = find_method(self._object, name)
+        if call[4] == METHOD:
+            function, is_async = find_method(self._object, call[0])
         else:
-            function, is_async = find(self._object, self._generators, name, what)
+            function, is_async = find(self._object, self._generators, call)
         return (receiving.held_by(function) if receiving.taken else function), is_async
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether a caller may ask for more items of a generator."""
+        return bool(self._generators)
+
+    def caller_gone(self, slot: int) -> None:
+        """Close the generators of a caller that is dead."""
+        self._generators.caller_gone(slot)
 
     def method(self, name: str) -> tuple[Callable[..., Any], bool]:
         """The method ``name`` likewise; of an actor whose constructor has failed, a function that raises
