@@ -16,6 +16,7 @@ from conveyor.api.methods import (
     MARK,
     RECEIVED_MARK,
     SNAPSHOT_MARK,
+    STREAMS_MARK,
     TRANSPORT_MARK,
     check_num_returns,
     is_generator,
@@ -137,7 +138,8 @@ def method(
 
     Args:
         num_returns: how many values the method returns separately, each with a reference (or a
-            graph node) of its own. Ray's ``"streaming"`` is taken for generators, which stream anyway.
+            graph node) of its own. ``"streaming"``: the
+            method returns a generator, or is one, and its items stream.
         tensor_transport: the tensors and arrays that a call returns stay with the actor; whoever needs them
             fetches them there. ``"auto"`` leaves the way to us; a name of ``conveyor.transport`` asks for
             that transport. See the guide's page on direct objects.
@@ -159,7 +161,7 @@ def method(
 
     Raises:
         TypeError: an option that does not exist, or ``receive_into`` is of no method of an instance.
-        ValueError: no such transport, or no such parameter, or ``"streaming"`` is said of no generator.
+        ValueError: no such transport, or no such parameter.
     """
     if function:
         if len(function) > 1 or not (callable(function[0]) or hasattr(function[0], "__func__")):
@@ -227,7 +229,9 @@ def _mark(
     # A static or class method passes the mark on to nobody: it belongs on the function inside.
     inside = getattr(function, "__func__", function)
     what = f"{getattr(inside, '__qualname__', inside)}()"
-    setattr(inside, MARK, check_num_returns(num_returns, is_generator(inside), what))
+    setattr(inside, MARK, check_num_returns(num_returns, True, what))
+    if num_returns == "streaming":
+        setattr(inside, STREAMS_MARK, True)
     if transport is not None:
         setattr(inside, TRANSPORT_MARK, transport)
         setattr(inside, SNAPSHOT_MARK, snapshot)

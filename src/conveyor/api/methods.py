@@ -19,6 +19,8 @@ from conveyor.runtime.refs.streams import StreamRef
 
 #: Where `method` leaves what it was told; copied along by `functools.wraps`.
 MARK = "__conveyor_num_returns__"
+#: Likewise, whether it was told to stream: it returns a generator.
+STREAMS_MARK = "__conveyor_streams__"
 #: Likewise, how its results are to be moved, if they stay where they were made.
 TRANSPORT_MARK = "__conveyor_tensor_transport__"
 #: And whether as they were when they were returned.
@@ -46,7 +48,8 @@ def check_num_returns(num_returns: Any, is_generator: bool, what: str) -> int:
         raise TypeError(f"num_returns must be an integer, or 'streaming', not {num_returns!r}")
     if not is_generator:
         raise ValueError(
-            f"num_returns='streaming' is for generators, and {what} is none: it has to yield its results"
+            f"num_returns='streaming' is for generators, and {what} is none: it has to yield its results, "
+            "or to be a method with @conveyor.method(num_returns='streaming') that returns a generator"
         )
     return 1
 
@@ -54,6 +57,12 @@ def check_num_returns(num_returns: Any, is_generator: bool, what: str) -> int:
 def is_generator(function: Any) -> bool:
     """Whether a call of it gives items."""
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _may_stream(function: Any) -> bool:
+    """Whether a method gives items, as far as can be told. A decorator (``functools.wraps``) most likely
+    passes on what it decorates. Where it does not, a stream gives the value that it has made instead."""
+    return hasattr(function, STREAMS_MARK) or is_generator(inspect.unwrap(function))
 
 
 #: Each is a reference of its own, made with the call.
@@ -181,13 +190,15 @@ def _describe(cls: type, name: str, raw: Any) -> MethodInfo:
     return MethodInfo(
         name=name,
         num_returns=getattr(function, MARK, 1),
-        is_async=inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function),
-        is_generator=is_generator(function),
+        is_async=inspect.iscoroutinefunction(function)
+        or inspect.isasyncgenfunction(inspect.unwrap(function)),
+        is_generator=_may_stream(function),
         signature=_signature(cls, name, raw),
         tensor_transport=getattr(function, TRANSPORT_MARK, None),
         snapshot=getattr(function, SNAPSHOT_MARK, False),
         received=getattr(function, RECEIVED_MARK, ()),
         retries=getattr(function, RETRIES_MARK, None),
+        by_decorator=not (is_generator(function) or hasattr(function, STREAMS_MARK)),
     )
 
 

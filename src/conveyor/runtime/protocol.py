@@ -81,6 +81,7 @@ class MethodInfo(Struct, frozen=True):
     with the actor (``None``: they do not), and ``snapshot`` whether as they were when they were returned.
     ``received``: the names of parameters whose arguments it receives into memory of its own. ``retries``:
     ``None`` where a call is made once. ``may_stay``: whether the actor's options let results stay with it.
+    ``by_decorator``: a generator is what a decorator of its own makes of one, or passes on.
     """
 
     name: str
@@ -93,6 +94,7 @@ class MethodInfo(Struct, frozen=True):
     received: tuple[str, ...] = ()
     retries: Retries | None = None
     may_stay: bool = True
+    by_decorator: bool = False
 
 
 class Attached(Struct, frozen=True, eq=False):

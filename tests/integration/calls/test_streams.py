@@ -319,7 +319,6 @@ def test_num_returns_streaming_is_what_generators_do(source):
         lambda: marked.whole.options(num_returns="streaming"),
         lambda: one.options(num_returns="streaming"),
         lambda: conveyor.remote(num_returns="streaming")(lambda: 1),
-        lambda: conveyor.method(num_returns="streaming")(Plain.whole),
     ):
         with pytest.raises(
             ValueError, match=r"is for generators, and .*(whole|one|<lambda>).* is none"
@@ -328,11 +327,6 @@ def test_num_returns_streaming_is_what_generators_do(source):
     for place in (marked.items.options, numbers.options, conveyor.method):
         with pytest.raises(ValueError, match="items of a generator come one by one"):
             place(num_returns="dynamic")
-
-
-class Plain:
-    def whole(self):
-        return [1]
 
 
 def test_num_returns_takes_a_generators_items(source):

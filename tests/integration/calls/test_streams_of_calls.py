@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import gc
 import itertools
 import os
@@ -16,7 +17,7 @@ import pytest
 from integration_helpers import WAIT, hold
 
 import conveyor
-from conveyor.exceptions import WaitTimeoutError
+from conveyor.exceptions import SerializationError, WaitTimeoutError
 from conveyor.runtime.calls import call as calls
 
 
@@ -290,6 +291,113 @@ def test_neither_keeps_the_session(local):
     begun = time.monotonic()
     conveyor.shutdown()
     assert time.monotonic() - begun < 4  # the grace period is 5 s
+
+
+def passing(function: Any) -> Any:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return called
+
+
+def listed(function: Any) -> Any:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return {"sum": sum(function(*args, **kwargs))}
+
+    return called
+
+
+class Decorated:
+    @passing
+    @passing
+    def items(self, n: int) -> Any:
+        yield from range(n)
+
+    @listed
+    def value(self, n: int) -> Any:
+        yield from range(n)
+
+    @conveyor.method(num_returns="streaming")
+    def returned(self, n: int) -> Any:
+        return iter(range(n))
+
+    def unsaid(self, n: int) -> Any:
+        return (i for i in range(n))
+
+    @passing
+    @conveyor.method(tensor_transport="auto")
+    def staying(self, n: int) -> Any:
+        for i in range(n):
+            yield np.full(5, i)
+
+
+class DecoratedAsync:
+    @passing
+    async def items(self, n: int) -> Any:
+        for i in range(n):
+            await asyncio.sleep(0)
+            yield i
+
+    @conveyor.method(num_returns="streaming")
+    async def returned(self, n: int) -> Any:
+        await asyncio.sleep(0)
+        return iter(range(n))
+
+    @passing
+    async def coroutine(self) -> int:
+        await asyncio.sleep(0)
+        return 1
+
+    def unsaid(self) -> Any:
+        return self.returned(1)
+
+
+class AloneAsync:
+    @passing
+    async def coroutine(self) -> int:
+        await asyncio.sleep(0)
+        return 1
+
+
+@pytest.mark.parametrize("kind", [Decorated, DecoratedAsync])
+@pytest.mark.parametrize("method", ["items", "returned"])
+def test_a_generator_behind_a_decorator_or_returned_streams(engine, kind, method):
+    actor = conveyor.remote(kind).remote()
+    call = getattr(actor, method)
+    assert [list(call.remote(n)) for n in (0, 3)] == [[], [0, 1, 2]]
+    assert conveyor.get(call.options(num_returns="streaming").remote(2)) == [0, 1]
+
+
+def test_a_decorator_that_makes_a_value_of_one(engine):
+    actor = conveyor.remote(Decorated).remote()
+    value = actor.value.remote(4)
+    for _ in range(2):
+        assert conveyor.get(value) == {"sum": 6}
+        with pytest.raises(TypeError, match="has returned a dict, and no generator"):
+            next(value)
+    source = conveyor.remote(Source).remote()
+    assert conveyor.get(source.given.remote(actor.value.remote(3)), timeout=WAIT)[0] == (
+        {"sum": 3},
+    )
+    assert [item[0] for item in actor.staying.remote(2)] == [0, 1]
+
+
+def test_what_is_not_said_to_stream_says_what_to_do(engine):
+    actor, other = conveyor.remote(Decorated).remote(), conveyor.remote(DecoratedAsync).remote()
+    with pytest.raises(
+        SerializationError, match=r"unsaid .*a generator: .*num_returns='streaming'"
+    ):
+        conveyor.get(actor.unsaid.remote(2))
+    with pytest.raises(SerializationError, match=r"unsaid has returned a coroutine: .*async def"):
+        conveyor.get(other.unsaid.remote())
+
+
+@pytest.mark.parametrize("kind", [AloneAsync, DecoratedAsync])
+def test_a_coroutine_behind_a_decorator_is_awaited(engine, kind):
+    actor = conveyor.remote(kind).remote()
+    assert conveyor.get(actor.coroutine.remote()) == 1
 
 
 def _runs(pid: int) -> bool:

@@ -38,7 +38,8 @@ def find_method(instance: Any, name: str) -> tuple[Callable[..., Any], bool]:
     if not callable(method):
         raise GraphError(f"{type(instance).__name__} has no method {name!r}")
     if type(method) is types.MethodType:
-        return method, _is_async(method.__func__)
+        is_async = _is_async(method.__func__)
+        return (method, is_async) if is_async is not None else _decorated(method)
     return method, inspect.iscoroutinefunction(method)  # it may refer to the instance: none is kept
 
 
@@ -67,8 +68,27 @@ def find(instance: Any, generators: OpenGenerators, call: Call) -> tuple[Callabl
     raise GraphError(f"{name} cannot be called so ({what})")
 
 
-#: Of the functions of classes. Python takes longer to say it than many a call does.
-_is_async = functools.lru_cache(maxsize=1024)(inspect.iscoroutinefunction)
+@functools.lru_cache(maxsize=1024)  # Python takes longer to say it than many a call does
+def _is_async(function: Any) -> bool | None:
+    """Whether it is a coroutine function; ``None``: a decorator of one, which may return its coroutine."""
+    if inspect.iscoroutinefunction(function):
+        return True
+    return None if inspect.iscoroutinefunction(inspect.unwrap(function)) else False
+
+
+def _decorated(method: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """Return what awaits a coroutine that ``method`` returns: on the actor's event loop if it has one."""
+    import asyncio
+
+    async def on_loop(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        return await result if inspect.iscoroutine(result) else result
+
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+    return (on_loop, True) if asyncio._get_running_loop() is not None else (alone, False)
 
 
 def _opened(*_args: Any, **_kwargs: Any) -> None:

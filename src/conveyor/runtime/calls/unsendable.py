@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from conveyor.codec import blamed
@@ -29,6 +30,17 @@ if TYPE_CHECKING:
 _KEYED = frozenset((OPEN, OPEN_FUNCTION, NEXT, ASYNC_NEXT, CLOSE))
 
 
+#: Results that cannot be sent because the method does not say what it is.
+_ADVICE = {
+    GeneratorType: "a generator: have the method yield the items itself, or decorate it with "
+    "@conveyor.method(num_returns='streaming'), and they stream",
+    AsyncGeneratorType: "an asynchronous generator: have the method yield the items itself (async def with "
+    "yield), and they stream",
+    CoroutineType: "a coroutine: write the method, or what its decorator makes of it, with async def, or "
+    "decorate it with functools.wraps",
+}
+
+
 def blame_constructor(
     error: SerializationError, cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> SerializationError:
@@ -45,6 +57,8 @@ def blame_result(
     error: SerializationError, actor: str, call: Call, result: Any
 ) -> SerializationError:
     """``error`` of answering a call of ``actor`` with ``result``."""
+    if advice := _ADVICE.get(type(result)):
+        return SerializationError(f"{actor}.{call[0]} has returned {advice}")
     return blamed(error, _of_result(actor, call, result))
 
 
