@@ -209,12 +209,13 @@ std::vector<Reader*> readers_of(nb::tuple objects) {
 
 // Each rank that gives something publishes it before the barrier, under the number of that; so behind it all is there.
 // The turn is kept until all is taken, since what another thread began would let go of it.
-nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int root, bool gives, nb::handle value, nb::tuple from, Writer& writer, nb::tuple ends, nb::handle timeout, nb::handle until, uint64_t made) {
+nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int root, bool gives, nb::list given, nb::tuple from, Writer& writer, nb::tuple ends, nb::handle timeout, nb::handle until, uint64_t made) {
   CollectiveCall call;
   call.operation = Collective::kExchange;
   call.tensors = form;
   call.root = root;
   group.check(call, {});
+  if (given.size() != 1) throw nb::value_error("conveyor: one value is given");
   const std::vector<Reader*> readers = readers_of(ends);
   if (readers.size() != group.ranks()) throw nb::value_error("conveyor: a reader for each rank is needed");
   std::vector<bool> takes(readers.size());
@@ -227,7 +228,8 @@ nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int roo
   for (Reader* reader : readers) let_go(*reader, number);
   if (gives && !group.broken()) {
     Encoded e;
-    writer.encode_value(e, value);
+    // Without a reference of our own: what only the list refers to may move.
+    writer.encode_value(e, PyList_GET_ITEM(given.ptr(), 0));
     writer.prepare(e);
     if (!writer.ring.has_room()) throw std::system_error(EPROTO, std::generic_category(), "conveyor: a rank has not taken what it was given before");
     writer.commit(e, number, Kind::kValue);
@@ -348,7 +350,7 @@ void bind_collective(nb::module_& m) {
       .def_prop_ro("rank", &CollectiveGroup::rank)
       .def_prop_ro("ranks", &CollectiveGroup::ranks)
       .def("run", &run, "inbox"_a, "operation"_a, "op"_a, "type"_a, "count"_a, "shape"_a, "tensors"_a, "shapes"_a, "root"_a, "sources"_a, "to"_a, "timeout"_a.none(), "until"_a, "made"_a)
-      .def("exchange", &exchange, "inbox"_a, "form"_a, "root"_a, "gives"_a, "value"_a.none(), "takes"_a, "writer"_a, "readers"_a, "timeout"_a.none(), "until"_a, "made"_a)
+      .def("exchange", &exchange, "inbox"_a, "form"_a, "root"_a, "gives"_a, "given"_a, "takes"_a, "writer"_a, "readers"_a, "timeout"_a.none(), "until"_a, "made"_a)
       .def("forget", &forget, "readers"_a)
       .def("called", &called, "rank"_a)
       .def_prop_ro("absent", [](CollectiveGroup& group) { return list_of(group.absent()); })

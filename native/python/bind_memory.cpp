@@ -161,6 +161,10 @@ void bind_memory(nb::module_& m) {
       .def_ro("nbytes", &Buffer::length)
       .def_ro("readonly", &Buffer::readonly)
       .def_prop_ro("address", [](Buffer& b) { return reinterpret_cast<uintptr_t>(b.data); })
+      .def("made_for", [](Buffer& b, uintptr_t storage) {
+             if (!b.made) throw nb::value_error("conveyor: the buffer was not made in place");
+             b.made->storage = storage;
+           }, "storage"_a)
       .def("part", [](const Buffer& b, size_t offset, size_t length) {
              if (offset > b.length || length > b.length - offset) throw nb::index_error("a part lies outside of its buffer");
              Buffer part = b;

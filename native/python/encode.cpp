@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "decode.h"
 #include "exit.h"
@@ -13,19 +14,30 @@ namespace conveyor {
 
 namespace {
 
-// Whether nothing but `value` itself refers to its memory: then, if that was made in our arena, the
-// block itself can travel. `value` is an array over a Buffer of ours, or something Python must judge.
-bool alone(PyObject* value) {
+// How `value` may have memory alone that was made in our arena: then the block itself can travel. There are two ways, and
+// in each all that can reach the memory is counted. An array lies over a Buffer (0); a tensor has the storage that
+// the memory was made for (its address). None: something else refers to it, or that cannot be known, as where a
+// tensor lies over an array, which others may have as well.
+std::optional<uintptr_t> alone(PyObject* value) {
   // Of other types, an attribute of this name may be anything, and to ask for it may run any code.
   if (std::strcmp(Py_TYPE(value)->tp_name, "numpy.ndarray") == 0) {
     nb::object base = nb::steal(PyObject_GetAttrString(value, "base"));
     if (!base.is_valid()) throw nb::python_error();
-    return nb::isinstance<Buffer>(base) && Py_REFCNT(base.ptr()) <= 2;  // the array's reference and ours
+    if (!nb::isinstance<Buffer>(base) || Py_REFCNT(base.ptr()) > 2) return std::nullopt;  // the array's reference and ours
+    return 0;
   }
   Calling python;
-  nb::object answer = nb::steal(PyObject_CallFunctionObjArgs(hooks.held_alone, value, nullptr));
+  nb::object answer = nb::steal(PyObject_CallFunctionObjArgs(hooks.storage_held_alone, value, nullptr));
   if (!answer.is_valid()) throw nb::python_error();
-  return answer.is(nb::bool_(true));
+  const uintptr_t storage = nb::cast<uintptr_t>(answer);
+  return storage == 0 ? std::nullopt : std::optional(storage);
+}
+
+// The block that goes with a value whose only buffer is `view`, which has its memory alone in that way.
+std::shared_ptr<MadeInPlace> moving(uintptr_t way, const Py_buffer& view, const Arena* arena) {
+  if (view.len == 0) return nullptr;
+  std::shared_ptr<MadeInPlace> made = MadeInPlace::find(static_cast<const char*>(view.buf), size_t(view.len), arena);
+  return made && made->storage == way && MadeInPlace::of_one_buffer(made) ? made : nullptr;
 }
 
 // Forget what `sent` has noted: definitions are sent again, and what was set for one value is not there for the next.
@@ -281,7 +293,7 @@ void encode_snapshot(Encoded& out, nb::handle value, nb::handle sent) {
 void encode_any(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena) {
   PyObject* v = value.ptr();
   // Before the codec adds references of its own.
-  const bool let_go = Py_REFCNT(v) <= moved_refs && MadeInPlace::any() && alone(v);
+  const std::optional<uintptr_t> way = Py_REFCNT(v) <= moved_refs && MadeInPlace::any() ? alone(v) : std::nullopt;
   if (hooks.encode == nullptr) throw nb::type_error("conveyor: no codec is set for this type of value");
   Calling python;
   Unnoted unnoted{sent};
@@ -314,9 +326,8 @@ void encode_any(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t move
   }
   unnoted.reached_end = true;  // from here on `out` takes them back
   take_buffers(out, buffers, arena);
-  if (!out.made && let_go && out.views.size() == 1 && out.views[0].len != 0) {
-    const char* data = static_cast<const char*>(out.views[0].buf);
-    out.made = MadeInPlace::find(data, size_t(out.views[0].len), arena);
+  if (!out.made && way && out.views.size() == 1) {
+    out.made = moving(*way, out.views[0], arena);
     if (out.made) out.lay_out_in_block();
   }
 }

@@ -64,8 +64,8 @@ bool is_final(nb::handle exception) {
 }
 
 void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object discard, nb::object final_error, nb::object arena_full,
-               nb::object held_alone, nb::object state_error, nb::object refused, nb::object take) {
-  for (PyObject** hook : {&hooks.encode, &hooks.decode, &hooks.announce, &hooks.discard, &hooks.final_error, &hooks.arena_full, &hooks.held_alone,
+               nb::object storage_held_alone, nb::object state_error, nb::object refused, nb::object take) {
+  for (PyObject** hook : {&hooks.encode, &hooks.decode, &hooks.announce, &hooks.discard, &hooks.final_error, &hooks.arena_full, &hooks.storage_held_alone,
                           &hooks.state_error, &hooks.refused, &hooks.take})
     Py_CLEAR(*hook);
   hooks.encode = encode.release().ptr();
@@ -74,7 +74,7 @@ void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::ob
   hooks.discard = discard.release().ptr();
   hooks.final_error = final_error.release().ptr();
   hooks.arena_full = arena_full.release().ptr();
-  hooks.held_alone = held_alone.release().ptr();
+  hooks.storage_held_alone = storage_held_alone.release().ptr();
   hooks.state_error = state_error.release().ptr();
   if (!refused.is_none()) hooks.refused = refused.release().ptr();
   if (!take.is_none()) hooks.take = take.release().ptr();

@@ -16,18 +16,23 @@ struct MadeInPlace : std::enable_shared_from_this<MadeInPlace> {
   ~MadeInPlace();
   MadeInPlace(const MadeInPlace&) = delete;
   MadeInPlace& operator=(const MadeInPlace&) = delete;
-  // The one of `arena` that `size` bytes at `data` lie in, if it can still be sent; and whether there is any.
+  // The one of `arena` that `size` bytes at `data` lie in, if it can still be sent; and whether there is any. Others
+  // may refer to its memory, too.
   static std::shared_ptr<MadeInPlace> find(const char* data, size_t size, const Arena* arena);
   static bool any();
 
   bool inherited() const { return hold_.inherited(); }
+  // Whether one Buffer refers to it, and whoever asks, by a reference of its own.
+  static bool of_one_buffer(const std::shared_ptr<MadeInPlace>& made) { return made.use_count() <= 1 + kOfABuffer; }
 
   const std::shared_ptr<Arena> arena;
   Block* const block;
   const size_t length;
   bool sent = false;
+  uintptr_t storage = 0;  // torch's, that refers to it without an array between them; 0: none
 
  private:
+  static constexpr long kOfABuffer = 2;  // its owner, and its `made`
   static Hold hold_of(Arena& arena, Block* block);
   std::shared_ptr<Mapping> mapping_;  // the block's own may be gone before this: once sent, it is its readers'
   Hold hold_;

@@ -76,7 +76,7 @@ NB_MODULE(_core, m) {
   m.attr("DEBUG") = false;
 #endif
 
-  m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "discard"_a, "final_error"_a, "arena_full"_a, "held_alone"_a, "state_error"_a, "refused"_a,
+  m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "discard"_a, "final_error"_a, "arena_full"_a, "storage_held_alone"_a, "state_error"_a, "refused"_a,
         "take"_a.none() = nb::none());
   m.attr("UNSAID") = nb::bytes(kUnsaidMeta);
   m.attr("BROKEN") = nb::bytes(kBrokenMeta);

@@ -51,7 +51,7 @@ def set_codec(
     discard: Callable[[bytes], None],
     final_error: type[Exception],
     arena_full: Callable[[str, list[Holding]], Exception],
-    held_alone: Callable[[Any], bool],
+    storage_held_alone: Callable[[Any], int],
     state_error: type[Exception],
     refused: Callable[[int, str], Exception],
     take: Callable[[bytes], Any] | None = None,
@@ -63,7 +63,8 @@ def set_codec(
     definitions, ``discard(meta)`` hears of one that nobody will decode. ``final_error`` is the class of errors that decoding again would not mend,
     ``arena_full(message, holdings)`` makes what is raised at an arena's cap, ``state_error`` is raised
     in forked children; ``refused(errno, text)`` makes what is raised for what the system has refused;
-    ``held_alone(value)`` tells whether nothing else refers to a value's memory. ``take(meta)`` gives the
+    ``storage_held_alone(value)`` gives the address of a tensor's storage that nothing else refers to, or 0.
+    ``take(meta)`` gives the
     refs that a frame which is decoded later has claims on, to be held until then.
     """
 
@@ -615,6 +616,9 @@ class Buffer:
     @property
     def address(self) -> int:
         """Where it lies in this process."""
+
+    def made_for(self, storage: int) -> None:
+        """Note the one storage of torch's, by its address, that memory made in place is for."""
 
     def part(self, offset: int, length: int) -> Buffer:
         """A part of it, which holds the same."""
@@ -1465,7 +1469,7 @@ class CollectiveGroup:
         form: int,
         root: int,
         gives: bool,
-        value: Any,
+        given: list[Any],
         takes: Sequence[int],
         writer: Writer,
         readers: tuple[Reader, ...],
@@ -1474,7 +1478,7 @@ class CollectiveGroup:
         made: int,
     ) -> int | list[Any]:
         """The values of the ranks ``takes``, in that order of ranks; or what it has come to, as ``run`` says it.
-        ``value`` is sent if this rank ``gives`` one. All ranks name the same ``form`` and ``root``. ``writer``
+        The value in the list ``given`` is sent if this rank ``gives`` one. All ranks name the same ``form`` and ``root``. ``writer``
         and ``readers`` are this rank's ends of the rings of all ranks."""
     @property
     def absent(self) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor import _core
-from conveyor.codec.alone import REFERENCES_OF_A_LOCAL, held_alone
+from conveyor.codec.alone import REFERENCES_OF_A_LOCAL, storage_held_alone
 from conveyor.codec.claims import Reader, take
 from conveyor.codec.encoded import SENT
 from conveyor.codec.errors.afresh import afresh
@@ -50,7 +50,7 @@ def set_up_codec() -> None:
         discard,
         final_error=SerializationError,
         arena_full=arena_full,
-        held_alone=held_alone,
+        storage_held_alone=storage_held_alone,
         state_error=RuntimeStateError,
         refused=refused,
         take=take,

@@ -1,4 +1,4 @@
-"""Whether a tensor's memory is nobody else's."""
+"""Whether a value that was made in place may move: whether anything else can reach its memory."""
 
 from __future__ import annotations
 
@@ -8,27 +8,38 @@ from typing import Any
 from conveyor import _core
 
 
-def held_alone(value: Any) -> bool:
-    """Whether ``value`` is a tensor and no other tensor or array refers to its memory."""
+def storage_held_alone(value: Any) -> int:
+    """Return the address of the storage of ``value``, a tensor that nothing else shares it with; else 0.
+
+    Only the storage is judged. Its memory may be another object's: ``torch.from_numpy`` keeps the array,
+    which others may have. The core moves memory only for the storage that it was made for.
+    """
     torch = sys.modules.get("torch")
     if torch is None or type(value) is not torch.Tensor:
-        return False
-    global _alone_count
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    if count is None:  # not a public function: without it, values are copied
-        return False
-    if not _alone_count:
-        # What a tensor has that nobody shares: measured, because this look at it counts as well.
-        fresh = torch.frombuffer(bytearray(8), dtype=torch.uint8).view(2, 4)
-        _alone_count = count(fresh.untyped_storage()._cdata)
-    # A gradient, say, has one reference of Python's, and others of torch's.
-    held = getattr(value, "_use_count", None)
-    if held is None or held() > 1:
-        return False
-    return bool(count(value.untyped_storage()._cdata) <= _alone_count)
+        return 0
+    global _alone
+    if not hasattr(torch._C, "_storage_Use_Count") or not hasattr(value, "_use_count"):
+        return 0  # neither is public: without them, values are copied
+    if _alone is None:
+        _alone = _uses(torch.frombuffer(bytearray(8), dtype=torch.uint8).view(2, 4))
+    uses = _uses(value)
+    if any(now > alone for now, alone in zip(uses, _alone, strict=True)):
+        return 0
+    address: int = value.untyped_storage()._cdata
+    return address
 
 
-_alone_count = 0
+def _uses(tensor: Any) -> tuple[int, int, int]:
+    """Count the uses of a tensor and of its storage in torch, and the references to the storage in Python.
+
+    This look counts as well, so compare with a tensor that nobody shares.
+    """
+    storage = tensor.untyped_storage()
+    count = sys.modules["torch"]._C._storage_Use_Count(storage._cdata)
+    return tensor._use_count(), count, sys.getrefcount(storage)
+
+
+_alone: tuple[int, int, int] | None = None
 
 
 def _references_of_a_local() -> int:

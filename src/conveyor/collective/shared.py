@@ -20,7 +20,9 @@ def allgather(value: Any, group_name: str = DEFAULT, *, timeout: float | None = 
     writer's own, and who writes to ``value`` later changes nobody's. Memory is kept as long as somebody has a
     value that lies in it, also if its rank has died. Raises as the call does.
     """
-    return find(group_name).exchange(ALLGATHER, value, timeout)
+    given = [value]
+    del value
+    return find(group_name).exchange(ALLGATHER, given, timeout)
 
 
 def broadcast(
@@ -33,9 +35,10 @@ def broadcast(
     """The value of ``src_rank``; what others pass is not looked at. See ``allgather.shared``."""
     group = find(group_name)
     root = group.root(src_rank, "src_rank")
-    return group.exchange(BROADCAST, value, timeout, root, gives=group.rank == root, takes=(root,))[
-        0
-    ]
+    given = [value]
+    del value
+    gives = group.rank == root
+    return group.exchange(BROADCAST, given, timeout, root, gives=gives, takes=(root,))[0]
 
 
 def gather(
@@ -44,10 +47,12 @@ def gather(
     """The values of all ranks, at ``dst_rank``; ``None`` at the others. See ``allgather.shared``."""
     group = find(group_name)
     root = group.root(dst_rank, "dst_rank")
+    given = [value]
+    del value
     if group.rank != root:
-        group.exchange(GATHER, value, timeout, root, takes=())
+        group.exchange(GATHER, given, timeout, root, takes=())
         return None
-    return group.exchange(GATHER, value, timeout, root)
+    return group.exchange(GATHER, given, timeout, root)
 
 
 def scatter(
@@ -67,7 +72,8 @@ def scatter(
         raise ValueError(
             f"only rank {root} of this operation has a list of values, and this is {group.rank}"
         )
-    (got,) = group.exchange(SCATTER, values, timeout, root, gives=group.rank == root, takes=(root,))
+    gives = group.rank == root
+    (got,) = group.exchange(SCATTER, [values], timeout, root, gives=gives, takes=(root,))
     return got[group.rank]
 
 
@@ -78,7 +84,7 @@ def all_to_all(
     whole list. See ``allgather.shared``."""
     group = find(group_name)
     _check_list(group, values)
-    return [got[group.rank] for got in group.exchange(ALL_TO_ALL, values, timeout)]
+    return [got[group.rank] for got in group.exchange(ALL_TO_ALL, [values], timeout)]
 
 
 def _check_list(group: Group, values: Any) -> None:

@@ -26,7 +26,8 @@ def empty(shape: int | Sequence[int], dtype: Any = float) -> np.ndarray[Any, Any
     shape, dtype: as for ``numpy.empty`` (C order). Sent as a whole by a maker that keeps no
     reference to it (``return array`` in an actor; ``graph.execute(make())`` in the driver), its
     memory itself travels and the cost does not depend on its size. A maker that still holds it, or
-    a view of it, sends a copy, so nobody sees later writes. Raises ``MemoryError`` at the memory cap.
+    a view of it, sends a copy, so nobody sees later writes; and so does one that sends another
+    library's view of it, such as ``torch.from_numpy(array)``. Raises ``MemoryError`` at the memory cap.
     """
     kind = np.dtype(dtype)
     if kind.hasobject:
@@ -47,4 +48,6 @@ def empty_tensor(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
     if count == 0:
         return torch.empty(sizes, dtype=kind)
     buffer: Any = context.current().allocate(min(count * kind.itemsize, _MOST))
-    return torch.frombuffer(buffer, dtype=kind, count=count).view(sizes)
+    tensor = torch.frombuffer(buffer, dtype=kind, count=count).view(sizes)
+    buffer.made_for(tensor.untyped_storage()._cdata)
+    return tensor
