@@ -19,7 +19,7 @@ struct OwnedMemory {
     if (data == nullptr) throw std::bad_alloc();
   }
   // Shared with who else has the file of at least `size` bytes.
-  OwnedMemory(int fd, size_t size) : data(map_shared(fd, 0, align_up(size, kGranule))), mapped(align_up(size, kGranule)) {}
+  OwnedMemory(std::shared_ptr<const Fd> file, size_t size) : mapping(std::make_shared<Mapping>(std::move(file), 0, align_up(size, kGranule))), data(mapping->base) {}
   // What is in a file, whose pages are shared until they are written to: that nobody else sees.
   static std::shared_ptr<OwnedMemory> copy_of(int fd, size_t size) {
     auto memory = std::make_shared<OwnedMemory>(size_t(0));
@@ -33,11 +33,12 @@ struct OwnedMemory {
   ~OwnedMemory() {
     if (mapped != 0)
       ::munmap(data, mapped);
-    else
+    else if (!mapping)
       std::free(data);
   }
   OwnedMemory(const OwnedMemory&) = delete;
   OwnedMemory& operator=(const OwnedMemory&) = delete;
+  const std::shared_ptr<Mapping> mapping{};  // of a shared file
   char* data;
   size_t mapped = 0;
 };

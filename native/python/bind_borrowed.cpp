@@ -68,7 +68,9 @@ nb::object in_place(const InPlace& one, ArenaView& view, nb::bytes ranges, nb::b
       }
       block = offset;
     }
-    buffers.append(nb::cast(Buffer{last->block() + at, size_t(lengths[i].length), true, last, nullptr, nullptr, last->mapping()}, nb::rv_policy::move));
+    const size_t length = lengths[i].length;
+    auto unshared = std::make_shared<Unshared>(last, last->mapping(), last->block() + at, length);
+    buffers.append(nb::cast(Buffer{last->block() + at, length, last, nullptr, nullptr, std::move(unshared)}, nb::rv_policy::move));
   }
   return buffers;
 }

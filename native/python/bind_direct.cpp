@@ -96,7 +96,7 @@ nb::object fetch_small(nb::bytes meta, const Board& board, uint32_t own_slot) {
   nb::list buffers;
   for (const iovec& range : from) {
     to.push_back({at, range.iov_len});
-    buffers.append(nb::cast(Buffer{at, range.iov_len, false, memory, nullptr, nullptr}, nb::rv_policy::move));
+    buffers.append(nb::cast(Buffer{at, range.iov_len, memory, nullptr, nullptr}, nb::rv_policy::move));
     at += align_up(range.iov_len, kBufferAlign);
   }
   try {
@@ -191,7 +191,7 @@ void bind_direct(nb::module_& m) {
     nb::list buffers;
     for (const iovec& range : from) {
       to.push_back({at, range.iov_len});
-      buffers.append(nb::cast(Buffer{at, range.iov_len, false, made, nullptr, made}, nb::rv_policy::move));
+      buffers.append(nb::cast(Buffer{at, range.iov_len, made, nullptr, made}, nb::rv_policy::move));
       at += align_up(range.iov_len, kBufferAlign);
     }
     read(pid, std::move(from), std::move(to), anchor, number, size);
@@ -238,7 +238,7 @@ void bind_direct(nb::module_& m) {
     for (const iovec& range : from) {
       if (range.iov_len > into.length || at > into.length - range.iov_len) throw nb::value_error("there is no room for the ranges");
       to.push_back({into.data + at, range.iov_len});
-      buffers.append(nb::cast(Buffer{into.data + at, range.iov_len, false, into.owner, into.lease, into.made}, nb::rv_policy::move));
+      buffers.append(nb::cast(Buffer{into.data + at, range.iov_len, into.owner, into.lease, into.made}, nb::rv_policy::move));
       at += align_up(range.iov_len, kBufferAlign);
     }
     read(pid, std::move(from), std::move(to), anchor, number, at);

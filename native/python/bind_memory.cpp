@@ -8,7 +8,6 @@
 #include "exit.h"
 #include "located.h"
 #include "made_in_place.h"
-#include "arena/private_pages.h"
 #include "snapshot.h"
 
 namespace conveyor {
@@ -16,24 +15,21 @@ namespace {
 
 int buffer_get(PyObject* self, Py_buffer* view, int flags) {
   Buffer* b = nb::inst_ptr<Buffer>(self);
-  return PyBuffer_FillInfo(view, self, b->data, Py_ssize_t(b->length), b->readonly, flags);
+  try {
+    b->unshare();
+  } catch (const std::bad_alloc&) {
+    view->obj = nullptr;
+    PyErr_NoMemory();
+    return -1;
+  } catch (const std::exception& error) {
+    view->obj = nullptr;
+    PyErr_SetString(PyExc_BufferError, error.what());
+    return -1;
+  }
+  return PyBuffer_FillInfo(view, self, b->data, Py_ssize_t(b->length), 0, flags);
 }
 
 PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(buffer_get)}, {0, nullptr}};
-
-// Memory of its own with what is in the buffer: private pages over it, or a copy. What is written there is dropped
-// with it.
-Buffer private_pages(const Buffer& b) {
-  const std::shared_ptr<Mapping> mapping = b.lease ? b.lease->shared_mapping() : b.mapping;
-  if (mapping && b.length >= PrivatePages::kFrom) {
-    auto pages = std::make_shared<PrivatePages>(b.owner, mapping, b.data, b.length);
-    if (char* data = pages->data(); data != nullptr) return Buffer{data, b.length, false, pages, nullptr, nullptr};
-    // No mapping or no addresses are left; a copy may still fit.
-  }
-  auto copy = std::make_shared<OwnedMemory>(b.length);
-  std::memcpy(copy->data, b.data, b.length);
-  return Buffer{copy->data, b.length, false, copy, nullptr, nullptr};
-}
 
 // Duplicates of descriptors. A handler of Python's that raises runs between any two bytecodes: a list of numbers
 // could be lost before it is noted, or on its way to be closed.
@@ -117,7 +113,7 @@ void bind_memory(nb::module_& m) {
            }, "size"_a)
       .def("allocate", [](std::shared_ptr<Arena> arena, size_t size, bool may_wait) {
              auto made = std::make_shared<MadeInPlace>(arena, size, may_wait);
-             return Buffer{made->block->data(), size, false, made, nullptr, made};
+             return Buffer{made->block->data(), size, made, nullptr, made};
            }, "size"_a, "may_wait"_a = true)
       .def("give_back", [](Arena& a) {
              Unlocked unlocked;
@@ -149,17 +145,16 @@ void bind_memory(nb::module_& m) {
   nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots))
       .def_static("own", [](size_t size) {
              auto memory = std::make_shared<OwnedMemory>(size);
-             return Buffer{memory->data, size, false, memory, nullptr, nullptr};
+             return Buffer{memory->data, size, memory, nullptr, nullptr};
            }, "size"_a)
       .def_static("copy_of", [](int fd, size_t size) {
              struct stat about;
              if (::fstat(fd, &about) != 0) throw_errno("fstat");
              if (about.st_size < 0 || size > size_t(about.st_size)) throw nb::value_error("conveyor: the file is shorter");
              auto memory = OwnedMemory::copy_of(fd, size);
-             return Buffer{memory->data, size, false, memory, nullptr, nullptr};
+             return Buffer{memory->data, size, memory, nullptr, nullptr};
            }, "fd"_a, "size"_a)
       .def_ro("nbytes", &Buffer::length)
-      .def_ro("readonly", &Buffer::readonly)
       .def_prop_ro("address", [](Buffer& b) { return reinterpret_cast<uintptr_t>(b.data); })
       .def("made_for", [](Buffer& b, uintptr_t storage) {
              if (!b.made) throw nb::value_error("conveyor: the buffer was not made in place");
@@ -171,8 +166,7 @@ void bind_memory(nb::module_& m) {
              part.data += offset;
              part.length = length;
              return part;
-           }, "offset"_a, "length"_a)
-      .def("private", &private_pages);
+           }, "offset"_a, "length"_a);
 
   nb::class_<Snapshot>(m, "Snapshot")
       .def("__init__", [](Snapshot* self, nb::handle value, nb::handle sent, size_t share_from) { new (self) Snapshot(snapshot(value, sent, share_from)); },
@@ -180,10 +174,10 @@ void bind_memory(nb::module_& m) {
       .def_static("received", &received_snapshot, "codec"_a, "flags"_a, "size"_a, "data"_a.none(), "fd"_a)
       .def_prop_ro("parts", [](Snapshot& s) {
              nb::object data = nb::none();
-             if (s.fd.get() < 0) data = nb::bytes(s.frame.body, s.frame.size);
+             if (!s.fd) data = nb::bytes(s.frame.body, s.frame.size);
              return nb::make_tuple(s.frame.codec, s.frame.flags, s.frame.size, data);
            })
-      .def_prop_ro("fd", [](Snapshot& s) { return s.fd.get(); })
+      .def_prop_ro("fd", [](Snapshot& s) { return s.fd ? s.fd->get() : -1; })
       .def_prop_ro("has_refs", [](Snapshot& s) { return (s.frame.flags & kRefs) != 0; })
       .def_prop_ro("codec", [](Snapshot& s) { return s.frame.codec; })
       .def_prop_ro("keeps", [](Snapshot& s) { return (s.frame.flags & kKeeps) != 0; })
@@ -195,7 +189,7 @@ void bind_memory(nb::module_& m) {
       .def("note_kept", [](Snapshot& s, uint64_t number) { s.frame.attached = std::make_shared<const Held>(Numbers{number}, nullptr); }, "number"_a)
       .def("loose", [](Snapshot& s) -> nb::object {
              if (s.frame.codec < kFirstPython || s.frame.codec == kArguments || (s.frame.flags & (kRefs | kBound))) return nb::none();
-             return nb::make_tuple(s.frame.codec, meta_of(s.frame), loose_buffers(s.frame));
+             return nb::make_tuple(s.frame.codec, meta_of(s.frame), buffers_of(s.frame, table_of(s.frame), true));
            })
       .def("decode", [](Snapshot& s, bool fetches) { return decode(s.frame, fetches); }, "fetches"_a = true);
   m.def("fetches", &fetches);

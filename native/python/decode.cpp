@@ -28,8 +28,6 @@ struct FetchMode {
 };
 thread_local FetchMode* FetchMode::now = nullptr;
 
-constexpr size_t kCopied = 32 * 1024;  // kept bodies up to this size are copied for each value, which may be written
-
 }  // namespace
 
 TableView table_of(const Frame& frame) {
@@ -39,32 +37,46 @@ TableView table_of(const Frame& frame) {
   return std::move(*table);
 }
 
-nb::object buffers_of(const Frame& frame, const TableView& table) {
+namespace {
+
+// Where buffers of a frame lie: in its body, or in the block beside it.
+struct Place {
+  Place(const Frame& frame, bool in_block) {
+    const bool leased = frame.lease && (in_block || !frame.memory);
+    start = in_block && leased ? frame.lease->data() : const_cast<char*>(frame.body);
+    owner = leased ? std::shared_ptr<void>(frame.lease) : frame.memory;
+    if (leased) lease = frame.lease;
+    others = leased ? frame.readonly : frame.kept;
+    mapping = leased ? lease->shared_mapping() : frame.memory ? frame.memory->mapping : nullptr;
+  }
+  char* start;
+  std::shared_ptr<void> owner{};
+  std::shared_ptr<Lease> lease{};
+  std::shared_ptr<Mapping> mapping{};
+  bool others = false;   // read it, or it is decoded again
+  size_t first = SIZE_MAX, end = 0;  // of its buffers
+  std::shared_ptr<Unshared> unshared{};
+};
+
+}  // namespace
+
+nb::object buffers_of(const Frame& frame, const TableView& table, bool as_it_lies) {
   if (table.entries.empty()) return nb::none();
-  std::shared_ptr<OwnedMemory> copied;
+  Place places[] = {Place(frame, false), Place(frame, true)};
+  const auto place_of = [&](const BufferEntry& e) -> Place& { return places[e.offset & kInBlock ? 1 : 0]; };
+  for (const BufferEntry& e : table.entries) {
+    if (e.length == 0) continue;
+    Place& place = place_of(e);
+    place.first = std::min(place.first, size_t(e.offset & ~kInBlock));
+    place.end = std::max(place.end, size_t((e.offset & ~kInBlock) + e.length));
+  }
+  for (Place& place : places)
+    if (place.others && !as_it_lies && place.end != 0)
+      place.unshared = std::make_shared<Unshared>(place.owner, place.mapping, place.start + place.first, place.end - place.first);
   nb::list list;
   for (const BufferEntry& e : table.entries) {
-    const bool in_block = e.offset & kInBlock;
-    Buffer buffer{nullptr, size_t(e.length), false, nullptr, nullptr, nullptr};
-    if (frame.lease && (in_block || !frame.memory)) {
-      buffer.data = in_block ? frame.lease->data() : const_cast<char*>(frame.body);
-      buffer.owner = frame.lease;
-      buffer.lease = frame.lease;
-      buffer.readonly = frame.readonly;
-    } else if (frame.kept && frame.size <= kCopied) {
-      if (!copied) {
-        copied = std::make_shared<OwnedMemory>(frame.size);
-        std::memcpy(copied->data, frame.body, frame.size);
-      }
-      buffer.data = copied->data;
-      buffer.owner = copied;
-    } else {
-      buffer.data = const_cast<char*>(frame.body);
-      buffer.owner = frame.memory;  // a copy of its own
-      buffer.readonly = frame.kept;
-    }
-    buffer.data += e.offset & ~kInBlock;
-    list.append(nb::cast(std::move(buffer), nb::rv_policy::move));
+    const Place& place = place_of(e);
+    list.append(nb::cast(Buffer{place.start + (e.offset & ~kInBlock), size_t(e.length), place.owner, place.lease, nullptr, e.length != 0 ? place.unshared : nullptr}, nb::rv_policy::move));
   }
   return list;
 }
@@ -156,19 +168,12 @@ nb::bytes meta_of(const Frame& frame) {
   return nb::bytes(table.meta, table.meta_length);
 }
 
-nb::object loose_buffers(const Frame& frame) {
-  nb::object buffers = buffers_of(frame, table_of(frame));
-  if (!buffers.is_none())
-    for (nb::handle buffer : buffers) nb::inst_ptr<Buffer>(buffer)->readonly = false;
-  return buffers;
-}
-
 nb::object keep(const Frame& frame, nb::object refs) {
   if (frame.kind == Kind::kError || frame.codec < kFirstPython) return decode(frame);
   return or_python_error([&] {
     Frame kept = frame;
     kept.kept = kept.readonly = true;
-    return nb::cast(Snapshot{std::move(kept), Fd(), std::move(refs)}, nb::rv_policy::move);
+    return nb::cast(Snapshot{std::move(kept), nullptr, std::move(refs)}, nb::rv_policy::move);
   });
 }
 

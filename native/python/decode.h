@@ -19,7 +19,7 @@ namespace conveyor {
 // that it is of.
 struct Snapshot {
   Frame frame;
-  Fd fd;
+  std::shared_ptr<const Fd> fd{};  // of the file that its body lies in, if it does
   nb::object refs{};  // that its value refers to, if they are held here, until a ref has the snapshot: that holds them
 };
 
@@ -43,9 +43,7 @@ std::shared_ptr<Lease> sure_lease(uint64_t number);
 nb::object keep(const Frame& frame, nb::object refs);
 // Make a frame's claims good that is to be decoded later: its refs, to be held until then. Invalid if it has none.
 nb::object take_claims(const Frame& frame);
-// The parts that the codec has made; the buffers, a list or None, as if they could be written.
 nb::bytes meta_of(const Frame& frame);
-nb::object loose_buffers(const Frame& frame);
 // The value that what `keep` has returned stands for, a new one each time where it is mutable.
 nb::object value_of(nb::handle kept);
 // A frame with definitions that is not decoded yet.
@@ -56,8 +54,8 @@ void discard(const Frame& frame);
 // it has claims on, null if it has none or cannot be read; and, once the slot is free, to let go of those.
 nb::object claims_of(const char* body, size_t size, size_t in_block) noexcept;
 void give_up_claims(nb::object claims) noexcept;
-// The buffers of a frame with a table, a list or None.
-nb::object buffers_of(const Frame& frame, const TableView& table);
+// The buffers of a frame with a table, a list or None. `as_it_lies`: of memory that others may read; nobody writes to it.
+nb::object buffers_of(const Frame& frame, const TableView& table, bool as_it_lies = false);
 TableView table_of(const Frame& frame);
 
 }  // namespace conveyor

@@ -281,7 +281,7 @@ void encode_snapshot(Encoded& out, nb::handle value, nb::handle sent) {
   if (frame.flags & kExternal) {
     const TableView table = table_of(frame);
     out.meta = nb::bytes(table.meta, table.meta_length);
-    take_buffers(out, buffers_of(frame, table), nullptr);
+    take_buffers(out, buffers_of(frame, table, true), nullptr);
     return;
   }
   out.size = frame.size;

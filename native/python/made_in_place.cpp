@@ -1,10 +1,15 @@
 #include "made_in_place.h"
 
+#include <cstring>
+
+#include "arena/private_pages.h"
 #include "exit.h"
 
 namespace conveyor {
 
 namespace {
+
+constexpr size_t kUnlockedCopy = size_t(1) << 20;  // what is larger is copied without the GIL
 
 // Guarded by the GIL.
 std::vector<MadeInPlace*>& made_in_place() {
@@ -61,6 +66,38 @@ std::shared_ptr<MadeInPlace> MadeInPlace::find(const char* data, size_t size, co
       // What a forked child may read stays as it is: a copy is sent.
       return made->hold_.pinned() ? nullptr : made->shared_from_this();
   return nullptr;
+}
+
+std::pair<char*, std::shared_ptr<void>> Unshared::own(const char* data) {
+  if (!owner_ && mapping_ && size_ >= PrivatePages::kFrom) {
+    auto pages = std::make_shared<PrivatePages>(keep_, mapping_, from_, size_);
+    // Null: no mapping or no addresses are left; a copy may still fit.
+    if (pages->data() != nullptr) to_ = pages->data(), owner_ = std::move(pages);
+  }
+  if (!owner_) {
+    auto copy = std::make_shared<OwnedMemory>(size_);
+    const std::shared_ptr<void> keep = keep_;
+    if (size_ >= kUnlockedCopy) {
+      Unlocked unlocked;
+      std::memcpy(copy->data, from_, size_);
+    } else {
+      std::memcpy(copy->data, from_, size_);
+    }
+    if (!owner_) to_ = copy->data, owner_ = std::move(copy);  // or another thread was first
+  }
+  keep_.reset();
+  mapping_.reset();
+  return {to_ + (data - from_), owner_};
+}
+
+void Buffer::unshare() {
+  if (!unshared) return;
+  const std::shared_ptr<Unshared> memory = unshared;
+  auto [at, keeper] = memory->own(data);
+  data = at;
+  owner = std::move(keeper);
+  lease.reset();
+  unshared.reset();
 }
 
 }  // namespace conveyor

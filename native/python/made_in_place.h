@@ -38,15 +38,36 @@ struct MadeInPlace : std::enable_shared_from_this<MadeInPlace> {
   Hold hold_;
 };
 
+// Memory that others read, or that is decoded again, as one value has it. What Python gets may be written to, so
+// from its first use on it is a copy, or private pages, which cost no copy. Guarded by the GIL.
+class Unshared {
+ public:
+  // `keep` keeps `size` bytes from `data` on as they are; `mapping`: the one that they lie in, if any.
+  Unshared(std::shared_ptr<void> keep, std::shared_ptr<Mapping> mapping, char* data, size_t size)
+      : from_(data), size_(size), keep_(std::move(keep)), mapping_(std::move(mapping)) {}
+  // Where the value has what is at `data`, and what keeps it there. Throws where there is no memory.
+  std::pair<char*, std::shared_ptr<void>> own(const char* data);
+
+ private:
+  char* const from_;
+  const size_t size_;
+  std::shared_ptr<void> keep_;
+  std::shared_ptr<Mapping> mapping_;
+  char* to_ = nullptr;
+  std::shared_ptr<void> owner_{};
+};
+
 // What Python sees of received or own memory; exports the buffer protocol.
 struct Buffer {
   char* data;
   size_t length;
-  bool readonly;
   std::shared_ptr<void> owner;  // Lease, OwnedMemory, MadeInPlace, Borrowed or PrivatePages
   std::shared_ptr<Lease> lease;
   std::shared_ptr<MadeInPlace> made;
-  std::shared_ptr<Mapping> mapping = nullptr;  // that a Borrowed lies in
+  std::shared_ptr<Unshared> unshared = nullptr;  // until it is exported, of what is not its own to write
+
+  // Have memory of its own.
+  void unshare();
 };
 
 }  // namespace conveyor

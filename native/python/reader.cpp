@@ -175,7 +175,7 @@ nb::object Reader::receive_undecoded(nb::handle make) {
   }
   return read(*f, [make](const Frame& frame) {
     announce(frame);  // frames behind it may be decoded first
-    const nb::object snapshot = or_python_error([&] { return nb::cast(Snapshot{frame, Fd()}, nb::rv_policy::move); });
+    const nb::object snapshot = or_python_error([&] { return nb::cast(Snapshot{frame}, nb::rv_policy::move); });
     Calling python;
     nb::object made = nb::steal(PyObject_CallOneArg(make.ptr(), snapshot.ptr()));
     if (!made.is_valid()) throw nb::python_error();

@@ -23,8 +23,8 @@ Snapshot snapshot(nb::handle value, nb::handle sent, size_t share_from) {
   s.frame.size = e.size;
   if (e.attached) s.frame.attached = std::make_shared<const Held>(std::move(e.keeps), std::move(e.attached));
   if (share_from != 0 && e.size >= share_from) {
-    s.fd = make_memfd("conveyor-value", align_up(e.size, kGranule));
-    place(s, std::make_shared<OwnedMemory>(s.fd.get(), e.size));
+    s.fd = std::make_shared<const Fd>(make_memfd("conveyor-value", align_up(e.size, kGranule)));
+    place(s, std::make_shared<OwnedMemory>(s.fd, e.size));
   } else {
     place(s, std::make_shared<OwnedMemory>(e.size));
   }
@@ -41,8 +41,8 @@ Snapshot received_snapshot(uint16_t codec, uint32_t flags, size_t size, nb::hand
   if (fd >= 0) {
     const off_t length = ::lseek(fd, 0, SEEK_END);
     if (size == 0 || length < 0 || size_t(length) < size) throw std::system_error(EPROTO, std::generic_category(), "snapshot size");
-    place(s, std::make_shared<OwnedMemory>(fd, size));
-    s.fd = dup_cloexec(fd);
+    s.fd = std::make_shared<const Fd>(dup_cloexec(fd));
+    place(s, std::make_shared<OwnedMemory>(s.fd, size));
     return s;
   }
   if (!PyBytes_CheckExact(data.ptr()) || size_t(PyBytes_GET_SIZE(data.ptr())) != size)

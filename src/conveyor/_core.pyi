@@ -593,6 +593,9 @@ class ArenaView:
 class Buffer:
     """A window of received (leased) or own memory; exports the buffer protocol.
 
+    What is exported may be written to, and nobody else sees it: memory that others read as well is exported as
+    private pages over it, or as a copy.
+
     Holds the lease of the block it lies in until it is garbage. In a forked child it is inert.
     """
 
@@ -610,10 +613,6 @@ class Buffer:
         """Its length in bytes."""
 
     @property
-    def readonly(self) -> bool:
-        """Whether others may be reading the same memory."""
-
-    @property
     def address(self) -> int:
         """Where it lies in this process."""
 
@@ -622,11 +621,6 @@ class Buffer:
 
     def part(self, offset: int, length: int) -> Buffer:
         """A part of it, which holds the same."""
-
-    def private(self) -> Buffer:
-        """The same memory, written copy-on-write by this buffer alone; ``ValueError`` unless it is
-        leased.
-        """
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 

@@ -129,7 +129,7 @@ _new: Callable[..., Any] | None = None
 
 
 def decode(meta: bytes, buffers: list[Any] | None) -> np.ndarray[Any, Any]:
-    """The array over the buffer, without a copy; read-only if the buffer is."""
+    """The array over the buffer, without a copy."""
     return rebuild(meta, buffers[0] if buffers else None)
 
 

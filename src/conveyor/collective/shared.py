@@ -16,9 +16,9 @@ from conveyor.collective.membership import DEFAULT, find
 def allgather(value: Any, group_name: str = DEFAULT, *, timeout: float | None = None) -> list[Any]:
     """The values of all ranks, in their order: whatever can be an argument of a call. They may differ.
 
-    What comes is as at the time of the call: arrays are read-only, a tensor that is written to becomes the
-    writer's own, and who writes to ``value`` later changes nobody's. Memory is kept as long as somebody has a
-    value that lies in it, also if its rank has died. Raises as the call does.
+    What comes is as at the time of the call: what is written to becomes the writer's own, and who writes to
+    ``value`` later changes nobody's. Memory is kept as long as somebody has a value that lies in it, also if
+    its rank has died. Raises as the call does.
     """
     given = [value]
     del value

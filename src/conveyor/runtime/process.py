@@ -318,8 +318,8 @@ class Process:
         shared: bool,
     ) -> _core.Reader:
         """Reading end ``index`` of a ring that ``writer`` writes, whose ``arena`` that is. ``carries`` says
-        what goes over it. Large values of a ``shared`` ring are read-only, because somebody else reads the
-        same memory."""
+        what goes over it. Somebody else reads the same memory as who reads a ``shared`` ring, so what is
+        written to large values goes to private pages."""
         end = _core.Reader(segment, offset, index, self.board, writer.bell, arena, shared, carries)
         self.sources.note(writer.process, end)
         return end

@@ -24,8 +24,8 @@ class Holder:
         return [np.full(2, float(i)) for i in range(count)]
 
     @conveyor.method(tensor_transport="auto")
-    def in_place(self, value):
-        made = conveyor.empty((500,), "float64")
+    def in_place(self, value, size=500):
+        made = conveyor.empty((size,), "float64")
         made[:] = value
         return made
 
@@ -50,6 +50,18 @@ class Holder:
 
     def are_writable(self, *values):
         return [value.flags.writeable for value in values]
+
+    def permissions(self, *values):
+        """Of the mappings of arenas that the values lie in."""
+        found = []
+        with open("/proc/self/maps") as maps:
+            mappings = [line.split() for line in maps if "conveyor-arena" in line]
+        for value in values:
+            for bounds, permissions, *_ in mappings:
+                begin, end = (int(part, 16) for part in bounds.split("-"))
+                if begin <= value.ctypes.data < end:
+                    found.append(permissions)
+        return found
 
     def total_of(self, other, ref):
         return conveyor.get(other.total.remote(ref[0], 3))
@@ -152,11 +164,12 @@ def test_the_call_keeps_what_it_was_given(pair, latches, wait_until):
 
 
 def test_what_lies_in_its_makers_arena_is_read_there(pair):
-    """It has no memory of its reader's, so nobody may write to it."""
+    """It has no memory of its reader's, who has private pages over its maker's."""
     maker, other = pair
-    placed, private = maker.in_place.remote(1.0), maker.make.remote()
-    assert get(other.are_writable.remote(placed, private)) == [False, True]
-    assert get(other.total.remote(placed, private)) == [500, 500]
+    placed, private = maker.in_place.remote(1.0, 20_000), maker.make.remote(1.0, 20_000)
+    assert get(other.permissions.remote(placed, private)) == ["rw-p", "rw-s"]
+    assert get(other.are_writable.remote(placed, private)) == [True, True]
+    assert get(other.total.remote(placed, private)) == [20_000, 20_000]
 
 
 def test_an_actor_passes_on_what_it_owns_and_what_it_was_given(pair):

@@ -20,34 +20,19 @@ from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinition
 class Buffer(mmap.mmap):
     """What a reader gets: a window of shared memory, as ``_core.Buffer`` is one."""
 
-    readonly: bool
-
     @property
     def nbytes(self) -> int:
         return len(self)
 
     @classmethod
-    def of(cls, data: Any, readonly: bool) -> Buffer:
+    def of(cls, data: Any, shared: bool) -> Buffer:
+        """``shared``: others read the same, and what is written is this one's own."""
         fd = os.memfd_create("frame")
         try:
             os.write(fd, data)
-            access = mmap.ACCESS_READ if readonly else mmap.ACCESS_WRITE
-            buffer = cls(fd, len(data), access=access)
-            buffer.readonly = readonly
-            buffer.fd = os.dup(fd)
+            return cls(fd, len(data), access=mmap.ACCESS_COPY if shared else mmap.ACCESS_WRITE)
         finally:
             os.close(fd)
-        return buffer
-
-    def private(self) -> Buffer:
-        buffer = Buffer(self.fd, len(self), access=mmap.ACCESS_COPY)
-        buffer.readonly = False
-        buffer.fd = os.dup(self.fd)
-        return buffer
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            os.close(self.fd)
 
 
 def bytes_of(exported: Any) -> memoryview:
@@ -60,10 +45,10 @@ def bytes_of(exported: Any) -> memoryview:
 class Channel:
     """A writer and a reader in this process."""
 
-    def __init__(self, readonly: bool = False) -> None:
+    def __init__(self, shared: bool = False) -> None:
         self.sent = SentDefinitions()
         self.known = KnownDefinitions()
-        self.readonly = readonly
+        self.shared = shared
 
     def carry(self, value: Any) -> Any:
         return self.receive(self.send(value))
@@ -74,11 +59,13 @@ class Channel:
         assert type(meta) is bytes
         copied = None
         if buffers is not None:
-            copied = [Buffer.of(bytes_of(b), self.readonly) for b in buffers]
+            copied = [Buffer.of(bytes_of(b), self.shared) for b in buffers]
         return frame_codec, flags, meta, copied
 
     def receive(self, frame: tuple[int, int, bytes, list[Any] | None]) -> Any:
         frame_codec, _, meta, buffers = frame
+        if self.shared and buffers is not None:  # each value has memory of its own
+            buffers = [Buffer.of(buffer, shared=True) for buffer in buffers]
         return codec.decode(frame_codec, meta, buffers, self.known)
 
 

@@ -122,8 +122,8 @@ def carried_beside(value, by=None):
 
 @given(values, st.booleans())
 @settings(deadline=None, max_examples=150)
-def test_values_with_tensors_travel(value, readonly):
-    check_same(Channel(readonly).carry(value), value)
+def test_values_with_tensors_travel(value, shared):
+    check_same(Channel(shared).carry(value), value)
     check_same(carried_beside(value), value)
 
 
@@ -164,7 +164,7 @@ def test_tensors_that_are_put_on_a_device_are_the_same(value):
     try:
         packed = Keeper("a.f", "host", False, False).pack(value)
         assert type(packed) is Promised
-        check_same(Channel(readonly=True).carry(packed), value)
+        check_same(Channel(shared=True).carry(packed), value)
     finally:
         devices.unregister("host")
 

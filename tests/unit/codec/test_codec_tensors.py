@@ -51,8 +51,8 @@ def check_same(carried, tensor):
     assert as_bytes(carried) == as_bytes(tensor)
 
 
-def both_ways(tensor, readonly=False):
-    channel = Channel(readonly)
+def both_ways(tensor, shared=False):
+    channel = Channel(shared)
     return channel.carry(tensor), channel.carry({"t": [tensor]})["t"][0]
 
 
@@ -63,7 +63,7 @@ def both_ways(tensor, readonly=False):
     st.booleans(),
 )
 @settings(deadline=None, max_examples=300)
-def test_any_tensor_survives(dtype, shape, random, readonly):
+def test_any_tensor_survives(dtype, shape, random, shared):
     tensor = make(dtype, shape)
     axes = list(range(tensor.ndim))
     random.shuffle(axes)
@@ -75,7 +75,7 @@ def test_any_tensor_survives(dtype, shape, random, readonly):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "ComplexHalf")
-        for carried in both_ways(tensor, readonly):
+        for carried in both_ways(tensor, shared):
             check_same(carried, tensor)
             with torch.no_grad():
                 carried.zero_()  # always writable
@@ -125,8 +125,8 @@ def test_a_view_brings_only_its_part():
     ids=str,
 )
 def test_what_is_expanded_travels_once(tensor):
-    for readonly in (False, True):
-        for carried in both_ways(tensor, readonly):
+    for shared in (False, True):
+        for carried in both_ways(tensor, shared):
             check_same(carried, tensor)
             assert [s == 0 for s in carried.stride()] == [s == 0 for s in tensor.stride()]
     for value in (tensor, {"in": tensor}):
@@ -182,7 +182,7 @@ def test_the_tensor_holds_the_buffer():
 
 
 def test_writing_to_a_shared_tensor_is_private():
-    channel = Channel(readonly=True)
+    channel = Channel(shared=True)
     for value in (torch.arange(4), [torch.arange(4)]):
         frame = channel.send(value)
         first, second = channel.receive(frame), channel.receive(frame)
@@ -219,7 +219,7 @@ def test_tensor_subclass_goes_out_of_band():
     _, _, meta, buffers = codec.encode(tensor, None)
     assert len(meta) < 2000
     assert len(buffers) == 1
-    carried = Channel(readonly=True).carry(tensor)
+    carried = Channel(shared=True).carry(tensor)
     assert type(carried) is Marked
     assert torch.equal(carried, tensor)
 
@@ -333,7 +333,7 @@ def test_what_comes_behind_a_view_and_its_whole_lies_in_the_whole():
     value = [tensor[2:5], tensor, tensor[6:], tensor[3:5], tensor[::3]]
     _, _, _, buffers = codec.encode(value, None)
     assert sum(memoryview(b).nbytes for b in buffers) == 4 * (3 + 12)
-    first, whole, *others = Channel(readonly=True).carry(value)
+    first, whole, *others = Channel(shared=True).carry(value)
     for part, original in zip((first, whole, *others), value, strict=True):
         check_same(part, original)
     whole.fill_(7)
@@ -348,7 +348,7 @@ def test_what_is_sparse_lets_go_of_its_memory():
         torch.eye(300).to_sparse_csr(),
         torch.eye(300).to_sparse_bsc((3, 3)),
     ):
-        channel = Channel(readonly=True)
+        channel = Channel(shared=True)
         frame = channel.send([original])
         held = [weakref.ref(buffer) for buffer in frame[3]]
         (carried,) = channel.receive(frame)
@@ -366,7 +366,7 @@ def test_a_view_with_gaps_behind_its_whole_is_a_view():
     value = [tensor, tensor[:, ::2], tensor[::2], tensor[:, 1], tensor.t()[1:3]]
     _, _, _, buffers = codec.encode(value, None)
     assert sum(memoryview(b).nbytes for b in buffers) == 48
-    carried = Channel(readonly=True).carry(value)
+    carried = Channel(shared=True).carry(value)
     for part, original in zip(carried, value, strict=True):
         check_same(part, original)
         assert part.stride() == original.stride()
@@ -443,8 +443,8 @@ def test_torch_without_numpy():
         else:
             raise SystemExit("torch has NumPy")
         del sys.modules["numpy"]
-        for readonly in (False, True):
-            channel = Channel(readonly)
+        for shared in (False, True):
+            channel = Channel(shared)
             for t in (
                 torch.arange(6).reshape(2, 3), torch.ones(2, 3).t(), torch.tensor(1.5),
                 torch.empty(0, 3), torch.ones(3, dtype=torch.bfloat16), torch.ones(2, requires_grad=True),

@@ -152,10 +152,7 @@ _read: dict[bytes, Callable[[Any], torch.Tensor]] = {}
 
 
 def decode(meta: bytes, buffers: list[Any] | None) -> torch.Tensor:
-    """The tensor over the buffer, without a copy.
-
-    Torch has no read-only tensors: one over a read-only buffer gets private pages when written to.
-    """
+    """The tensor over the buffer, without a copy."""
     return rebuild(meta, buffers[0] if buffers else None)
 
 
@@ -187,7 +184,7 @@ def _make_maker(header: bytes) -> Callable[[Any], torch.Tensor]:
         return made.requires_grad_() if requires_grad else made
 
     def through_torch(buffer: Any) -> torch.Tensor:
-        made = torch.frombuffer(writable(buffer), dtype=dtype)
+        made = torch.frombuffer(buffer, dtype=dtype)
         made = made.view(shape) if strides is None else made.as_strided(shape, strides)
         return made.requires_grad_() if requires_grad else made
 
@@ -207,22 +204,9 @@ def _make_maker(header: bytes) -> Callable[[Any], torch.Tensor]:
     new = np.ndarray
 
     def through_numpy(buffer: Any) -> torch.Tensor:
-        made = from_numpy(new(shape, numpy_dtype, writable(buffer), 0, in_bytes))
+        made = from_numpy(new(shape, numpy_dtype, buffer, 0, in_bytes))
         if view is not None:
             made = made.view(dtype)
         return made.requires_grad_() if requires_grad else made
 
     return through_numpy
-
-
-def writable(buffer: Any) -> Any:
-    """``buffer``, or the same memory so that it can be written to without anyone's seeing it."""
-    try:
-        if not buffer.readonly:
-            return buffer
-    except AttributeError:  # bytearray: in band
-        return buffer
-    try:
-        return buffer.private()
-    except AttributeError:  # memoryview: in band
-        return bytearray(buffer)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from conveyor.codec.encoded import SENT, Reducer
-from conveyor.codec.tensors.encoding import make_describe, make_memory, rebuild, writable
+from conveyor.codec.tensors.encoding import make_describe, make_memory, rebuild
 from conveyor.codec.tensors.headers import make_header, shaped
 from conveyor.codec.tensors.layouts import (
     alias,
@@ -214,7 +214,7 @@ def _rebuild_storage(
     if buffer is None:
         made = torch.empty(0, dtype=torch.uint8)
     else:
-        made = torch.frombuffer(writable(buffer), dtype=torch.uint8)
+        made = torch.frombuffer(buffer, dtype=torch.uint8)
     return (made if device is None else bring(made, device, identity)).untyped_storage()
 
 

@@ -1,7 +1,7 @@
 """What a value goes through on its way from one actor to another: a channel within this process.
 
 It is a real one, a ring and an arena, so that what arrives is what would arrive in another process:
-a copy, read-only where it would be, and an error where it could not be sent.
+a copy, on private pages where it would be, and an error where it could not be sent.
 """
 
 from __future__ import annotations
