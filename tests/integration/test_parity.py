@@ -84,6 +84,26 @@ class Stage:
     def same(self, x: Any, y: Any) -> bool:
         return x is y
 
+    def change(self, x: Any, *values: Any, **named: Any) -> Any:
+        """Change all that can be changed; what it was before."""
+        before = [repr(value) for value in (*values, *named.values())]
+        for value in (*values, *named.values()):
+            if isinstance(value, np.ndarray):
+                value += x
+            elif isinstance(value, list):
+                value[0] += x
+                value.append(x)
+            elif isinstance(value, dict):
+                value[x] = x
+            elif isinstance(value, (set, bytearray)):
+                (value.add if isinstance(value, set) else value.append)(x)
+            else:
+                value.items.append(x)
+        return before
+
+    def identity(self, *values: Any) -> list[int]:
+        return [id(value) for value in values]
+
     def alike(self, packed: Any) -> bool:
         (_, first, second), _ = packed
         return first is second
@@ -916,6 +936,72 @@ def constants_are_fresh_in_each_execution(t):
         dag = t.a.append.bind(constant, inp)
     with dag.compile() as graph:
         return [*(list(get(graph.execute(i))) for i in range(2)), constant]
+
+
+class Held:
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __repr__(self) -> str:
+        return f"Held({self.items!r})"
+
+
+@dataclass
+class Fielded:
+    x: Any
+    items: Any = None
+
+
+@program([True, True, True])
+def constants_that_methods_change(t):
+    node = t.a.echo
+    with InputNode() as inp:
+        dag = t.b.change.bind(
+            inp,
+            [1],
+            [np.zeros(3), [2]],
+            {"k": {1}},
+            np.zeros(4),
+            np.zeros(BIG),
+            {1},
+            bytearray(b"abc"),
+            Held([1, np.zeros(3)]),
+            Fielded(node.bind(inp), [1]),
+            [np.ones(2), node.bind(inp), Held([])],
+            named=[3],
+            held=Held([Held([])]),
+        )
+    with dag.compile() as graph:
+        first, *later = (get(graph.execute(5)) for _ in range(3))
+    return [*(one == first for one in later), get(dag.execute(5)) == first]
+
+
+@program([True, True])
+def constants_that_nobody_can_change_are_one_object(t):
+    constants = "x" * 1000, b"x" * 100_000, 10**30, (1, ("a", 2.5)), frozenset({10**20}), t.b
+    with InputNode() as inp:
+        # Also beside one that can be changed, and inside of it.
+        dag = MultiOutputNode(
+            [
+                t.a.identity.bind(*constants, node := t.a.echo.bind(inp)),
+                t.a.identity.bind(*constants, [], node),
+            ]
+        )
+    with dag.compile() as graph:
+        (first, beside), *later = (get(graph.execute(5)) for _ in range(3))
+    count = len(constants)
+    return [
+        all(one[:count] == first[:count] for one, _ in later),
+        all(other[:count] == beside[:count] for _, other in later),
+    ]
+
+
+@program(["Fielded(x=5, items=[5, 'c'])"] * 3)
+def results_in_a_dataclass(t):
+    with InputNode() as inp:
+        dag = MultiOutputNode(Fielded(t.a.echo.bind(inp), [inp, "c"]))
+    with dag.compile() as graph:
+        return [repr(get(graph.execute(5))) for _ in range(2)] + [repr(get(dag.execute(5)))]
 
 
 @program([True, False])

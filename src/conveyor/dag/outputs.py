@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
@@ -20,8 +21,8 @@ class MultiOutputNode(DAGNode[ResultT]):
     """The end of a graph with several results, in the shape given.
 
     ``execute`` gives one reference for each result, in the same shape: a list for a list, a dict for
-    a dict, also nested. A result is what a method makes, a part of the input, or a constant; the
-    same may stand there more than once. ::
+    a dict, a dataclass for a dataclass, also nested. A result is what a method makes, a part of the
+    input, or a constant; the same may stand there more than once. ::
 
         dag = MultiOutputNode({"loss": loss, "parts": [left, right]}, effects=[log.write.bind(loss)])
 
@@ -52,19 +53,17 @@ class MultiOutputNode(DAGNode[ResultT]):
         effects: Iterable[DAGNode] = (),
     ) -> None: ...
     @overload
-    def __init__(
-        self, nodes: Sequence[Any] | Mapping[Any, Any], effects: Iterable[DAGNode] = ()
-    ) -> None: ...
+    def __init__(self, nodes: Any, effects: Iterable[DAGNode] = ()) -> None: ...
 
-    def __init__(
-        self, nodes: Sequence[Any] | Mapping[Any, Any], effects: Iterable[DAGNode] = ()
-    ) -> None:
-        if not isinstance(nodes, (list, tuple, dict)):
+    def __init__(self, nodes: Any, effects: Iterable[DAGNode] = ()) -> None:
+        """``nodes``: a list, tuple, dict or dataclass."""
+        plain = isinstance(nodes, (list, tuple, dict))
+        if not plain and (isinstance(nodes, type) or not dataclasses.is_dataclass(nodes)):
             raise GraphError(
-                f"MultiOutputNode takes a list, tuple or dict of results, not "
+                f"MultiOutputNode takes a list, tuple, dict or dataclass of results, not "
                 f"{type(nodes).__name__}; a single result needs none"
             )
-        if not nodes:
+        if plain and not nodes:
             raise GraphError(
                 f"MultiOutputNode({nodes!r}): a graph needs at least one result, through which the "
                 f"errors of its executions are heard of; where there are only effects, let them be "

@@ -257,6 +257,9 @@ class Trees:
     def change(self, tree):
         return tree.change()
 
+    def broken(self):
+        return Broken()
+
     def many(self, count):
         return [np.full(10_000, float(i)) for i in range(count)]
 
@@ -304,6 +307,25 @@ def test_whether_an_array_may_be_written_depends_on_nothing(trees):
         again = conveyor.get(ref, timeout=WAIT)
         assert again["small"].tolist() == [0, 1, 2]
         assert again["other"].sum() == size * (size - 1) / 2
+
+
+class Broken:
+    def __setstate__(self, state):
+        raise ValueError("not here")
+
+    def __init__(self):
+        self.state = 1
+
+
+def test_what_cannot_be_rebuilt_as_an_argument_is_not_named_by_a_class_of_the_librarys(trees):
+    for given, named in ((((conveyor.put(Broken()),), {})), ((), {"tree": conveyor.put(Broken())})):
+        with pytest.raises(SerializationError, match="ValueError: not here") as raised:
+            conveyor.get(trees[0].change.remote(*given, **named), timeout=WAIT)
+        assert "Snapshot" not in str(raised.value)
+    with pytest.raises(
+        SerializationError, match=r"argument 0 of .*change, the value of a reference"
+    ):
+        conveyor.get(trees[0].change.remote(trees[1].broken.remote()), timeout=WAIT)
 
 
 def test_a_value_of_many_arrays_has_private_pages_once(trees):

@@ -305,7 +305,7 @@ def test_multi_output_keeps_order_and_duplicates():
 def test_multi_output_of_something_else_than_a_list():
     x = call(A, "f", InputNode())
     for wrong in (x, {x}, iter([x]), None):
-        with pytest.raises(GraphError, match="takes a list, tuple or dict of results"):
+        with pytest.raises(GraphError, match="takes a list, tuple, dict or dataclass of results"):
             MultiOutputNode(wrong)
 
 

@@ -37,7 +37,9 @@ class Given(NamedTuple):
     def argument(cls, place: int | str, label: str, value: Any) -> Given:
         """An argument of ``label`` by its position or name."""
         path = f"args[{place}]" if isinstance(place, int) else f"kwargs[{place!r}]"
-        return cls(f"argument {place!r} of {label}, a {type_name(type(value))},", path, value)
+        a_snapshot = type(value) is _core.Snapshot  # of what was referred to, which nobody here has
+        what = "the value of a reference" if a_snapshot else f"a {type_name(type(value))}"
+        return cls(f"argument {place!r} of {label}, {what},", path, value)
 
     def part(self, steps: str) -> Given:
         """The same value, which is only what ``steps`` lead to in the argument."""

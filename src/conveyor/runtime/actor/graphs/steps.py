@@ -12,8 +12,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from conveyor import _core
+from conveyor.codec import SentDefinitions
 from conveyor.codec.direct import Direct
 from conveyor.plan import fill
+from conveyor.plan.fresh import immutable, with_fresh
 from conveyor.plan.model import Argument, Const, Reg, Task
 from conveyor.plan.reading import Outline, registers_read
 from conveyor.plan.steps import (
@@ -32,6 +34,7 @@ from conveyor.runtime.actor.graphs.conduits import Conduits
 from conveyor.runtime.actor.graphs.meetings import Meetings
 from conveyor.runtime.actor.graphs.producers import Outlet, Producer, Producers
 from conveyor.runtime.graph.edges.layout import Assignment
+from conveyor.runtime.messages.connection import SHARE_FROM
 
 if TYPE_CHECKING:
     from conveyor.codec.promises import Keeper
@@ -101,6 +104,7 @@ class Steps(Struct, frozen=True):
             self.program,
             step,
             task if offer is None else replace(task, function=offer),
+            self.assignment.program.registers,
             self.start,
             None if meeting is None else meeting.start,
         )
@@ -116,7 +120,7 @@ class Steps(Struct, frozen=True):
             self.assignment.graph,
             outlet,
             task.label,
-            _invoke(method, task),
+            _invoke(method, task, self.assignment.program.registers),
             self.start,
             self.running,
             self.limits,
@@ -160,10 +164,15 @@ def _method(ground: Ground, task: Task) -> tuple[Callable[..., Any], bool]:
     return ground.instance.method(task.method)
 
 
-def _invoke(method: Callable[..., Any], task: Task) -> Callable[[list[Any]], Any]:
-    """The call of ``task``, given all registers."""
+def _invoke(method: Callable[..., Any], task: Task, registers: int) -> Callable[[list[Any]], Any]:
+    """The call of ``task``, given all registers, of which there are so many."""
+    task, values = with_fresh(task, registers)
+    # Encoded once; large memory is not copied for each execution, but has private pages.
+    fresh = _core.Snapshot(values, SentDefinitions(), SHARE_FROM) if values else None
 
     def invoke(regs: list[Any]) -> Any:
+        if fresh is not None:
+            regs = regs + fresh.decode()
         kwargs = {name: _value(argument, regs) for name, argument in task.kwargs}
         return method(*[_value(argument, regs) for argument in task.args], **kwargs)
 
@@ -175,13 +184,16 @@ def _add_call(
     program: _core.Program,
     step: Call,
     task: Task,
+    registers: int,
     start_coroutine: Callable[[Coroutine[Any, Any, Any], int], None],
     meet: Callable[[list[Any]], None] | None,
 ) -> None:
     """Add the step of a task that gives one result. ``meet`` starts it, where it is no call but goes on while
     the program is suspended."""
     method, is_async = _method(ground, task)
-    plain = not task.kwargs and all(isinstance(a, (Reg, Const)) for a in task.args)
+    plain = not task.kwargs and all(
+        isinstance(a, Reg) or (isinstance(a, Const) and immutable(a.value)) for a in task.args
+    )
     args: list[int] = []
     constants: list[Any] = []
     if plain:
@@ -192,7 +204,7 @@ def _add_call(
                 constants.append(argument.value)
                 args.append(-len(constants))
 
-    invoke = _invoke(method, task)
+    invoke = _invoke(method, task, registers)
 
     def start(regs: list[Any]) -> None:
         start_coroutine(invoke(regs), task.id)
