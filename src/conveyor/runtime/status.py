@@ -176,7 +176,7 @@ def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> 
         name,
         pid,
         "starting" if condition == 1 else "idle",
-        bool(pid) and _is_stopped(pid),
+        bool(pid) and is_stopped(pid),
         works,
         blocked_on,
         _fetching(board, slot),
@@ -249,7 +249,8 @@ def describe_status(board: _core.Board, slot: int, label: Label | None = None) -
     return actor_status(board, slot, None, label).describe()
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Whether the process is stopped, by SIGSTOP or a debugger."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             # The state follows the name, which may hold anything.

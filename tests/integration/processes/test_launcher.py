@@ -3,7 +3,9 @@
 import errno
 import importlib.util
 import json
+import logging
 import os
+import re
 import select
 import signal
 import socket
@@ -24,6 +26,7 @@ from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
 from conveyor.engine.local.spec import ChildSpec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
+from conveyor.runtime.waiting import patience as patience_module
 
 pytestmark = pytest.mark.cold_start
 
@@ -656,6 +659,31 @@ class TestEnd:
         host.close()
         assert host.exits[actor.pid] == -signal.SIGKILL
         assert children() == []
+
+    def test_who_waits_for_a_stopped_fork_server_says_so(self, host, monkeypatch, caplog):
+        host.launcher.start()
+        host.wait(lambda: True)
+        server = host.launcher.server_pid
+        monkeypatch.setattr(patience_module, "LOG_AFTER", 0.05)
+        os.kill(server, signal.SIGSTOP)
+        said = threading.Event()
+        handler = logging.Handler()
+        handler.emit = lambda record: said.set()
+        logging.getLogger("conveyor").addHandler(handler)
+        try:
+            actors = []
+            thread = threading.Thread(target=lambda: actors.append(host.actor()))
+            thread.start()
+            assert said.wait(WAIT)
+        finally:
+            logging.getLogger("conveyor").removeHandler(handler)
+            os.kill(server, signal.SIGCONT)
+        thread.join(WAIT)
+        assert len(actors) == 1
+        assert re.search(
+            rf"waiting for actor \S+ to be started since .*; the fork server \(pid {server}\) is stopped",
+            caplog.text,
+        )
 
     def test_who_waits_for_a_full_line_sleeps_until_there_is_room(self, host):
         with fills_its_line(host.launcher) as waiting:

@@ -176,3 +176,21 @@ def test_frozen_clocks(held):
         assert get(Actor.remote().get.remote([held.call], 0.01, False)) == "timed out"
     asked = held.asker.get.remote([held.call], 0.01, True)
     assert conveyor.get(asked, timeout=WAIT) == "timed out"
+
+
+@pytest.mark.parametrize("held", ["local"], indirect=True)
+def test_calls_that_no_actor_takes_yet_name_the_limit(held):
+    refs = [held.actor.hold.remote(i) for i in range(70)]
+    opened = held.actor.open.remote()
+    limit = r"\d+ calls wait at the caller: at most 64 calls of one caller are with an actor at once, .*"
+    for wait in (
+        lambda: conveyor.get(opened, timeout=0.02),
+        lambda: conveyor.get(refs[-1], timeout=0.02),
+        lambda: conveyor.get(held.call, timeout=0.02),
+    ):
+        with pytest.raises(WaitTimeoutError, match=limit + "max_concurrency="):
+            wait()
+    # There is room again, so those that wait come to the actor: the last opens it.
+    for ref in [held.call, *refs[:10]]:
+        ref.cancel()
+    assert conveyor.get(refs[10:], timeout=WAIT) == list(range(10, 70))

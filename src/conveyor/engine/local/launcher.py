@@ -21,7 +21,9 @@ from conveyor.engine.local.spawning import Spawning, why
 from conveyor.engine.local.spec import ChildSpec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime import threads
+from conveyor.runtime.status import is_stopped
 from conveyor.runtime.uninterrupted import uninterrupted
+from conveyor.runtime.waiting.patience import Patience
 
 # What actors need, also those that compile graphs: one that is short of descriptors can import nothing.
 _PRELOADED = (
@@ -121,11 +123,15 @@ class Launcher:
             uninterrupted(
                 lambda: self._ask(number, request, room_wait, spec, fds), room_wait.give_up
             )
-            if not request.done.wait(SPAWN_TIMEOUT):
-                request.error = (
-                    f"the fork server (pid {self.server_pid}) has not answered "
-                    f"for {SPAWN_TIMEOUT:g} s"
-                )
+            patience = Patience(SPAWN_TIMEOUT)
+            while not request.done.wait(patience.step()):
+                if patience.over():
+                    request.error = (
+                        f"the fork server (pid {self.server_pid}) has not answered "
+                        f"for {SPAWN_TIMEOUT:g} s"
+                    )
+                    break
+                patience.check(lambda: f"actor {spec.name} to be started", self._server_does)
             if request.error:
                 raise ActorStartError(
                     f"cannot start actor {spec.name!r}: {request.error}"
@@ -188,6 +194,11 @@ class Launcher:
                     self._children.all_gone.wait(KILL_TIMEOUT)
                 self._children.all_reported.wait(PRINT_TIMEOUT)
                 self._output.close(PRINT_TIMEOUT)
+
+    def _server_does(self) -> str:
+        """Why there is no answer, in words."""
+        stopped = "is stopped" if is_stopped(self.server_pid) else "has not answered"
+        return f"the fork server (pid {self.server_pid}) {stopped}"
 
     # Starting and asking: on the callers' threads.
 

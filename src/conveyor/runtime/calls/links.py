@@ -84,7 +84,7 @@ class Link:
         self._reader = process.reader(
             segment, reply_offset(segment), 0, mailbox, arena, carries, shared=True
         )
-        depth = segment.slots(0)
+        self._depth = depth = segment.slots(0)
         self.gate = _core.Gate([self._writer], [self._reader], depth, kind, process.inbox)
         if not self._is_control:
             process.sweeper.start()
@@ -392,7 +392,18 @@ class Link:
         return f"{self.actor_name}.{method}{number}"
 
     def doing(self) -> str:
-        return f"{self.does()}{held_up(self)}"
+        return f"{self.does()}{held_up(self)}{self._crowd()}"
+
+    def _crowd(self) -> str:
+        """Why calls wait here that lack nothing."""
+        waiting = len(self._pending)
+        if not waiting or self.gone or self.gate.has_room or self.lacks() is not None:
+            return ""
+        calls = "1 call waits" if waiting == 1 else f"{waiting} calls wait"
+        return (
+            f"; {calls} at the caller: at most {self._depth} calls of one caller are with an actor at once, "
+            "or as many as its max_concurrency= says"
+        )
 
     def does(self) -> str:
         if self._process.ended:
