@@ -538,6 +538,20 @@ def test_a_named_actor_outlives_its_handles():
     conveyor.kill(conveyor.get_actor("stays"))
 
 
+def test_a_name_is_free_as_soon_as_its_actor_is_killed():
+    for _ in range(3):
+        actor = Echo.options(name="taken").remote()
+        pid = conveyor.get(actor.pid.remote(), timeout=WAIT)
+        conveyor.kill(actor)
+        with pytest.raises(ValueError, match="no actor named 'taken'; named actors: none"):
+            conveyor.get_actor("taken")
+        again = Echo.options(name="taken", get_if_exists=True).remote()
+        assert conveyor.get(again.pid.remote(), timeout=WAIT) != pid
+        with pytest.raises(ValueError, match="there is an actor named 'taken' already"):
+            Echo.options(name="taken").remote()
+        conveyor.kill(again)
+
+
 # Ends
 
 

@@ -23,8 +23,8 @@ from conveyor.runtime.protocol import ActorId, MethodInfo
 DRIVER_SLOT = 0
 #: Processes that one session may have at the same time.
 BOARD_SLOTS = 2048
-#: Of so many dead actors whose handles had left the driver, something is kept: nobody knows whether anybody
-#: has one still.
+#: Of so many dead actors that have no handle in the driver, something is kept: nobody knows whether anybody
+#: asks how they have ended.
 DEAD_REMEMBERED = 256
 
 
@@ -102,7 +102,7 @@ class Table:
                 identity = ActorId(next(self._numbers), self._new_label(actor))
             else:
                 identity = replaces.id
-            if actor.name is not None and self._names.get(actor.name, identity) != identity:
+            if actor.name is not None and self._named(actor.name) not in (None, identity):
                 raise ValueError(f"there is an actor named {actor.name!r} already")
             if replaces is not None and replaces.keeps_slot:
                 slot = replaces.slot
@@ -147,7 +147,7 @@ class Table:
             if actor.index <= self._forgotten:
                 raise ActorDiedError(
                     f"actor {actor.name} ended long ago: only of the last {DEAD_REMEMBERED} dead actors "
-                    "whose handles were passed on it is known how they ended",
+                    "without handles it is known how they ended",
                     actor.name,
                 )
             raise RuntimeStateError(f"actor {actor.name} belongs to another session")
@@ -167,12 +167,19 @@ class Table:
 
     def find(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
         """The actor with this name, its class and its methods; ``ValueError`` if there is none."""
-        identity = self._names.get(name)
-        record = None if identity is None else self.record(identity)
-        if record is None or not (record.alive or record.may_restart() or record.under_way):
-            known = ", ".join(sorted(self._names)) or "none"
+        identity = self._named(name)
+        if identity is None:
+            known = ", ".join(sorted(filter(self._named, list(self._names)))) or "none"
             raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
+        record = self.record(identity)
         return record.id, record.class_name, record.methods
+
+    def _named(self, name: str) -> ActorId | None:
+        """The actor that has this name, unless it is dead for good: its end may not be reported yet."""
+        identity = self._names.get(name)
+        record = None if identity is None else self.known(identity)
+        there = record is not None and (record.alive or record.may_restart() or record.under_way)
+        return identity if there else None
 
     def death_of(
         self,
@@ -238,20 +245,21 @@ class Table:
             self._records.pop(record.id.index, None)
 
     def forget_actor(self, record: ActorRecord) -> None:
-        """Keep nothing of an actor that is dead and that nobody can ask for any more. Of those that other
-        processes may ask for, the last are kept."""
+        """Keep little of an actor that is dead and has no handle here, and of the last of them only: other
+        processes may ask for it, and ends of channels and references how it has ended."""
         with self.lock:
             if not self._can_be_forgotten(record):
                 return
-            if record.actor.shared:
-                self._remembered.pop(record.id.index, None)
-                self._remembered[record.id.index] = record
-                if len(self._remembered) <= DEAD_REMEMBERED:
-                    return
-                record = self._remembered.pop(next(iter(self._remembered)))
-                if not self._can_be_forgotten(record):
-                    return  # since then: it comes here again
-                self._forgotten = max(self._forgotten, record.id.index)
+            if not record.actor.shared:
+                record.actor.kept = None  # nobody can have it started again
+            self._remembered.pop(record.id.index, None)
+            self._remembered[record.id.index] = record
+            if len(self._remembered) <= DEAD_REMEMBERED:
+                return
+            record = self._remembered.pop(next(iter(self._remembered)))
+            if not self._can_be_forgotten(record):
+                return  # since then: it comes here again
+            self._forgotten = max(self._forgotten, record.id.index)
             if self._records.get(record.id.index) is record:
                 del self._records[record.id.index]
 
