@@ -106,7 +106,7 @@ class End:
             if self._busy:
                 return
             if not self._runtime.ending:
-                self._hang_up()
+                self.hang_up()
                 if self._driver_knows:
                     self._runtime.introductions.close(self._number, self._side)
                 self._let_go()
@@ -152,7 +152,7 @@ class End:
         runtime = self._runtime
         if self._over or runtime.pid != os.getpid() or runtime.ending:
             return
-        self._hang_up()
+        self.hang_up()
         if self._driver_knows and (self._closed or not self._passed):
             # Else another process has it.
             runtime.chores.soon(partial(runtime.introductions.close, self._number, self._side))
@@ -218,6 +218,7 @@ class End:
             self._open(meeting)
             # Without the view: who holds an end keeps no arena of a session that has ended.
             self._meeting = replace(meeting, view=None)
+            self._runtime.process.hangs_up(self)
         except BaseException:
             # It will not be introduced again: the other one is told.
             self._closed = True
@@ -227,7 +228,7 @@ class End:
                 runtime.chores.soon(partial(runtime.introductions.close, number, self._side))
             raise
         if self._closed:  # by a finalizer, in the midst of this
-            self._hang_up()
+            self.hang_up()
         return True
 
     def _check(self) -> None:
@@ -237,8 +238,8 @@ class End:
         if self._runtime.ending:
             raise ending.error()
 
-    def _hang_up(self) -> None:
-        """Tell the process at the other end that this one is closed, if it is known."""
+    def hang_up(self) -> None:
+        """Tell the process at the other end, if it is known, that nothing more is done at this one."""
         meeting, here = self._meeting, self._here
         if meeting is not None and here is not None:
             here.mark(self._sent)
@@ -275,7 +276,16 @@ class End:
 
     def _wait(self, ready: Callable[[], bool], timeout: float | None) -> None:
         """Wait until ``ready()``, or until the time is over."""
-        wait_until(self._runtime.inbox, ready, timeout, self._describe, self._doing)
+        process = self._runtime.process
+
+        def ready_or_over() -> bool:
+            if not ready():
+                if process.waits_end:
+                    raise ending.error()
+                return False
+            return True
+
+        wait_until(self._runtime.inbox, ready_or_over, timeout, self._describe, self._doing)
 
     async def _wait_async(self) -> None:
         """Wait until it is worth another attempt."""

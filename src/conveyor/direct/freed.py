@@ -46,7 +46,7 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
     def is_free() -> bool:
         if not _holding(storages):
             return True
-        if runtime.ending:
+        if runtime.ending or runtime.process.waits_end:
             raise ending.ended()
         return False
 

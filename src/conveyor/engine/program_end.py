@@ -30,11 +30,17 @@ class ProgramEnd:
     end comes before.
     """
 
-    def __init__(self, runtime: Runtime, grace: float, handle_sigterm: bool) -> None:
+    def __init__(
+        self, runtime: Runtime, grace: float, handle_sigterm: bool, first: bool = False
+    ) -> None:
+        """``first``: before what was registered with ``atexit`` until now, as by a library that the session
+        needs for its end."""
         self._runtime = runtime
         self._pid = os.getpid()
         self._limit = grace + _BACKSTOP
-        atexit.register(self._run)
+        ending.with_program(self._run)
+        if first:
+            atexit.register(self._run)
         self._handles = (
             handle_sigterm
             and threading.current_thread() is threading.main_thread()
@@ -58,6 +64,7 @@ class ProgramEnd:
         if context.running() is self._runtime:
             context.install(None)
         atexit.unregister(self._run)
+        ending.not_with_program(self._run)
         # Elsewhere than on the main thread it stays, with nothing to end.
         if self._handles and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is self._handler:

@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _PATIENCE = 1.0
 
 _ender: int | None = None  # the thread that ends the program
+_session_ends: list[Callable[[], object]] = []  # each ends the session that it is of
 _told = threading.local()  # whether this thread has had its error
 
 
@@ -86,6 +88,23 @@ def _not_of_the_end(record: logging.LogRecord) -> bool:
     return not (record.exc_info and _is_of_the_end(record.exc_info[1]))
 
 
+def with_program(end: Callable[[], object]) -> None:
+    """Have ``end()`` called when the program ends. As if it were registered with ``atexit`` when the library
+    was imported: what the program has registered since may still use the session."""
+    _session_ends.append(end)
+
+
+def not_with_program(end: Callable[[], object]) -> None:
+    """The session has ended before. Does nothing the second time."""
+    if end in _session_ends:
+        _session_ends.remove(end)
+
+
+def _end_sessions() -> None:
+    for end in list(_session_ends):
+        end()
+
+
 def _finish() -> None:
     try:
         begin()
@@ -102,4 +121,5 @@ def _forget_in_child() -> None:
 
 # Early, so that it comes after what sessions, and programs, do at the end.
 atexit.register(_finish)
+atexit.register(_end_sessions)
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -98,11 +98,22 @@ class Place(Struct, frozen=True):
         return self.slot, self.bit
 
 
+#: The driver's slot.
+_DRIVER = 0
+
+
 class Reading(Protocol):
     """Something with reading ends of channels that users may hold for as long as they like."""
 
     def leave(self) -> None:
         """Keep what has come, for who still asks, and take no more. Does nothing the second time."""
+
+
+class HangingUp(Protocol):
+    """An end of a channel of the user's."""
+
+    def hang_up(self) -> None:
+        """Tell the process at the other end that nothing more is done at this one."""
 
 
 def _elsewhere(board: _core.Board, targets: Sequence[Place]) -> str:
@@ -154,6 +165,7 @@ class Process:
         #: Of what it reads.
         self.sources = Sources()
         self._reading: weakref.WeakSet[Reading] = weakref.WeakSet()
+        self._hanging_up: weakref.WeakSet[HangingUp] = weakref.WeakSet()
         self._reading_lock = threading.RLock()  # a signal handler may lay a channel
         #: Asks the hosts of the processes in these slots, which are other ones, what those are doing; or why
         #: that is not known. Only the driver's process has it.
@@ -166,6 +178,11 @@ class Process:
         #: The same, where this process does that for others of its host.
         self.hosts_memory: HostsMemory | None = None
         self._closed = False
+
+    @property
+    def waits_end(self) -> bool:
+        """Whether the session's actors have no more time for what they wait for: the driver leaves."""
+        return self.board.leaving(_DRIVER)
 
     def describe(self, slot: int, label: Label | None = None) -> str:
         """What the process in ``slot`` is doing, in words, for an error. ``label`` names a (graph, node)."""
@@ -202,6 +219,18 @@ class Process:
             closed = self._closed
         if closed:  # meanwhile, in another thread
             part.leave()
+
+    def hangs_up(self, end: HangingUp) -> None:
+        """Have ``end`` hang up when the session ends, if this is the driver's process."""
+        with self._reading_lock:
+            self._hanging_up.add(end)
+
+    def hang_up(self) -> None:
+        """The session ends: nobody of this process sends or receives any more."""
+        with self._reading_lock:
+            ends = list(self._hanging_up)
+        for end in ends:
+            end.hang_up()
 
     def adopt(self, slot: int, incarnation: int, arena_fd: int, eventfd: int) -> _core.ArenaView:
         """Make the ``incarnation``-th process of ``slot`` a peer; its arena. The descriptors stay the

@@ -62,6 +62,13 @@ class Party:
         self.send(values, end=sender)
         return list(receiver)
 
+    def close_and_use(self, sender, receiver, closed):
+        (sender if closed == "sender" else receiver).close()
+        try:
+            sender.send(1, WAIT) if closed == "receiver" else receiver.receive(WAIT)
+        except ConveyorError as error:
+            return [type(error).__name__]
+
     def forward(self, end, to):
         return get(to.receive.remote(2, end))
 
@@ -368,6 +375,41 @@ def test_an_end_that_is_closed_before_it_was_used(local):
     result = Party.remote().all.remote(receiver)
     sender.close()
     assert get(result) == []
+
+
+@pytest.mark.parametrize("where", ["here", "in an actor"])
+@pytest.mark.parametrize("closed", ["sender", "receiver"])
+def test_an_end_that_is_closed_before_either_was_used(engine, where, closed):
+    ends = dict(zip(("sender", "receiver"), conveyor.channel.open(depth=2), strict=True))
+    if where == "here":
+        ends[closed].close()
+        for _ in range(3):
+            with pytest.raises(ChannelClosedError, match=closed.removesuffix("er")):
+                ends["sender"].send(1, WAIT) if closed == "receiver" else ends["receiver"].receive(
+                    WAIT
+                )
+    else:
+        assert get(Party.remote().close_and_use.remote(*ends.values(), closed)) == [
+            "ChannelClosedError"
+        ]
+
+
+@pytest.mark.parametrize("handle", ["held", "dropped"])
+def test_a_receiver_that_has_died_is_named_though_its_handle_has_gone(local, handle, wait_until):
+    sender, receiver = conveyor.channel.open(depth=2)
+    party = Party.remote()
+    pid = get(party.keep.remote(receiver))
+    first = party.receive.remote(1)
+    sender.send(0)
+    assert get(first) == [0]
+    os.kill(pid, signal.SIGKILL)
+    if handle == "dropped":
+        del party, first
+        # Whoever looks after the death has done so, and lets go of what nobody can ask for.
+        wait_until(lambda: not any(r.alive for r in context.current().table), WAIT, "the death")
+    for _ in range(3):
+        with pytest.raises(ActorDiedError, match=r"actor Party.* died of signal 9 \(SIGKILL\)"):
+            flood(sender)
 
 
 def test_a_receiving_end_that_is_closed_while_it_is_looked_for_room(local, monkeypatch):

@@ -563,3 +563,119 @@ def test_each_step_of_the_end_is_tried_whatever_the_one_before_raised(
         assert not missing, (name, missing, scripts.stderr)
         assert (tmp_path / f"{name}-file").read_text() == "kept"
     assert "__conveyor_exit__ has failed" in scripts.stderr
+
+
+# Each is a line with actors `a` and `b` that wait at channels, or for memory, when the program ends.
+_WAITING = {
+    "at once": [
+        "a.read.remote(r); s.send(1)",
+        "a.read.remote(r)  # nobody uses the other end",
+        "a.write.remote(s); r.receive()",
+        "a.write.remote(s)",
+        "a = A.options(max_concurrency=2).remote(); a.read.remote(r); s.send(1)",
+        "b.keep.remote(s); a.read.remote(r)",
+        "b.keep.remote(r); a.write.remote(s)",
+        "a.pass_on.remote(r, t); b.read.remote(q); s.send(1)",
+    ],
+    "at half of the grace period": [
+        "a.pass_on.remote(r, t); b.pass_on.remote(q, s)",
+        "kept.append(conveyor.get(a.give.remote())); a.wait_freed.remote()",
+    ],
+}
+
+
+@pytest.mark.parametrize("when", _WAITING)
+def test_actors_that_wait_when_the_program_ends_run_their_hooks(scripts, tmp_path, when):
+    made = "a, b, (s, r), (t, q) = A.remote(), A.remote(), conveyor.channel.open(2), conveyor.channel.open(2)"
+    lines = [f"{made}; {line}\nkept.append((a, b, s, r, t, q))" for line in _WAITING[when]]
+    source = f"""
+import conveyor, numpy, os, pathlib, time
+class A:
+    def __init__(self):
+        pathlib.Path(f"made-{{os.getpid()}}").touch()
+    def begin(self):
+        pathlib.Path(f"begun-{{os.getpid()}}").touch()
+    def keep(self, end):
+        self.begin()
+        self.end = end
+    def read(self, receiver):
+        self.begin()
+        for value in receiver:
+            pass
+    def write(self, sender):
+        self.begin()
+        while True:
+            sender.send(1)
+    def pass_on(self, receiver, sender):
+        self.begin()
+        for value in receiver:
+            sender.send(value)
+    def give(self):
+        self.array = numpy.ones(1000)
+        return conveyor.put(self.array, tensor_transport="auto")
+    def wait_freed(self):
+        self.begin()
+        conveyor.experimental.wait_tensor_freed(self.array)
+    def __conveyor_exit__(self):
+        pathlib.Path(f"hook-{{os.getpid()}}").touch()
+A, kept = conveyor.remote(A), []
+{chr(10).join(lines)}
+while len(list(pathlib.Path(".").glob("begun-*"))) < {len(_WAITING[when])}:
+    time.sleep(0.01)
+"""
+    grace = "60" if when == "at once" else "3"
+    scripts.run(source, env={"CONVEYOR_GRACE_SECONDS": grace})
+    assert "killed" not in scripts.stderr
+    made, begun, ran = (
+        {path.name.partition("-")[2] for path in tmp_path.glob(f"{kind}-*")}
+        for kind in ("made", "begun", "hook")
+    )
+    assert begun
+    assert ran == made
+
+
+def test_the_hook_is_looked_up_on_the_class(scripts):
+    """And what an instance makes up for unknown names is not asked."""
+    out = scripts.run("""
+        import conveyor
+        class Proxy:
+            def __getattr__(self, name):
+                print("asked for", name)
+                raise KeyError(name)
+            def ping(self):
+                return "pong"
+        class WithHook(Proxy):
+            def __conveyor_exit__(self):
+                print("hook")
+        class Own(Proxy):
+            def __init__(self):
+                self.__conveyor_exit__ = lambda: print("of the instance")
+        class Off(WithHook):
+            __conveyor_exit__ = None
+        class Static(Proxy):
+            @staticmethod
+            def __conveyor_exit__():
+                print("static")
+        for cls in (Proxy, Own, Off, Static, WithHook):
+            actor = conveyor.remote(cls).remote()
+            assert conveyor.get(actor.ping.remote()) == "pong"
+            conveyor.kill(actor, graceful=True)
+        """)
+    lines = [line.rpartition(") ")[2] for line in out.splitlines()]
+    assert [line for line in lines if "asked" not in line] == ["static", "hook"]
+    assert "asked for __conveyor_exit__" not in lines
+    assert scripts.stderr == ""
+
+
+def test_handlers_from_before_the_first_actor_may_use_the_session(scripts):
+    out = scripts.run("""
+        import atexit, conveyor
+        @conveyor.remote
+        class Store:
+            def save(self):
+                return "saved"
+        atexit.register(lambda: print(conveyor.get(store.save.remote())))
+        store = Store.remote()
+        atexit.register(lambda: print("later,", conveyor.get(store.save.remote())))
+        """)
+    assert out.split("\n")[:2] == ["later, saved", "saved"]

@@ -764,3 +764,71 @@ def test_one_that_is_brought_back_while_it_is_buried_comes_back_once(monkeypatch
     monkeypatch.undo()
     assert len(started) == 1
     assert get(counter.pid.remote()) != pid
+
+
+@conveyor.remote
+class Device:
+    """Its constructor raises as long as the file ``busy`` is there."""
+
+    def __init__(self, busy):
+        if os.path.exists(busy):
+            raise OSError("the device is busy")
+
+    def echo(self, x):
+        return x
+
+    def pid(self):
+        return os.getpid()
+
+    def compile(self, other):
+        self.graph = chain(other.echo).compile()
+        return conveyor.get(self.graph.execute(0))
+
+    def restart(self, value):
+        self.graph.restart()
+        return conveyor.get(self.graph.execute(value))
+
+
+@pytest.mark.parametrize("max_restarts", [0, -1])
+@pytest.mark.parametrize("executor", ["driver", "actor"])
+def test_a_constructor_that_has_raised_at_a_restart_is_run_again(tmp_path, max_restarts, executor):
+    busy = tmp_path / "busy"
+    device = Device.options(max_restarts=max_restarts).remote(busy)
+    if executor == "actor":
+        other = Device.remote(tmp_path / "none")
+        assert get(other.compile.remote(device)) == 0
+
+        def restart(value):
+            return get(other.restart.remote(value))
+
+    else:
+        graph = chain(device.echo).compile()
+        assert get(graph.execute(0)) == 0
+
+        def restart(value):
+            graph.restart()
+            return get(graph.execute(value))
+
+    busy.touch()
+    os.kill(get(device.pid.remote()), signal.SIGKILL)
+    for _ in range(3):
+        with pytest.raises(ActorDiedError):  # its death, and then what its constructor raises
+            restart(1)
+    busy.unlink()
+    # What has come back by itself may have begun before the file was gone.
+    with suppress(ActorDiedError):
+        restart(2)
+    assert restart(3) == 3
+    assert get(device.echo.remote(4)) == 4
+
+
+def test_a_constructor_that_has_raised_at_first_is_run_again(tmp_path):
+    busy = tmp_path / "busy"
+    busy.touch()
+    device = Device.remote(busy)
+    with pytest.raises(ActorDiedError, match="the device is busy"):
+        get(device.echo.remote(1))
+    graph = chain(device.echo).compile()
+    busy.unlink()
+    graph.restart()
+    assert get(graph.execute(2)) == 2

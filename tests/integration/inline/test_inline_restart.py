@@ -69,3 +69,34 @@ def test_inline_restart(inline):
         conveyor.kill(b)
         with pytest.raises(ActorDiedError):
             graph.restart()
+
+
+def test_a_constructor_that_has_raised_at_a_restart_is_run_again(inline):
+    busy = []
+
+    @conveyor.remote
+    class Device:
+        def __init__(self):
+            if busy:
+                raise OSError("the device is busy")
+
+        def echo(self, x):
+            return x
+
+        def leave(self, code):
+            sys.exit(code)
+
+    device = Device.remote()
+    with chain(device.echo).compile() as graph:
+        assert conveyor.get(graph.execute(1)) == 1
+        busy.append("so")
+        with pytest.raises(ActorDiedError):
+            conveyor.get(device.leave.remote(3))
+        for _ in range(2):
+            graph.restart()
+            with pytest.raises(ActorDiedError, match="the device is busy"):
+                conveyor.get(graph.execute(2))
+        busy.clear()
+        graph.restart()
+        assert conveyor.get(graph.execute(3)) == 3
+        assert conveyor.get(device.echo.remote(4)) == 4

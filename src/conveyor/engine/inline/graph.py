@@ -142,6 +142,13 @@ class InlineGraph:
         known = [self._host.known(actor.id) for actor in self.actors]
         return all(actor.alive or actor.comes_back for actor in known)
 
+    def end_unmade(self) -> None:
+        """End the actors whose constructor has raised."""
+        for actor in [self._host.known(actor.id) for actor in self.actors]:
+            if actor.alive and actor.start_failure is not None:
+                how = "was ended for a restart, since its constructor had raised an error"
+                actor.end(how, code=1, for_good=False, orderly=False)
+
     def unload(self) -> None:
         """There will be no more executions. One that runs still comes to its end."""
         with self._host.lines.lock:

@@ -83,6 +83,9 @@ class Layer:
     def comes_back(self, number: int) -> bool:
         return self._graphs[number].comes_back()
 
+    def end_unmade(self, number: int) -> None:
+        self._graphs[number].end_unmade()
+
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         self.process.limit_spin(number, None)
         self.shared.forget(number)

@@ -79,7 +79,7 @@ def start(
     except BaseException:
         disconnect()
         raise
-    program_end = ProgramEnd(driver, options.grace, options.handle_sigterm)
+    program_end = ProgramEnd(driver, options.grace, options.handle_sigterm, first=True)
     driver.at_shutdown = program_end.cancel
     if ray.get_runtime_context().get_actor_id() is not None:
         actor_end = ActorEnd(ray, driver.shutdown)

@@ -35,6 +35,7 @@ from conveyor.runtime.actor.requests.messages import (
     Connected,
     Create,
     Disconnect,
+    EndUnmade,
     Find,
     FindTransport,
     HostsOf,
@@ -271,6 +272,9 @@ class ActorRuntime(CallingRuntime):
     def comes_back(self, number: int) -> bool:
         answer, _ = self._requests.ask(ComesBack(number))
         return bool(answer)
+
+    def end_unmade(self, number: int) -> None:
+        self._requests.ask(EndUnmade(number))
 
     def afar(self, number: int, question: Question, patience: float) -> Afar:
         answer, _ = self._requests.ask(LookAfar(number, question, patience))

@@ -133,7 +133,7 @@ class Driver(CallingRuntime):
         self.network = Network(self.table, self.chores, self.abroad)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
         self.afar, self.afar_later = self.layer.afar, self.layer.afar_later
-        self.comes_back = self.layer.comes_back
+        self.comes_back, self.end_unmade = self.layer.comes_back, self.layer.end_unmade
         self._connections = Connections(self.exports, self._shared_graphs, process)
         self.introductions = DriverIntroductions(self.table, self.network, own_view)
         self.collectives = DriverCollectives(
@@ -154,7 +154,7 @@ class Driver(CallingRuntime):
         self.supervisor.on_request_socket = self.switchboard.add
         self.supervisor.on_settled = self.switchboard.settled
         self.supervisor.on_start = self._note_link
-        self.supervisor.end_waits = self.collectives.end_waits
+        self.supervisor.end_waits = self._end_waits
         self.supervisor.burial = self._burial()
         self._last_steps = self._shutdown_steps(hosts)
         self.at_shutdown: Callable[[], None] = lambda: None
@@ -177,6 +177,8 @@ class Driver(CallingRuntime):
         """What happens when the session ends, in this order."""
         return LastSteps(
             self._begin_end,
+            self.process.hang_up,
+            self.introductions.begin_end,
             self.collectives.begin_end,
             # What they ask the driver for meanwhile is answered.
             self.supervisor.end_all,
@@ -376,6 +378,15 @@ class Driver(CallingRuntime):
         for link in list(self.links.values()):
             link.end()
         self.process.ring()
+
+    def _end_waits(self) -> None:
+        """The actors have no more time for what they wait for: they need the rest for their own end."""
+        self.collectives.end_waits()
+        board = self.process.board
+        board.leave(DRIVER_SLOT)
+        for record in self.table:
+            if record.alive:
+                board.ring(record.slot, _core.ATTENTION_BIT)
 
     def _end_hearing(self) -> None:
         self.chores.waker.close()

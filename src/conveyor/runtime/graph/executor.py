@@ -138,6 +138,11 @@ class Executor(Protocol):
         """Whether the dead actors of graph ``number`` are started again without being asked."""
         ...
 
+    def end_unmade(self, number: int) -> None:
+        """End the processes of graph ``number`` whose constructor has raised: they can do nothing, and
+        others may replace them."""
+        ...
+
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         """Take graph ``number`` down; the acknowledgements that are still to come."""
         ...

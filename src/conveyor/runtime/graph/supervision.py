@@ -175,6 +175,8 @@ class Supervision:
         """Bring it back; ``WaitTimeoutError`` where its actors are not back in time, which goes on."""
         patience = patience or Patience(None)
         if not self.closed_or_failed():
+            self._executor.end_unmade(self.number)
+        if not self.closed_or_failed():
             return
         self.check_turn()
         if self._restarter.mine():

@@ -125,6 +125,12 @@ class ComesBack(Request, frozen=True):
     number: int
 
 
+class EndUnmade(Request, frozen=True):
+    """The end of the processes of graph ``number`` whose constructor has raised: ``None``."""
+
+    number: int
+
+
 class Unlay(Request, frozen=True):
     """The end of graph ``number``: ``None``. ``wait``: it will be asked who is :class:`Staying`."""
 

@@ -101,6 +101,12 @@ class Layer:
         laying = self._layings.get(number)
         return laying is not None and laying.comes_back()
 
+    def end_unmade(self, number: int) -> None:
+        """End the actors of graph ``number`` whose constructor has raised."""
+        laying = self._layings.get(number)
+        for record in () if laying is None else laying.records:
+            self._supervisor.end_unmade(record)
+
     def afar(self, number: int, question: Question, patience: float) -> Afar:
         """What other hosts than the executor's say of their actors of graph ``number``."""
         laying = self._layings.get(number)

@@ -16,6 +16,8 @@ from conveyor.runtime.driver.network.unmet import Channel, Party
 from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.driver.processes.table import DRIVER_SLOT, Table
 from conveyor.runtime.meeting import (
+    RECEIVING,
+    SENDING,
     SIDES,
     ClosedWord,
     Meeting,
@@ -177,6 +179,19 @@ class DriverIntroductions:
                 if any(end.holder is record for end in channel.ends):
                     self._tidy(number, channel)
 
+    def begin_end(self) -> None:
+        """The session ends: the driver does not use the ends that it has not used yet. Who waits for that is
+        told."""
+        with self.lock:
+            unused = [
+                (number, side)
+                for number, channel in self._channels.items()
+                for side in (SENDING, RECEIVING)
+                if channel.ends[side].holder is None
+            ]
+        for number, side in unused:
+            self.closed_by(None, number, side)
+
     def end(self) -> None:
         """The session is over: nobody meets any more."""
         with self.lock:
@@ -221,11 +236,11 @@ class DriverIntroductions:
         if own.told or (own.used and own.holder is not party):
             raise _taken(number, side)
         own.holder, own.used = party, True
+        if there.closed and not there.told:
+            raise closed_error(number, other(side))
         if alone and not there.used:
             there.holder, there.used = party, True
             self._introduce(channel, made)
-        elif there.closed and not there.told:
-            raise closed_error(number, other(side))
         elif not own.introduced:
             if there.holder is not None and not there.holder.alive:
                 raise _DiedError(there.holder)

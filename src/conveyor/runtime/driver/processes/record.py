@@ -216,6 +216,12 @@ class ActorRecord:
         return not self._board.gone(self.slot, self.incarnation)
 
     @property
+    def is_unmade(self) -> bool:
+        """Whether the process lives, and its constructor has raised."""
+        start = self.start
+        return self.alive and start is not None and start.done() and start.has_failed()
+
+    @property
     def death_number(self) -> int:
         """Which of the session's deaths it was; the lower the earlier."""
         return self._death_number or self._board.death_number(self.slot)

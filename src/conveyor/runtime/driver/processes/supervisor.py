@@ -260,6 +260,15 @@ class Supervisor:
             self._goodbye.ask(record)
             threads.start(self._goodbye.wait, "goodbye", [record])
 
+    def end_unmade(self, record: ActorRecord) -> None:
+        """End the process if the actor's constructor has raised in it, so that another one may try again."""
+        with self._table.lock:
+            if not record.is_unmade or record.process is None:
+                return
+            record.wanted_back = True
+            record.killed = "was ended for a restart, since its constructor had raised an error"
+        self._end_at_once(record)
+
     def _end_at_once(self, record: ActorRecord) -> None:
         self._hosts.kill(record.pid)
         # From now on it is dead for everybody, whatever the kernel still has to do.

@@ -248,6 +248,10 @@ class Switchboard:
     def _comes_back(self, _caller: ActorRecord, request: asked.ComesBack) -> _Answer:
         return self._layer.comes_back(request.number), []
 
+    def _end_unmade(self, _caller: ActorRecord, request: asked.EndUnmade) -> _Answer:
+        self._layer.end_unmade(request.number)
+        return None, []
+
     def _laid(self, caller: ActorRecord, laying: Laying) -> _Answer:
         if caller.host is not None:
             if not caller.alive:
@@ -341,6 +345,7 @@ class Switchboard:
         asked.Lay: _lay,
         asked.LayAgain: _lay_again,
         asked.ComesBack: _comes_back,
+        asked.EndUnmade: _end_unmade,
         asked.Unlay: _unlay,
         asked.LookAfar: _look_afar,
         asked.LookForCycle: _look_for_cycle,
