@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from conveyor.exceptions import SystemLimitError
+from conveyor.exceptions import SessionEndedError, SystemLimitError
 from conveyor.system_limits import hint
 
 # A fault of a thread must reach that thread, or the process dies without a report.
@@ -27,7 +27,24 @@ _FAULTS = frozenset(
 
 
 class Background(threading.Thread):
-    """A thread of the library's own."""
+    """A thread of the library's own. An exception that ends it is logged, whatever the program has made of
+    ``threading.excepthook``, which has it too."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except (SystemExit, SessionEndedError):  # ends, and no faults
+            raise
+        except BaseException as error:
+            import logging  # slow to import, and rarely needed
+
+            logging.getLogger("conveyor").critical(
+                "the thread %s has ended with %s: %s; what it serves does not go on",
+                self.name,
+                type(error).__name__,
+                str(error),
+            )
+            raise
 
 
 def start(target: Callable[..., object], name: str, *args: Any) -> threading.Thread:
