@@ -70,7 +70,7 @@ std::shared_ptr<Board> Board::open(int fd, Use use) {
   if (const int seals = ::fcntl(own.get(), F_GET_SEALS); seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     throw std::system_error(EPROTO, std::generic_category(), "a board whose memory is not sealed");
   BoardHeader head;
-  if (constexpr size_t size = offsetof(BoardHeader, heard); ::pread(own.get(), &head, size, 0) != ssize_t(size)) throw_errno("read board");
+  if (::pread(own.get(), &head, sizeof head, 0) != ssize_t(sizeof head)) throw_errno("read board");
   if (head.magic != kBoardMagic || head.version != kBoardVersion)
     throw std::system_error(EPROTO, std::generic_category(), "not a board of this version of conveyor");
   if (head.slots > kMostSlots) throw std::system_error(EPROTO, std::generic_category(), "a board of too many slots");
@@ -134,7 +134,7 @@ void Board::prepare(uint32_t index, const std::string& name, uint32_t incarnatio
   if (incarnation == 0) incarnation = s->incarnation.load(std::memory_order_relaxed) + 1;
   // What its former process has announced. The slot is nobody's until its condition says otherwise.
   for (uint32_t i = 0, n = std::min(s->hazards_used.load(std::memory_order_relaxed), kHazards); i < n; ++i) s->hazards[i].store(0, std::memory_order_relaxed);
-  ::memset(static_cast<void*>(s), 0, offsetof(BoardSlot, failed_calls));
+  ::memset(static_cast<void*>(s), 0, offsetof(BoardSlot, waits));
   s->waits.reset();
   s->incarnation.store(incarnation, std::memory_order_relaxed);
   if (header_->used.load(std::memory_order_relaxed) <= index) header_->used.store(index + 1, std::memory_order_release);
@@ -146,15 +146,6 @@ void Board::prepare(uint32_t index, const std::string& name, uint32_t incarnatio
   pthread_mutex_init(&s->life, &attr);
   pthread_mutexattr_destroy(&attr);
   s->condition.store(Condition::kStarting, std::memory_order_release);
-}
-
-void Board::wake_pump() {
-  for (uint32_t i = 0, n = used(); i < n; ++i) {
-    BoardSlot* s = slot(i);
-    if (s->elsewhere.load(std::memory_order_relaxed) == 0 || s->condition.load(std::memory_order_acquire) != Condition::kAlive) continue;
-    if (strike(&s->bell)) ring_sleeper_in_poll(i);
-    return;
-  }
 }
 
 void Board::live(uint32_t index) {

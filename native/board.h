@@ -1,5 +1,5 @@
 // The board: a slot for each process of a session, mapped by all of them. It holds the process's doorbell,
-// its life word, its status, which of its calls have failed, and what it waits for.
+// its life word, its status, and what it waits for.
 #pragma once
 
 #include <pthread.h>
@@ -12,10 +12,7 @@
 #include <mutex>
 #include <vector>
 
-#include "failed_calls.h"
 #include "fork_mutex.h"
-#include "heard_sights.h"
-#include "rank_failures.h"
 #include "platform.h"
 #include "arena/session_memory.h"
 #include "shareable.h"
@@ -25,7 +22,7 @@ namespace conveyor {
 
 constexpr uint32_t kBoardMagic = 0x42564e43;
 constexpr uint32_t kMostSlots = 1 << 16;  // of a board that is opened: more than any has
-constexpr uint32_t kBoardVersion = 4;
+constexpr uint32_t kBoardVersion = 5;
 constexpr size_t kBellWords = 14;
 constexpr uint32_t kBellBits = kBellWords * 64;
 constexpr uint32_t kHazards = kPage / sizeof(uint64_t);
@@ -97,9 +94,7 @@ struct alignas(kPage) BoardSlot {
   std::atomic<uint64_t> directory;  // where it is in the process's memory (directory.h); 0: it has none yet
   std::atomic<uint32_t> hazards_used;  // of `hazards`; from here on they have never been used by this process
   char name[64];  // for people, zero terminated (not to be relied upon); written before the process starts
-  alignas(kCacheLine) RankFailures rank_failures;  // noted where there are other hosts
   // From here on what the slot's next process goes on with.
-  FailedCalls failed_calls;  // their numbers are of the slot: errors of a former process are still got
   WaitNotes waits;  // the last: of the second page only what is used is ever touched
   // Numbers of values that the process reads where they lie (hazards.h); 0: none. Touched when the first is.
   alignas(kPage) std::atomic<uint64_t> hazards[kHazards];
@@ -113,15 +108,9 @@ struct alignas(kPage) BoardHeader {
   std::atomic<uint32_t> used;  // slots from here on have never been prepared
   alignas(kCacheLine) std::atomic<uint32_t> deaths;  // every waiter compares it with what it has seen
   alignas(kCacheLine) std::atomic<uint32_t> alarm;   // futex word of the death watch
-  alignas(kCacheLine) std::atomic<uint64_t> sights;  // how often somebody here has learned that a call has failed
-  std::atomic<uint64_t> sight_marks;  // moves behind all that is to be told of that: see FailedCalls::mark
-  std::atomic<uint64_t> failure_marks;  // moves behind what is to be told of what fails in ranks' processes
-  std::atomic<uint32_t> host;         // this one's number in the session
-  std::atomic<uint32_t> has_pump;     // 1: there may be other hosts
   std::atomic<uint64_t> session;      // no other session's, of those whose errors may be held; the same on all its hosts
   alignas(kCacheLine) SessionMemory memory;
   std::atomic<uint32_t> pinning;  // 1: some process has pinned blocks for a device, now or before (pins.h)
-  alignas(kPage) HeardSights heard;  // touched where there are other hosts
 };
 
 // The kernel's view of a robust mutex is its first word: the owner's thread id, plus two flags.
@@ -181,17 +170,6 @@ class Board : public Shareable<Board> {
     const BoardSlot* s = slot(index);
     return {s->name, ::strnlen(s->name, sizeof s->name)};
   }
-  // How often somebody here has learned that a call has failed. Relaxed: who knows of a failure has moved it himself, or
-  // has heard of it from somebody who had, by what orders memory. A call that is made without knowing bears what it may.
-  Stamp sights() const { return stamp_of(host(), header_->sights.load(std::memory_order_relaxed)); }
-  uint32_t host() const { return header_->host.load(std::memory_order_relaxed); }
-  // Whether there are no other hosts.
-  bool alone() const { return header_->has_pump.load(std::memory_order_relaxed) == 0; }
-  // No less than what the clock of the host of the process in `index` said when it did what is seen here.
-  Stamp sights_of(uint32_t index) const {
-    const uint32_t elsewhere = slot(index)->elsewhere.load(std::memory_order_relaxed);
-    return elsewhere == 0 ? sights() : header_->heard.last(elsewhere - 1);
-  }
   // Whether the process in `index` may come to collective operations; of one of another host that is not known. Acquire
   // and release: who calls ranks has heard of the group behind what its members say here.
   bool is_rank(uint32_t index) const {
@@ -199,60 +177,6 @@ class Board : public Shareable<Board> {
     return s->is_rank.load(std::memory_order_acquire) != 0 || s->elsewhere.load(std::memory_order_relaxed) != 0;
   }
   void become_rank(uint32_t index) { slot(index)->is_rank.store(1, std::memory_order_release); }
-  // Something else that whoever makes calls from now on may know of: a cancellation, say.
-  void note_sight() {
-    header_->sights.fetch_add(1, std::memory_order_relaxed);
-    header_->sight_marks.fetch_add(1, std::memory_order_release);
-  }
-  // A call of the process in `index` has failed: the failure's number.
-  uint64_t fail(uint32_t index) { return slot(index)->failed_calls.add(host()); }
-  // Somebody here has learned of that. Whoever has heard of it before is told of it ahead of what this one does next, so
-  // there is a mark in any case: the one who was first may not have made his yet.
-  void see(uint32_t index, uint64_t number) {
-    slot(index)->failed_calls.see(number, host(), header_->sights);
-    mark(index);
-    if (slot(index)->elsewhere.load(std::memory_order_relaxed) != 0) ring(index, kAttentionBit);  // others may be told by Ray
-  }
-  // Another host has told of that. By the pump's thread. Once for each host: two failures that have one word after the
-  // other (FailedCalls) would else take it from each other on two hosts, and be told of, without end.
-  void hear(const Sight& sight) {
-    header_->heard.note(sight.at);
-    if (sight.slot >= count_ || header_->heard.forgotten(sight.at) || header_->heard.at(sight.slot, sight.number, host_of(sight.at))) return;
-    header_->heard.add(sight);
-    if (slot(sight.slot)->failed_calls.see(sight.number, host(), header_->sights)) mark(sight.slot);
-  }
-  // What the clock of the host of `by` said when somebody there had learned of it; nothing: nobody has yet, it is not
-  // known here, or it is too long ago.
-  std::optional<Stamp> seen_at(uint32_t index, uint64_t number, Stamp by) const {
-    if (host_of(by) != host()) return header_->heard.at(index, number, host_of(by));
-    const auto clock = slot(index)->failed_calls.seen_at(number, host());
-    return clock ? std::optional(stamp_of(host(), *clock)) : std::nullopt;
-  }
-  std::optional<Stamp> seen_at(uint32_t index, uint64_t number) const { return seen_at(index, number, sights()); }
-  // Something has failed in this process, in `index`, which is a rank of groups. The one that it is, as it is noted.
-  void note_rank_failure(uint32_t index, RankFailure failure) {
-    RankFailures& failures = slot(index)->rank_failures;
-    failure.count = failures.count() + 1;
-    failures.note(failure);
-    header_->failure_marks.fetch_add(1, std::memory_order_release);
-  }
-  // A method begins in the process in `index`. Others are told if something has failed there before.
-  void note_began(uint32_t index) {
-    const Status& status = slot(index)->status;
-    const Execution in{status.graph.load(std::memory_order_relaxed), status.execution.load(std::memory_order_relaxed)};
-    if (!slot(index)->rank_failures.begin(in)) return;
-    header_->failure_marks.fetch_add(1, std::memory_order_release);
-    wake_pump();
-  }
-  // Another host has told of that. By the pump's thread.
-  void hear(uint32_t index, RankFailure failure, uint64_t went_on, Execution in) {
-    RankFailures& failures = slot(index)->rank_failures;
-    const bool fails = failure.count > failures.count(), goes_on = went_on > failures.went_on();
-    failure.noted_ns = now_ns();
-    if (fails) failures.note(failure);
-    if (goes_on) failures.go_on(went_on, in);
-    if (fails || goes_on) header_->failure_marks.fetch_add(1, std::memory_order_release);
-  }
   // The process in `index` has ended, and its arena with it: what it had is the session's again. Where
   // others still hold values of it, their memory lives on uncounted.
   void forget_memory(uint32_t index) {
@@ -285,9 +209,6 @@ class Board : public Shareable<Board> {
   void ring(Bell* bell, uint32_t bit, uint32_t index);
   // The death watch's, for those who have asked it to: it has the eventfd of every process that runs.
   void nudge(uint32_t index);
-  // Have the pump look for what other hosts are to be told, if there are any: over the bell of a process there, which is
-  // rung for nothing else.
-  void wake_pump();
   // Mark `index` dead and tell every living process. Returns false if it was known already.
   bool announce_death(uint32_t index);
 
@@ -295,10 +216,6 @@ class Board : public Shareable<Board> {
   enum class Use { kCreate, kAttach, kLook };
   static std::shared_ptr<Board> open(int fd, Use use);
   Board(Fd fd, uint32_t slots, Use use);
-  void mark(uint32_t index) {
-    slot(index)->failed_calls.mark();
-    header_->sight_marks.fetch_add(1, std::memory_order_release);
-  }
   Fd fd_;
   size_t size_;
   BoardHeader* header_;

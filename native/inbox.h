@@ -22,12 +22,10 @@ class Inbox {
   uint32_t slot() const { return slot_; }
   Status& status() { return self_->status; }
   WaitNotes& waits() { return self_->waits; }
-  // A method begins, whose work is in the status by now: whoever sees the time of it (CollectiveGroup::goes_on) sees that
-  // work, too.
+  // A method begins, whose work is in the status by now: whoever sees the time of it sees that work, too.
   void begins(uint64_t since_ns) {
     self_->status.since_ns.store(since_ns, std::memory_order_release);
     self_->status.state.store(uint32_t(State::kRunning), std::memory_order_release);
-    if (self_->rank_failures.any()) board_->note_began(slot_);
   }
   int eventfd() const { return eventfd_.get(); }
   // The thread that sleeps in ppoll for the sake of signal handlers; 0: none does.

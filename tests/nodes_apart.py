@@ -25,21 +25,17 @@ _SOME = 0.0001
 #: What is not so between hosts, by docs/architecture/between-hosts.md or by how a test looks at it, and the
 #: tests of it, by their file.
 _DOING = "what an actor on another node does is not known before its node was asked"
-_TEN = "ranks of other nodes are told of some ten failures between two operations"
 _PROGRAM = "a program of its own, whose sessions are not spread"
 _READS = "what a process reads itself is counted; tests/ray/test_ray_direct.py counts what its node fetches"
 _MEMORY = "who writes over a ring has the memory of those on its own node only"
 _COUNTED = "what actors on other nodes have counted goes with their graph (docs/limits.md)"
 _IN_PLACE = "nothing is read in place that comes over the network (docs/limits.md)"
 _CAPS = "a node at its cap asks nobody for memory when a frame comes (docs/architecture/between-hosts.md)"
-_RANKS = "whether an actor of another node is in a group is not known (docs/limits.md)"
-_STEPS = "executions do not say what whoever began them knew of failures elsewhere (docs/limits.md)"
 _RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
 _LISTENS = (
     "a worker of Ray's listens itself; tests/ray/test_ray_transports.py has where transports do"
 )
 _SLEEPS = "what ranks of another node wait for is not seen from the driver's"
-_GIVEN_UP = "a rank that has failed, as was known, is waited for (docs/limits.md)"
 _LIVES = "an actor knows of one of another node only that it lives (docs/limits.md)"
 _NOTED = (
     "of an actor of another node a trace has the first events, and none of a graph that has ended"
@@ -56,18 +52,12 @@ LIMITS = {
         "test_a_ring_that_an_actor_reads": _MEMORY,
     },
     "test_collective_calls": {
-        "test_a_failure_long_before_is_one_if_nothing_else_is_called": _GIVEN_UP,
         "test_a_rank_does_one_operation_of_a_group_at_a_time": _SLEEPS,
         "test_a_timeout_breaks_the_group_for_all": _LIVES,
     },
     "test_collective_calls_at_the_end": {
         "test_who_waits_in_a_circle_is_told_and_ends_in_order": _HALF,
         "test_a_circle_that_is_completed_when_the_end_has_begun": _HALF,
-    },
-    "test_collective_calls_missed": {
-        "test_calls_of_actors_in_no_group_fail_at_once_while_they_are_busy": _RANKS,
-        "test_executions_go_on_behind_failures_of_calls": _STEPS,
-        "test_many_failures_that_are_got_are_known": _TEN,
     },
     "test_direct_parts": {
         "test_narrow_parts_of_tall_arrays": _READS,

@@ -75,7 +75,6 @@ CollectiveGroup::CollectiveGroup(std::shared_ptr<Segment> segment, std::shared_p
     far_ = std::make_unique<Line[]>(ranks());
     frames_.resize(ranks());
     data_at_.resize(ranks());
-    failed_before_.resize(ranks());
   }
   crowded_ = hosts_.count(hosts_[rank_]) > read_once(header_->cores);
   board_->become_rank(members_[rank_].slot);
@@ -99,17 +98,39 @@ void CollectiveGroup::ring_all(Board& board, const std::vector<Member>& members)
     if (!board.gone(m.slot, m.incarnation)) board.ring(m.slot, kAttentionBit);
 }
 
-void CollectiveGroup::fail(Cause cause, uint32_t rank, uint64_t at) {
-  // What has broken it before may be told in this rank's words, which stay.
-  if (header_->cause.load(std::memory_order_acquire) != 0) return;
-  uint32_t teller = kMaxRanks;
-  if (!here(rank) && (cause == Cause::kRaised || cause == Cause::kShifted)) {  // the others here have not its words
-    say(lines_[rank_].told, line(rank).failure);
-    teller = rank_;
-  }
-  if (!break_once(*header_, cause, rank, teller)) return;
+bool CollectiveGroup::break_here(Cause cause, uint32_t rank, const char* why, Execution in) {
+  std::lock_guard lock(break_mutex_);
+  // What has broken it before may be in this rank's words, which stay.
+  if (header_->cause.load(std::memory_order_acquire) != 0) return false;
+  Line& mine = lines_[rank_];
+  const size_t n = std::min(std::strlen(why), sizeof mine.why - 1);
+  std::memcpy(mine.why, why, n);
+  mine.why[n] = 0;
+  mine.in = in;
+  return break_once(*header_, cause, rank, rank_);
+}
+
+void CollectiveGroup::fail(Cause cause, uint32_t rank, const char* why, uint64_t at, Execution in) {
+  if (!break_here(cause, rank, why, in)) return;
   ring_all(*board_, members_);  // first: to tell other hosts may fail
-  tell_broken(at);
+  // Whoever has called something else finds it by itself, behind the same barrier.
+  if (cause != Cause::kMismatch) tell_broken(at);
+}
+
+void CollectiveGroup::raised(const char* why, Execution in) {
+  if (!inbox_.inherited()) fail(Cause::kRaised, rank_, why, 0, in);
+}
+
+Execution CollectiveGroup::execution() const {
+  const Status& status = board_->slot(members_[rank_].slot)->status;
+  return {status.graph.load(std::memory_order_relaxed), status.execution.load(std::memory_order_relaxed)};
+}
+
+std::optional<Execution> CollectiveGroup::failed_in_execution() const {
+  const uint32_t word = header_->cause.load(std::memory_order_seq_cst), teller = word >> 16;
+  const Execution own = execution();
+  if (Cause(word & 0xff) != Cause::kRaised || own.graph == 0 || teller >= ranks() || lines_[teller].in != own) return {};
+  return own;
 }
 
 void CollectiveGroup::destroy(Segment& segment, Board& board, const std::vector<Member>& members, Cause cause) {
@@ -122,22 +143,13 @@ std::optional<CollectiveGroup::Broken> CollectiveGroup::broken(const Header& hea
   const auto cause = Cause(word & 0xff);
   const auto* lines = reinterpret_cast<const Line*>(&header + 1);
   const uint32_t rank = std::min(word >> 8 & 0xff, kMaxRanks - 1), teller = word >> 16;
-  const auto* line = lines + std::min(rank, header.ranks - 1);
-  const char* text = teller < std::min(header.ranks, kMaxRanks) ? lines[teller].told : cause == Cause::kRaised || cause == Cause::kShifted ? line->failure : cause == Cause::kInterrupted || cause == Cause::kTimedOut ? line->why : "";
-  return Broken{cause, rank, {text, ::strnlen(text, sizeof line->why)}};
-}
-
-void CollectiveGroup::say(char* where, const char* why) {
-  const size_t n = std::min(std::strlen(why), sizeof(Line::why) - 1);
-  std::memcpy(where, why, n);
-  where[n] = 0;
+  const char* text = teller < std::min(header.ranks, kMaxRanks) ? lines[teller].why : "";
+  return Broken{cause, rank, {text, ::strnlen(text, sizeof Line::why)}};
 }
 
 void CollectiveGroup::leave(Cause cause, const char* why) {
-  Line& mine = lines_[rank_];
-  mine.asleep.store(0, std::memory_order_relaxed);
-  say(mine.why, why);
-  fail(cause, rank_, waiting_ ? barrier_ : 0);
+  lines_[rank_].asleep.store(0, std::memory_order_relaxed);
+  fail(cause, rank_, why, waiting_ ? barrier_ : 0);
   data_ = {};
 }
 
@@ -145,10 +157,10 @@ void CollectiveGroup::leave(Cause cause, const char* why) {
 
 CollectiveCall CollectiveGroup::called(uint32_t rank) const { return line(rank).calls[barrier_ & 1]; }
 
-bool CollectiveGroup::all_called_the_same() const {
-  for (uint32_t r = 0; r < ranks(); ++r)
-    if (r != rank_ && !line(r).calls[barrier_ & 1].same(call_)) return false;
-  return true;
+uint32_t CollectiveGroup::differs() const {
+  uint32_t r = 0;
+  while (r < ranks() && (r == rank_ || line(r).calls[barrier_ & 1].same(call_))) ++r;
+  return r;
 }
 
 bool CollectiveGroup::all_arrived() {
@@ -197,21 +209,20 @@ void CollectiveGroup::arrive() {
     if (r != rank_ && lines_[r].asleep.load(std::memory_order_seq_cst) != 0) board_->ring(members_[r].slot, kAttentionBit);
 }
 
-CollectiveGroup::Progress CollectiveGroup::sleep_or_fail(uint64_t now) {
+CollectiveGroup::Progress CollectiveGroup::sleep_or_fail() {
   seen_ = inbox_.count();  // before the looks: what is said after them moves it
   lines_[rank_].asleep.store(1, std::memory_order_seq_cst);
   if (all_arrived()) return Progress::kDone;
   for (uint32_t r = 0; r < ranks(); ++r)
     if (!here(r)) hear(r);  // one that has come may have left since
-  if (header_->cause.load(std::memory_order_seq_cst) != 0) return Progress::kBroken;
-  wake_at_ = deadline_;
+  // Once more, as whoever was told of all may have broken it since: what all have come to ends at all ranks alike.
+  if (header_->cause.load(std::memory_order_seq_cst) != 0) return all_arrived() ? Progress::kDone : Progress::kBroken;
   for (uint32_t r = 0; r < ranks(); ++r) {
     const auto lacks = [&] { return line(r).arrived.load(std::memory_order_seq_cst) < barrier_; };
     if (r == rank_ || !lacks()) continue;
-    const Cause cause = will_not_come(r, now);
     // Once more: it may have come to the barrier before it died.
-    if (cause == Cause::kNone || !lacks()) continue;
-    fail(cause, r, barrier_);
+    if (!is_gone(r) || !lacks()) continue;
+    fail(Cause::kDied, r, "", barrier_);
     return Progress::kBroken;
   }
   if (all_arrived()) return Progress::kDone;
@@ -222,16 +233,14 @@ CollectiveGroup::Progress CollectiveGroup::sleep_or_fail(uint64_t now) {
   return Progress::kSleep;
 }
 
-void CollectiveGroup::begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline, Stamp made) {
+void CollectiveGroup::begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline) {
   call_ = call;
-  made_ = made;
   data_ = std::move(data);
-  deadline_ = deadline;
-  began_ = now_ns();
+  wake_at_ = deadline;
   step_ = 0;
   waiting_ = false;
   plan();
-  write_call();
+  lines_[rank_].calls[(barrier_ + 1) & 1] = call_;
 }
 
 CollectiveGroup::Progress CollectiveGroup::go_on() {
@@ -268,7 +277,7 @@ CollectiveGroup::Progress CollectiveGroup::go_on() {
         }
       }
       if (!there) {
-        const Progress progress = sleep_or_fail(now);
+        const Progress progress = sleep_or_fail();
         if (progress != Progress::kDone) return progress == Progress::kSleep ? progress : end(progress);
       }
     }
@@ -281,12 +290,11 @@ CollectiveGroup::Progress CollectiveGroup::go_on() {
     if (step_ == 0) {
       // That a rank of another host has come is heard only here, and so is that it waits no more.
       if (left_at_ == barrier_) return end(Progress::kBroken);
-      if (const uint32_t rank = shifted(); rank < ranks()) {
-        fail(Cause::kShifted, rank);
-        return end(Progress::kBroken);
+      if (const uint32_t other = differs(); other < ranks()) {
+        fail(Cause::kMismatch, other);
+        return end(Progress::kMismatch);
       }
     }
-    if (step_ == 0 && !all_called_the_same()) return end(Progress::kMismatch);
     ++step_;
   }
 }

@@ -9,16 +9,14 @@
 // What each rank has called lies beside what it has staged, and is compared at the first barrier, before any result is
 // written: ranks that differ have all taken part in one barrier, and nothing else has happened.
 //
-// Ranks meet in the order of their calls, so one that has failed where it should have come to an operation is one
-// behind: its next one would meet what the others have called before that. So each also says at the first barrier what
-// has failed there since its last operation, when somebody has learned of that, and when its call was made (see
-// failed_calls.h). Ranks belong together if their calls were made by who could know of all those failures, or if all
-// have failed in the same calls. Others break the group. Clocks are a host's own, so a rank says of each host when all of
-// its failures were known there, as far as it has heard (heard_sights.h).
+// A failure breaks the group, whatever it is: a rank that dies, or whose method or operation raises, ranks that have called
+// different things, a timeout. What was first is said once, in the header's `cause`, and every operation from then on ends
+// with it. So ranks that have failed at different steps never meet in one operation, and nothing has to be known of who
+// had heard of what. All mend it together, by making the group anew.
 //
 // Waiting: a rank looks at the others' lines for a while, then it sleeps on its own process's bell, as everything here
 // does, so that a death, a signal handler or the group's end wakes it. The last to come to a barrier rings those who
-// sleep. What makes an operation impossible is said once, in the header's `cause`: the group is broken from then on.
+// sleep.
 //
 // Ranks may be on several hosts. Each host has a segment then, with lines and staging areas of its own ranks, and what a
 // rank stages goes to the others with the word that it has come to the barrier (links.h). The rest is the same:
@@ -59,7 +57,6 @@ struct CollectiveCall {
   uint64_t count = 0;      // elements of one tensor: a list has as many tensors of this size as there are ranks
   uint64_t shapes = 0;     // a number made of all shapes
   std::array<int64_t, kMostDims> shape{};
-  uint64_t failures = 0;  // of the rank, since its last operation: its group writes them
   bool same(const CollectiveCall& other) const {
     return operation == other.operation && op == other.op && type == other.type && dims == other.dims && root == other.root && tensors == other.tensors &&
            count == other.count && shapes == other.shapes && shape == other.shape;
@@ -67,7 +64,14 @@ struct CollectiveCall {
 };
 
 // Why a group can do nothing any more.
-enum class Cause : uint32_t { kNone, kDied, kRaised, kInterrupted, kTimedOut, kDestroyed, kShifted, kEnded };
+enum class Cause : uint32_t { kNone, kDied, kRaised, kInterrupted, kTimedOut, kDestroyed, kMismatch, kEnded };
+
+// An execution of a graph. `graph` 0: none, it is a call.
+struct Execution {
+  uint32_t graph = 0;
+  uint64_t number = 0;
+  bool operator==(const Execution&) const = default;
+};
 
 // The tensors of one call, which last as long as it does. Lists have one pointer for each rank; null where the
 // operation takes or gives nothing at this rank.
@@ -133,9 +137,7 @@ class CollectiveGroup {
 
   // One operation, by who has the turn. Begin it, then go on until it does not say kSleep; whenever it does, sleep on
   // the bell until its count differs from `seen()` or `wake_at()` (0: none) has passed. `deadline` 0: none.
-  // `made`: what the clock of sights said when the call was made that has led here; kNow: it is made here.
-  static constexpr Stamp kNow = ~Stamp(0);
-  void begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline, Stamp made = kNow);
+  void begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline);
   enum class Progress { kDone, kSleep, kMismatch, kBroken };
   Progress go_on();
   uint32_t seen() const { return seen_; }
@@ -145,15 +147,13 @@ class CollectiveGroup {
   // Whatever go_on() has said but kSleep is the end of the operation. Who leaves it before says why.
   void leave(Cause cause, const char* why);
 
-  // What rank `rank` has called; of the ranks that did not call the same, which go_on() has told of.
+  // What rank `rank` has called at the barrier that this one has come to last.
   CollectiveCall called(uint32_t rank) const;
 
-  // This rank's process has failed in what might have come to an operation: those who wait for it are told, if they
-  // can know that it is not coming. `why` in words. `first`: of the process's groups this is the first to be told.
-  void note_failure(const char* why, bool first = true);
-  // The same of a call. `number`: the failure's, on the board; 0: whoever has made the call knew of it when the clock of
-  // sights said `seen_at` there. `name` and `caller` say which call it was, `ran` whether it had begun.
-  void note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, Stamp seen_at = 0, bool first = true);
+  // This rank's process has failed in what might have come to an operation, or in one: `why` in words. `in`: what it ran.
+  void raised(const char* why, Execution in);
+  // What this rank runs.
+  Execution execution() const;
   // Nothing goes on here any more, from any rank or from who made the group.
   // `cause`: it was destroyed, or the session ends.
   static void destroy(Segment& segment, Board& board, const std::vector<Member>& members, Cause cause = Cause::kDestroyed);
@@ -172,56 +172,31 @@ class CollectiveGroup {
     std::string why;
   };
   std::optional<Broken> broken() const { return broken(*header_); }
-  // After it was broken by that rank, which has raised: the execution that this rank runs a step of, if that was in it.
-  std::optional<Execution> failed_in_execution(uint32_t rank) const;
+  // Whether a rank has broken it by raising in the execution that this rank runs a step of.
+  std::optional<Execution> failed_in_execution() const;
 
  private:
   struct Header;
-  struct Way;
   struct Line;
   static Header* header_of(Segment& segment);
   static size_t areas_at(const RankHosts& hosts);
-  // `teller`: whose line has the words that it was told; kMaxRanks: they are those of `rank`.
+  // `teller`: whose line has the words; kMaxRanks: there are none.
   static bool break_once(Header& header, Cause cause, uint32_t rank, uint32_t teller = kMaxRanks);
   static std::optional<Broken> broken(const Header& header);
   static void ring_all(Board& board, const std::vector<Member>& members);
-  void say(char* where, const char* why);
   // `at`: the barrier that this rank waits at, and goes on from no more; 0: it waits at none.
-  void fail(Cause cause, uint32_t rank, uint64_t at = 0);
+  void fail(Cause cause, uint32_t rank, const char* why = "", uint64_t at = 0, Execution in = {});
+  bool break_here(Cause cause, uint32_t rank, const char* why, Execution in);
 
   Line& line(uint32_t rank) const;
   char* stage(uint64_t barrier, uint32_t rank) const { return stages_ + ((barrier & 1) * hosts_.most() + places_[rank]) * kPiece; }
   char* result(uint64_t barrier) const { return results_ + (barrier & 1) * kPiece; }
-  // Both with the mutex of what has failed.
-  // `known_at`: to who has cancelled it; else kNow.
-  void tell_of_failure(const char* why, uint64_t number, Stamp known_at);
-  struct Failed;
-  using Sights = std::vector<Stamp>;  // of hosts, each once
-  Sights sights_of(const Failed& failed) const;
-  // Leave of `known` the hosts of `others`, with the later of both.
-  static void meet(std::optional<Sights>& known, const Sights& others);
-  void forget_known();
-  Stamp made() const { return made_ == kNow ? board_->sights() : made_; }
-  void note_on_board(const char* why, uint64_t number, Stamp known_at);
-  void write_call();
-  void write_sights(Way& way);
-  bool write_heard(std::array<uint64_t, kMaxRanks>& heard, uint64_t begun_ns);
-  bool all_called_the_same() const;
-  // The rank that may have missed an operation which another one has come to; ranks() if there is none.
-  uint32_t shifted() const;
-  bool belong_together(uint32_t a, uint32_t b) const;
+  // A rank that has not called the same; ranks(): there is none.
+  uint32_t differs() const;
   void arrive();
   // It takes what has come from other hosts.
   bool all_arrived();
-  Progress sleep_or_fail(uint64_t now);
-  uint64_t running_since() const;
-  uint64_t method_began() const;
-  // Why `rank`, which has not come, is known not to: kNone if it is not.
-  Cause will_not_come(uint32_t rank, uint64_t now);
-  bool was_known(uint32_t rank) const;
-  bool was_earlier(uint32_t rank) const;
-  bool goes_on(uint32_t rank, uint64_t failed_ns) const;
-
+  Progress sleep_or_fail();
   // The steps of operations; `step` is 0 for what comes before the first barrier.
   void plan();
   void work(size_t step);
@@ -250,10 +225,8 @@ class CollectiveGroup {
   struct Said;
   void tell_arrival();
   std::vector<CollectiveLinks::Part> parts_for(uint32_t host) const;
-  void tell_failure();
   void tell_broken(uint64_t at);
   void hear(uint32_t rank);
-  void look_up(uint32_t rank);
   void heed(uint32_t rank, Frame frame);
   const char* far(uint32_t rank, size_t at, size_t size) const;
 
@@ -268,9 +241,6 @@ class CollectiveGroup {
   std::unique_ptr<Line[]> far_;    // of ranks on other hosts, as they have told
   std::vector<Frame> frames_;      // what they have told last
   std::vector<size_t> data_at_;    // where in these lies what they give
-  std::vector<uint64_t> failed_before_;  // how many had failed in their processes at their last operations, of those that have told of one since
-  Execution execution() const { return execution(rank_); }  // that this rank runs
-  Execution execution(uint32_t rank) const;                  // of this host
   Header* header_;
   Line* lines_;
   char* stages_;
@@ -284,29 +254,9 @@ class CollectiveGroup {
   uint64_t left_at_ = 0;  // the barrier that a rank of another host has left the last operation at
   size_t step_ = 0, last_ = 0, pieces_ = 0, piece_ = 0, size_ = 1;
   bool one_shot_ = false, by_hosts_ = false;
-  uint64_t deadline_ = 0, wake_at_ = 0, began_ = 0, wait_began_ = 0;
+  uint64_t wake_at_ = 0, wait_began_ = 0;
   uint32_t seen_ = 0;
-  Stamp made_ = kNow;
-
-  // Of this rank, since its last operation. Failures are noted on the main thread, which need not be the one that
-  // begins an operation.
-  struct Failed {
-    uint64_t number;
-    Stamp known_at;  // to who has made the call, if it was cancelled; else kNow
-    std::string why;
-  };
-  std::mutex failed_mutex_;
-  std::vector<Failed> failed_calls_;
-  std::optional<Sights> known_;   // when somebody had learned of those that are not among them any more
-  uint64_t history_ = 0;        // a number made of all that has failed, in that order
-  uint64_t step_failed_ns_ = 0;   // when a step of a graph has
-  uint64_t failed_ = 0, step_failed_ = 0;  // which ones of its process the last failure was, and that of a step (RankFailures)
-  std::array<Execution, 4> failed_in_{};  // see Way
-  size_t failed_steps_ = 0;
-  bool told_of_failure_ = false;  // other hosts know that there are some
-  uint64_t operation_since_ = 0;  // when what had begun that was in the last operation
-  uint64_t last_began_ = 0;       // when the last operation did
-  bool lost_ = false;             // more than the board keeps were not learned of
+  std::mutex break_mutex_;     // methods fail on the main thread, and operations on any
   bool crowded_;               // more ranks than cores: spinning keeps others from running
   uint64_t budget_ = kMaxSpinNs;  // learned, as Waiter's
 };

@@ -18,8 +18,8 @@ namespace conveyor {
 
 class CollectiveLinks {
  public:
-  // The frames of two barriers, the words behind each of them that something has failed, and that the group is broken.
-  static constexpr uint32_t kSlots = 8;
+  // The frames of two barriers, and that the group is broken.
+  static constexpr uint32_t kSlots = 4;
   static constexpr uint32_t kStride = 1024;
 
   // Where in the rings of a group the one lies that `rank` writes for `host`.

@@ -146,8 +146,7 @@ void Mirror::tell(uint32_t host, Connection& to) {
       to.put(Have{e.in->index, 0, e.in->have()});
       e.in->note_told();
     }
-  // As they were looked at behind the cursors, and before the sights (peer.cpp): what has changed since comes the next
-  // time, behind those. Who says that he takes nothing more, and then lets go of frames, has said it where there is room.
+  // As they were looked at behind the cursors: what has changed since comes the next time. Who says that he takes nothing more, and then lets go of frames, has said it where there is room.
   for (MirroredLimits& l : limits_) l.tell(host, to);
   for (const Credit& credit : credits_) {
     to.put(Prefix{What::kCredit, 0, sizeof(Credit), id});

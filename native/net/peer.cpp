@@ -102,8 +102,6 @@ void Peer::heed(const Prefix& prefix, const char* body) {
   if (prefix.what == What::kDeath) return hub_.died(host, read<Death>(body));
   if (prefix.what == What::kReturned) return hear(read<Returned>(body), prefix.segment);
   if (prefix.what == What::kHeard) return hear(read<Heard>(body));
-  if (prefix.what == What::kSight) return hear(read<Saw>(body));
-  if (prefix.what == What::kRankFailed) return hear(read<RankFailed>(body));
   if (prefix.what == What::kClose) return hear_closed(prefix, body);
   if (prefix.what == What::kClosed) {
     closing_.closed.erase(prefix.segment);
@@ -181,8 +179,6 @@ void Peer::greeting(const Hello& hello) {
   closing_.begin_anew();
   next_told_ = unheard_;
   told_ = heard_by_it_;
-  told_sights_ = {};
-  told_failures_ = {};
   for (Mirror* mirror : hub_.mirrors_of(host)) {
     mirror->reconnected(host);
     look_.insert(mirror);
@@ -221,19 +217,16 @@ bool Peer::put_control() {
     // has said it where there is room.
     mirror.look_at_cursors(host);
     if (mirror.look_at_limits()) hub_.tell_all(mirror);
-    put_sights();
     mirror.tell(host, *connection_);
     if (mirror.ask(host)) look_.insert(&mirror);
     if (connection_->waiting() > kBatchBytes) break;
   }
-  put_sights();  // who is rung looks for what has failed
   for (const auto& [slot, incarnation, bit] : rung_) {
     connection_->put(Prefix{What::kRing, 0, sizeof(Rung), 0});
     connection_->put(Rung{slot, incarnation, bit, 0});
   }
   rung_.clear();
   put_returned();
-  put_sights();
   put_clock();  // last, as what is put before it is on its way longer
   return connection_->waiting() != before;
 }

@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "mirror.h"
-#include "told_sights.h"
+#include "wire.h"
 
 namespace conveyor::net {
 
@@ -115,9 +115,6 @@ class Peer {
   void settle(uint64_t id, const Haves& theirs);
   void hear(const Returned& returned, uint64_t segment);
   void hear(const Heard& heard);
-  void put_sights();
-  void hear(const Saw& saw);
-  void hear(const RankFailed& failed);
   void put_clock();
   void asked_clock(const Clock& clock);
   void hear(const Clock& clock);
@@ -144,8 +141,6 @@ class Peer {
   std::deque<ClockSample> clock_samples_;
   std::vector<uint64_t> clock_questions_;  // of the other host's, by its clock
 
-  ToldSights told_sights_;
-  ToldFailures told_failures_;
 
   const std::shared_ptr<Lent> lent_ = std::make_shared<Lent>();
   const std::shared_ptr<Returning> returning_;

@@ -25,8 +25,6 @@ HostPump::HostPump(std::shared_ptr<Board> board, uint32_t host, uint64_t window_
     : board_(std::move(board)), self_(host), window_ns_(window_ns), spin_ns_(spin_ns), instance_(random_number()), notice_(event_fd()), wake_(event_fd()),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)), returned_(std::make_shared<const Fd>(event_fd())), proxies_(board_), deaths_seen_(board_->header()->deaths.load()) {
   if (host >= kMostHosts) throw std::system_error(EINVAL, std::generic_category(), "host");
-  board_->header()->host.store(host, std::memory_order_relaxed);
-  board_->header()->has_pump.store(1, std::memory_order_relaxed);
   if (epoll_.get() < 0) throw_errno("epoll");
   for (const int fd : {wake_.get(), proxies_.eventfd(), returned_->get()}) {
     epoll_event event = {};

@@ -12,10 +12,6 @@
 // Refs of a frame (kRefs) are claims on the session's rendezvous, good wherever its readers are. A frame for which its
 // writer keeps something (kKeeps) is lent: its readers' host says when nobody there has it any more (kReturned), again
 // after a reconnect, until it hears that this has come. What cannot be sent is an error at its readers (kStandIn).
-//
-// Who has learned that a call has failed (kSight) is told ahead of all that was published behind that, frames as well as
-// limits: so whoever gets a call knows which failures its caller could know of (heard_sights.h). So is what has failed last
-// in the process of a rank (kRankFailed; rank_failures.h), and that goes ahead of bells, too.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +22,7 @@
 namespace conveyor::net {
 
 constexpr uint64_t kHelloMagic = 0x31'74'65'6e'76'6e'6f'63;  // "convnet1", in the byte order of both
-constexpr uint32_t kWireVersion = 6;
+constexpr uint32_t kWireVersion = 7;
 constexpr uint32_t kChunkBytes = 256 << 10;
 constexpr uint32_t kMostRings = 1 << 15;         // of a segment
 constexpr uint32_t kMostBitWords = 1 << 12;      // of one set of limits
@@ -51,8 +47,6 @@ enum class What : uint16_t {
   kClockIs,  // that
   kReturned,  // of a frame that was lent, the speaker's host has nothing any more
   kHeard,     // that, of all up to this one
-  kSight,     // somebody on the speaker's host has learned of a failed call, or its clock of sights has moved
-  kRankFailed,  // something has failed in the process of a rank, or another method has begun there since
   kBye,
   kLast = kBye,
 };
@@ -171,22 +165,6 @@ struct Returned {
 struct Heard {
   uint64_t count;
 };
-struct Saw {
-  static constexpr uint32_t kClockAlone = ~uint32_t(0);
-  uint32_t slot;  // of the process whose call has failed; kClockAlone: only the clock has moved
-  uint32_t nothing;
-  uint64_t number;
-  uint64_t clock;  // of the speaker's host
-};
-struct RankFailed {
-  uint32_t slot;
-  uint32_t incarnation;
-  uint64_t went_on;  // how many had failed when a method began there that was the first since, and what that was
-  uint64_t execution;
-  uint32_t graph;
-  uint32_t nothing;
-  RankFailure failure;
-};
 struct Rung {
   uint32_t slot;
   uint32_t incarnation;
@@ -226,8 +204,6 @@ inline uint32_t checked_head(const Prefix& p) {
     case What::kClockIs: return exactly(sizeof(Clock));
     case What::kReturned: return exactly(sizeof(Returned));
     case What::kHeard: return exactly(sizeof(Heard));
-    case What::kSight: return exactly(sizeof(Saw));
-    case What::kRankFailed: return exactly(sizeof(RankFailed));
     case What::kClosed:
     case What::kPing:
     case What::kBye: return exactly(0);

@@ -108,12 +108,7 @@ void bind_board(nb::module_& m) {
       .def("forget_memory", [](Board& b, uint32_t slot) { b.forget_memory(checked(b, slot)); }, "slot"_a)
       .def_prop_rw("session", [](Board& b) { return b.header()->session.load(std::memory_order_relaxed); },
                    [](Board& b, uint64_t session) { b.header()->session.store(session, std::memory_order_relaxed); })
-      .def("sights_of", [](Board& b, uint32_t slot) { return b.sights_of(checked(b, slot)); }, "slot"_a)
-      .def_prop_ro("sights", &Board::sights)
       .def("is_rank", [](Board& b, uint32_t slot) { return b.is_rank(checked(b, slot)); }, "slot"_a)
-      .def("note_sight", &Board::note_sight)
-      .def("fail", [](Board& b, uint32_t slot) { return b.fail(checked(b, slot)); }, "slot"_a)
-      .def("see", [](Board& b, uint32_t slot, uint64_t number) { b.see(checked(b, slot), number); }, "slot"_a, "number"_a)
       .def("gone", [](Board& b, uint32_t slot, uint32_t incarnation) { return b.gone(checked(b, slot), incarnation); }, "slot"_a, "incarnation"_a)
       .def("pid", [](Board& b, uint32_t slot) { return slot_of(b, slot)->pid.load(); }, "slot"_a)
       .def("publish_directory", [](Board& b, uint32_t slot) { slot_of(b, slot)->directory.store(directory_address(), std::memory_order_release); }, "slot"_a)

@@ -126,7 +126,7 @@ Outcome finish(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb::hand
   });
 }
 
-int run(CollectiveGroup& group, Inbox& inbox, int operation, int op, int type, uint64_t count, nb::tuple shape, uint64_t tensors, uint64_t shapes, int root, nb::tuple in, nb::tuple out, nb::handle timeout, nb::handle until, uint64_t made) {
+int run(CollectiveGroup& group, Inbox& inbox, int operation, int op, int type, uint64_t count, nb::tuple shape, uint64_t tensors, uint64_t shapes, int root, nb::tuple in, nb::tuple out, nb::handle timeout, nb::handle until) {
   CollectiveCall call;
   call.operation = checked<Collective>(operation, kCollectives, "conveyor: no such operation");
   call.op = op_of(op);
@@ -149,7 +149,7 @@ int run(CollectiveGroup& group, Inbox& inbox, int operation, int op, int type, u
   const uint64_t deadline = deadline_after(timeout);
   const CollectiveGroup::Turn turn(group);
   if (!turn) return kBusy;
-  group.begin(call, std::move(data), deadline, made);
+  group.begin(call, std::move(data), deadline);
   return finish(group, inbox, deadline, until);
 }
 
@@ -209,7 +209,7 @@ std::vector<Reader*> readers_of(nb::tuple objects) {
 
 // Each rank that gives something publishes it before the barrier, under the number of that; so behind it all is there.
 // The turn is kept until all is taken, since what another thread began would let go of it.
-nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int root, bool gives, nb::list given, nb::tuple from, Writer& writer, nb::tuple ends, nb::handle timeout, nb::handle until, uint64_t made) {
+nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int root, bool gives, nb::list given, nb::tuple from, Writer& writer, nb::tuple ends, nb::handle timeout, nb::handle until) {
   CollectiveCall call;
   call.operation = Collective::kExchange;
   call.tensors = form;
@@ -235,7 +235,7 @@ nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int roo
     writer.commit(e, number, Kind::kValue);
   }
   if (inbox.inherited()) return nb::int_(int(kInherited));  // what encodes the value has forked
-  group.begin(call, {}, deadline, made);
+  group.begin(call, {}, deadline);
   Outcome outcome = finish(group, inbox, deadline, until);
   if (outcome == kDone) outcome = await_values(group, inbox, deadline, until, readers, number, takes);
   if (outcome == kDone) return taken(readers, number, takes);
@@ -318,7 +318,6 @@ void reduce_buffers(nb::tuple to, nb::tuple from, int type, int op) {
 
 void bind_collective(nb::module_& m) {
   m.def("reduce", &reduce_buffers, "to"_a, "sources"_a, "type"_a, "op"_a);
-  m.attr("MADE_NOW") = CollectiveGroup::kNow;
   m.attr("MOST_RANKS") = int(kMaxRanks);
   nb::class_<CollectiveGroup>(m, "CollectiveGroup")
       // `hosts`: of each rank, counted from 0 on.
@@ -349,24 +348,21 @@ void bind_collective(nb::module_& m) {
       .def("close", &close_links)
       .def_prop_ro("rank", &CollectiveGroup::rank)
       .def_prop_ro("ranks", &CollectiveGroup::ranks)
-      .def("run", &run, "inbox"_a, "operation"_a, "op"_a, "type"_a, "count"_a, "shape"_a, "tensors"_a, "shapes"_a, "root"_a, "sources"_a, "to"_a, "timeout"_a.none(), "until"_a, "made"_a)
-      .def("exchange", &exchange, "inbox"_a, "form"_a, "root"_a, "gives"_a, "given"_a, "takes"_a, "writer"_a, "readers"_a, "timeout"_a.none(), "until"_a, "made"_a)
+      .def("run", &run, "inbox"_a, "operation"_a, "op"_a, "type"_a, "count"_a, "shape"_a, "tensors"_a, "shapes"_a, "root"_a, "sources"_a, "to"_a, "timeout"_a.none(), "until"_a)
+      .def("exchange", &exchange, "inbox"_a, "form"_a, "root"_a, "gives"_a, "given"_a, "takes"_a, "writer"_a, "readers"_a, "timeout"_a.none(), "until"_a)
       .def("forget", &forget, "readers"_a)
       .def("called", &called, "rank"_a)
       .def_prop_ro("absent", [](CollectiveGroup& group) { return list_of(group.absent()); })
-      .def("note_failure", [](CollectiveGroup& group, const std::string& why, bool first) { group.note_failure(why.c_str(), first); }, "why"_a, "first"_a)
-      .def("note_failed_call", [](CollectiveGroup& group, const std::string& why, const std::string& name, std::pair<uint32_t, uint32_t> caller, bool ran, uint64_t number, uint64_t seen_at, bool first) {
-             group.note_failed_call(why.c_str(), name.c_str(), {caller.first, caller.second}, ran, number, seen_at, first);
-           }, "why"_a, "name"_a, "caller"_a, "ran"_a, "number"_a, "seen_at"_a, "first"_a)
+      .def("raised", [](CollectiveGroup& group, const std::string& why, bool running) { group.raised(why.c_str(), running ? group.execution() : Execution()); }, "why"_a, "running"_a)
       .def_prop_ro("broken", [](CollectiveGroup& group) -> nb::object {
         const auto broken = group.broken();
         if (!broken) return nb::none();
         return nb::make_tuple(int(broken->cause), broken->rank, nb::steal(PyUnicode_DecodeUTF8(broken->why.data(), Py_ssize_t(broken->why.size()), "replace")));
       })
-      .def("failed_in_execution", [](const CollectiveGroup& group, uint32_t rank) -> nb::object {
-        const auto in = group.failed_in_execution(rank);
+      .def_prop_ro("failed_in_execution", [](const CollectiveGroup& group) -> nb::object {
+        const auto in = group.failed_in_execution();
         return in ? nb::object(nb::make_tuple(in->graph, in->number)) : nb::none();
-      }, "rank"_a);
+      });
 }
 
 }  // namespace conveyor

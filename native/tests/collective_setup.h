@@ -32,12 +32,12 @@ struct Rank {
        std::unique_ptr<CollectiveLinks> links)
       : inbox(board, rank + 1, event.get(), 0), group(segment, board, inbox, rank, members, std::move(links)) {}
 
-  Progress run(const CollectiveCall& call, CollectiveData data, uint64_t timeout = 0, uint64_t made = CollectiveGroup::kNow) {
+  Progress run(const CollectiveCall& call, CollectiveData data, uint64_t timeout = 0) {
     group.check(call, data);
     const uint64_t deadline = timeout == 0 ? now_ns() + 2 * kSoon : now_ns() + timeout;
     const CollectiveGroup::Turn turn(group);
     if (!CHECK(bool(turn))) throw check::Abandon{};
-    group.begin(call, std::move(data), deadline, made);
+    group.begin(call, std::move(data), deadline);
     for (;;) {
       const Progress progress = group.go_on();
       if (progress != Progress::kSleep) return progress;
@@ -49,8 +49,6 @@ struct Rank {
         return Progress::kBroken;
       }
       ++sleeps;
-      const uint64_t now = now_ns(), wakes = group.wake_at();
-      longest_sleep = std::max(longest_sleep, wakes > now ? wakes - now : 0);
       inbox.park(group.seen(), group.wake_at());
     }
   }
@@ -65,19 +63,10 @@ struct Rank {
   }
   Status& status() { return board().slot(group.rank() + 1)->status; }
   Board& board() { return *inbox.board(); }
-  // It has raised; the failure's number.
-  uint64_t fails(const char* method = "step", uint32_t caller = 9, bool ran = true, const char* why = "has raised") {
-    const uint64_t number = board().fail(group.rank() + 1);
-    group.note_failed_call(why, method, {caller, 1}, ran, number);
-    return number;
-  }
-  void sees(uint64_t number) { board().see(group.rank() + 1, number); }
-
   Fd event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   Inbox inbox;
   CollectiveGroup group;
   std::atomic<int> sleeps{0};
-  uint64_t longest_sleep = 0;  // as it was meant, if nobody had come or failed; that does not depend on the machine's other work
 };
 
 // Wait until rank `rank` sleeps in an operation.

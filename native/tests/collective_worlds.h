@@ -73,14 +73,4 @@ inline bool broken_by(const Rank& rank, Cause cause, uint32_t at, const char* wh
   return CHECK(broken.has_value()) && CHECK(broken->cause == cause) && CHECK_EQ(broken->rank, at) && CHECK(broken->why == why);
 }
 
-// The host of rank `me` has heard of so many failures of `rank`.
-inline void await_failures(Worlds& worlds, uint32_t me, uint32_t rank, uint64_t count) {
-  Session::await([&] { return worlds.of(me).board->slot(rank + 1)->rank_failures.count() >= count; });
-}
-
-// It has heard that somebody has learned of that one.
-inline void await_sight(Worlds& worlds, uint32_t me, uint32_t slot, uint64_t number) {
-  Session::await([&] { return worlds.of(me).board->seen_at(slot, number).has_value(); });
-}
-
 }  // namespace conveyor

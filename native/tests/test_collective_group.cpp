@@ -34,29 +34,32 @@ TEST(ranks_that_are_late_are_waited_for_asleep) {
   });
 }
 
-TEST(ranks_that_call_different_things_are_told_and_go_on) {
-  World world(3);
-  in_threads(world, [&](Rank& rank) {
-    const uint32_t me = rank.group.rank();
-    Elements own = numbers(10'000, 1);
-    const Elements before = own;
-    const CollectiveData data = {{reinterpret_cast<char*>(own.data())}, {reinterpret_cast<char*>(own.data())}};
-    const auto differ = [&](CollectiveCall call) {
-      CHECK(rank.run(call, call.operation == Collective::kBarrier ? CollectiveData{} : data) == Progress::kMismatch);
-      CHECK(rank.group.called(me).same(call));
-      CHECK(own == before);
+TEST(ranks_that_call_different_things_are_told_and_the_group_is_broken) {
+  const auto differ = [](const auto& call_of_rank) {
+    World world(3);
+    in_threads(world, [&](Rank& rank) {
+      const uint32_t me = rank.group.rank();
+      Elements own = numbers(10'000, 1);
+      const Elements before = own;
+      const CollectiveData data = {{reinterpret_cast<char*>(own.data())}, {reinterpret_cast<char*>(own.data())}};
+      const CollectiveCall call = call_of_rank(me);
       CHECK(rank.barrier() == Progress::kDone);
-    };
-    differ(call_of(Collective::kAllReduce, me == 1 ? 9'999 : 10'000));
-    differ(me == 2 ? CollectiveCall{} : call_of(Collective::kAllReduce, 10'000));
-    CollectiveCall shaped = call_of(Collective::kAllReduce, 10'000);
-    shaped.shape[0] = me == 0 ? 100 : 10'000;
-    differ(shaped);
-    differ(call_of(Collective::kAllReduce, 10'000, -1, me == 0 ? ReduceOp::kMin : ReduceOp::kMax));
-    CollectiveCall typed = call_of(Collective::kAllReduce, 10'000);
-    typed.type = me == 0 ? ElementType::kF32 : ElementType::kI32;
-    differ(typed);
-  });
+      CHECK(rank.run(call, call.operation == Collective::kBarrier ? CollectiveData{} : data) == Progress::kMismatch);
+      CHECK(own == before);
+      for (int i = 0; i < 2; ++i) {
+        for (uint32_t r = 0; r < 3; ++r) CHECK(rank.group.called(r).same(call_of_rank(r)));
+        CHECK(rank.barrier() == Progress::kBroken);
+        CHECK(rank.group.broken()->cause == Cause::kMismatch);
+      }
+    });
+  };
+  const CollectiveCall usual = call_of(Collective::kAllReduce, 10'000);
+  CollectiveCall shaped = usual, typed = usual;
+  shaped.shape[0] = 100;
+  typed.type = ElementType::kF32;
+  const CollectiveCall shorter = call_of(Collective::kAllReduce, 9'999), other = call_of(Collective::kAllReduce, 10'000, -1, ReduceOp::kMax);
+  for (const CollectiveCall& odd : {shorter, CollectiveCall{}, shaped, other, typed})
+    for (const uint32_t who : {0u, 2u}) differ([&](uint32_t rank) { return rank == who ? odd : usual; });
 }
 
 TEST(a_rank_that_dies_frees_the_others) {

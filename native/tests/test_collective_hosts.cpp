@@ -44,11 +44,13 @@ TEST(what_ranks_of_other_hosts_have_called_differs) {
     Elements own = numbers(10'000, 1);
     const Elements before = own;
     CollectiveCall call = call_of(Collective::kAllReduce, me == 1 ? 9'999 : 10'000);
-    for (int i = 0; i < 3; ++i) {
-      CHECK(rank.run(call, {{reinterpret_cast<char*>(own.data())}, {reinterpret_cast<char*>(own.data())}}) == Progress::kMismatch);
+    CHECK(rank.barrier() == Progress::kDone);
+    CHECK(rank.run(call, {{reinterpret_cast<char*>(own.data())}, {reinterpret_cast<char*>(own.data())}}) == Progress::kMismatch);
+    for (int i = 0; i < 2; ++i) {
       for (uint32_t r = 0; r < 3; ++r) CHECK_EQ(rank.group.called(r).count, r == 1 ? 9'999u : 10'000u);
       CHECK(own == before);
-      CHECK(rank.barrier() == Progress::kDone);
+      CHECK(rank.barrier() == Progress::kBroken);
+      CHECK(rank.group.broken()->cause == Cause::kMismatch);
     }
   });
 }
@@ -133,7 +135,7 @@ TEST(a_failure_is_told_to_who_waits_on_another_host) {
     rank.begins();
     CHECK(rank.barrier() == Progress::kDone);
     if (rank.group.rank() == 1) {
-      rank.fails();
+      rank.group.raised("has raised", {});
       return;
     }
     CHECK(rank.barrier() == Progress::kBroken);
@@ -141,168 +143,22 @@ TEST(a_failure_is_told_to_who_waits_on_another_host) {
   });
 }
 
-// What has failed at all ranks alike is the same step of all.
-TEST(what_fails_on_all_hosts_alike_breaks_nothing) {
-  Worlds worlds({0, 1, 1});
-  worlds.in_threads([&](Rank& rank) {
-    for (int i = 0; i < 50; ++i) {
-      rank.begins();
-      if (i % 3 == 2) rank.fails();
-      if (i % 6 == 5) rank.fails("other");
-      rank.begins();
-      CHECK(rank.barrier() == Progress::kDone);
-    }
-  });
-}
-
-// What is told of a rank is its last failure, so there may be any number of them: those that were learned of break nothing,
-// and the one that nobody has learned of is told in its own words.
-TEST(more_failures_than_a_ring_has_slots) {
-  for (bool known : {true, false}) {
-    Worlds worlds({0, 1, 1});
-    std::latch failed(3);
-    std::atomic<uint64_t> last = 0;
-    worlds.in_threads([&](Rank& rank) {
-      const uint32_t me = rank.group.rank();
-      rank.begins();
-      CHECK(rank.barrier() == Progress::kDone);
-      if (me == 1) {
-        for (int i = 0; i < 100; ++i) {
-          rank.sees(last = rank.fails());
-          // All calls are made on the first host, which has heard of it, and says so.
-          await_sight(worlds, 0, 2, last);
-          Session::await([&] { return rank.board().header()->heard.at(2, last, 0).has_value(); });
-        }
-        if (!known) rank.fails("step", 9, true, "was the last");
-      }
-      failed.arrive_and_wait();
-      if (known || me != 1) rank.begins();
-      if (known) {
-        CHECK(rank.run({}, {}, 0, worlds.all[0]->board->sights()) == Progress::kDone);
-      } else if (me != 1) {
-        CHECK(rank.barrier() == Progress::kBroken);
-        broken_by(rank, Cause::kRaised, 1, "was the last");
-      }
-    });
-  }
-}
-
-// A rank that another one waits for fails again and again, and says so each time.
-TEST(a_rank_that_is_waited_for_fails_more_often_than_a_ring_has_slots) {
-  Worlds worlds({0, 1});
-  std::latch waits(2);
-  worlds.in_threads([&](Rank& rank) {
-    rank.begins();
-    CHECK(rank.barrier() == Progress::kDone);
-    if (rank.group.rank() == 0) {
-      const CollectiveGroup::Turn turn(rank.group);
-      rank.group.begin({}, {}, 0);
-      Progress progress = rank.group.go_on();
-      waits.arrive_and_wait();
-      for (; progress == Progress::kSleep; progress = rank.group.go_on()) rank.inbox.park(rank.group.seen(), 0);
-      CHECK(progress == Progress::kBroken);
-      broken_by(rank, Cause::kRaised, 1, "was the last");
-      return;
-    }
-    // All are known to who has called the one that waits, but the last.
-    for (int i = 0; i < 100; ++i) {
-      const uint64_t number = rank.board().fail(2);
-      rank.sees(number);
-      if (i == 0) await_sight(worlds, 0, 2, number);
-      if (i == 0) waits.arrive_and_wait();
-      rank.group.note_failed_call(i < 99 ? "has raised" : "was the last", "step", {9, 1}, true, i < 99 ? number : rank.board().fail(2));
-    }
-  });
-}
-
-// Steps of graphs have no stamps: whether a failure was before is what the hosts of those who have begun since had heard.
-TEST(who_begins_a_step_behind_a_failure_that_was_heard_of) {
-  enum class Then { kSteps, kCalls, kMixed };
-  for (const bool step_fails : {true, false})
-    for (const Then then : {Then::kSteps, Then::kCalls, Then::kMixed}) {
-      if (!step_fails && then == Then::kCalls) continue;  // that is for sights
-      for (const bool heard : {true, false}) {
-        Worlds worlds({0, 1, 0});
-        std::latch failed(3), begun(3);
-        worlds.in_threads([&](Rank& rank) {
-          const uint32_t me = rank.group.rank();
-          rank.begins();
-          CHECK(rank.barrier() == Progress::kDone);
-          const auto begins = [&] {
-            if (then == Then::kSteps || (then == Then::kMixed && me != 1)) rank.begins_step(me + 1, 7);
-            else rank.begins();
-          };
-          if (!heard && me != 1) begins();
-          begun.arrive_and_wait();
-          if (me == 1) step_fails ? rank.group.note_failure("has raised") : (void)rank.fails();
-          failed.arrive_and_wait();
-          if (heard && me != 1) await_failures(worlds, me, 1, 1);
-          if (heard || me == 1) begins();
-          if (!heard && me == 1) return;  // it does not come: the others have begun what it has missed
-          CHECK(rank.barrier() == (heard ? Progress::kDone : Progress::kBroken));
-          if (heard) CHECK(rank.barrier() == Progress::kDone);
-          else broken_by(rank, Cause::kRaised, 1, "has raised");
-        });
-      }
-    }
-}
-
-// It has failed in the execution that the other one begins behind that, and goes on elsewhere. Does it not come to an
-// operation there, it is waited for as one that begins nothing.
-TEST(an_execution_in_which_a_rank_of_another_host_has_failed_is_not_met_by_what_that_runs_later) {
-  for (const bool comes : {true, false}) {
-    Worlds worlds({0, 1});
-    std::latch failed(2);
-    worlds.in_threads([&](Rank& rank) {
-      const uint32_t me = rank.group.rank();
-      if (me == 1) {
-        rank.begins_step(3, 7);
-        rank.group.note_failure("has raised");
-      }
-      failed.arrive_and_wait();
-      if (me == 0) await_failures(worlds, 0, 1, 1);
-      rank.begins_step(me == 0 ? 3 : 4, 7);
-      if (me == 1 && !comes) return;
-      CHECK(rank.barrier() == Progress::kBroken);
-      broken_by(rank, comes ? Cause::kShifted : Cause::kRaised, 1, "has raised");
-    });
-  }
-}
-
-TEST(a_rank_of_another_host_that_has_failed_in_an_execution_goes_on_with_it) {
-  Worlds worlds({0, 1});
-  std::latch failed(2);
+TEST(a_rank_that_raises_while_nobody_waits_is_heard_of_by_all_hosts) {
+  Worlds worlds({0, 1, 2, 1});
+  std::latch raised(4);
   worlds.in_threads([&](Rank& rank) {
     const uint32_t me = rank.group.rank();
-    if (me == 1) {
-      rank.begins_step(3, 7);
-      rank.group.note_failure("has raised");
-    }
-    failed.arrive_and_wait();
-    if (me == 0) {
-      await_failures(worlds, 0, 1, 1);
-      ::usleep(60'000);
-    }
     rank.begins_step(3, 7);
     CHECK(rank.barrier() == Progress::kDone);
-  });
-}
-
-// It fails, as who has called the others knew, and begins nothing: they do not wait without end.
-TEST(a_rank_of_another_host_that_begins_nothing_after_a_failure) {
-  Worlds worlds({0, 1});
-  std::latch failed(2);
-  worlds.in_threads([&](Rank& rank) {
+    if (me == 1) rank.group.raised("has raised", rank.group.execution());
+    raised.arrive_and_wait();
+    for (int i = 0; i < 2; ++i) {
+      CHECK(rank.barrier() == Progress::kBroken);
+      broken_by(rank, Cause::kRaised, 1, "has raised");
+      CHECK((rank.group.failed_in_execution() == Execution{3, 7}));
+    }
     rank.begins();
-    CHECK(rank.barrier() == Progress::kDone);
-    if (rank.group.rank() == 1) rank.group.note_failure("has raised");
-    failed.arrive_and_wait();
-    if (rank.group.rank() == 1) return;
-    await_failures(worlds, 0, 1, 1);
-    rank.begins();
-    CHECK(rank.barrier() == Progress::kBroken);
-    broken_by(rank, Cause::kRaised, 1, "has raised");
-    CHECK(rank.longest_sleep > 500 * kMs);
+    CHECK(!rank.group.failed_in_execution());
   });
 }
 

@@ -94,10 +94,6 @@ TEST(who_says_what_makes_no_sense_is_lost) {
   refused([&](Stranger& s) {
     for (uint64_t n = 0; n <= kSlots; ++n) s.say(What::kFrame, frame(0, n, 0, 0, 0));
   });
-  refused([](Stranger& s) { s.say(What::kSight, Saw{9, 0, 1, 1}); });
-  refused([](Stranger& s) { s.say(What::kSight, Saw{0, 0, 1, uint64_t(1) << kStampShift}); });
-  refused([](Stranger& s) { s.say(What::kSight, Saw{Saw::kClockAlone, 0, 0, ~uint64_t(0)}); });
-  refused([](Stranger& s) { s.say(What::kRankFailed, RankFailed{9, 1, 0, 0, 0, 0, {}}); });
   refused([](Stranger& s) { s.say(What::kClose, CloseHead{1, 0}); });
   refused([](Stranger& s) { s.say(What::kClosed, CloseHead{0, 0}); });
   refused([](Stranger& s) { s.say(What::kHeard, Heard{1}); });

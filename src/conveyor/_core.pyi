@@ -132,27 +132,9 @@ class Board:
 
     @session.setter
     def session(self, number: int) -> None: ...
-    @property
-    def sights(self) -> int:
-        """What the clock of sights says: with the number of this host, how often somebody here has learned
-        that a call of an actor has failed."""
-
-    def sights_of(self, slot: int) -> int:
-        """No less than what that of the host of the process in ``slot`` said when it did what is seen
-        here."""
-
     def is_rank(self, slot: int) -> bool:
         """Whether that process has joined a collective group, or is on another host, of which that is not
         known."""
-
-    def note_sight(self) -> None:
-        """Somebody has learned of something else that calls from now on may be made for."""
-
-    def fail(self, slot: int) -> int:
-        """A call of that process has failed: the failure's number, which is not 0."""
-
-    def see(self, slot: int, number: int) -> None:
-        """Somebody has learned of it."""
 
     def set_eventfd(self, slot: int, fd: int, incarnation: int) -> None:
         """Let this process wake the ``incarnation``-th process of ``slot`` from a poll through a
@@ -1378,9 +1360,6 @@ class Will:
 MOST_RANKS: int
 """How many ranks a ``CollectiveGroup`` can have."""
 
-MADE_NOW: int
-"""In the place of what ``sights`` said when a call was made: what it says now."""
-
 def reduce(to: tuple[Any, ...], sources: tuple[Any, ...], type: int, op: int) -> None:
     """Reduce ``sources`` into each of ``to``, without the GIL: buffers of one size whose elements are of a
     type of ``conveyor.dag.collective.elements.ELEMENT_TYPES``, by number. ``op`` is a ``ReduceOp``'s value. What is
@@ -1450,13 +1429,11 @@ class CollectiveGroup:
         to: tuple[Any, ...],
         timeout: float | None,
         until: Callable[[], int],
-        made: int,
     ) -> int:
         """One operation: 0 done, 1 the ranks have not called the same (see ``called``), 2 the group is broken
         (see ``broken``), 3 timed out, 4 another thread is in one, 5 this is a forked child, 6 nobody waits
         for it. Tensors are addresses or buffers, each of ``count`` elements. ``until``, asked before each
-        sleep, says when what runs here is over at the latest, in ns; 0: at no time; below: it is. ``made``:
-        what the board's ``sights`` said when what runs was asked for, or ``MADE_NOW``."""
+        sleep, says when what runs here is over at the latest, in ns; 0: at no time; below: it is."""
     def exchange(
         self,
         inbox: Inbox,
@@ -1469,7 +1446,6 @@ class CollectiveGroup:
         readers: tuple[Reader, ...],
         timeout: float | None,
         until: Callable[[], int],
-        made: int,
     ) -> int | list[Any]:
         """The values of the ranks ``takes``, in that order of ranks; or what it has come to, as ``run`` says it.
         The value in the list ``given`` is sent if this rank ``gives`` one. All ranks name the same ``form`` and ``root``. ``writer``
@@ -1480,29 +1456,18 @@ class CollectiveGroup:
     def forget(self, readers: tuple[Reader, ...]) -> None:
         """After a mismatch: let go of what the others have given."""
     def called(self, rank: int) -> tuple[int, int, int, int, tuple[int, ...], int, int]:
-        """What a rank has called, after ``run`` has returned 1: operation, op, type, count, shape, tensors,
-        root."""
-    def note_failure(self, why: str, first: bool) -> None:
-        """A step of a graph has raised here: ranks that wait for it are told. ``first``: of the process's groups
-        this is the first to be told."""
-    def note_failed_call(
-        self,
-        why: str,
-        name: str,
-        caller: tuple[int, int],
-        ran: bool,
-        number: int,
-        seen_at: int,
-        first: bool,
-    ) -> None:
-        """The same of a call: its name, the process that has made it, and whether it had begun. ``number``: the
-        failure's on the board; 0: who has made it knew of that when ``sights`` said ``seen_at``."""
+        """What a rank has called that has come to the last barrier that this one has come to: operation, op,
+        type, count, shape, tensors, root."""
+    def raised(self, why: str, running: bool) -> None:
+        """What may have come to an operation here, or an operation, has raised: that breaks the group, unless it
+        is broken already. ``running``: what this process runs has; else something that has not begun."""
     @property
     def broken(self) -> tuple[int, int, str] | None:
         """Why nothing can be done any more: the cause, the rank, and more in words."""
-    def failed_in_execution(self, rank: int) -> tuple[int, int] | None:
-        """After it was broken by what ``rank`` has raised: the graph and the execution that this rank runs a
-        step of, if that was in it."""
+    @property
+    def failed_in_execution(self) -> tuple[int, int] | None:
+        """The graph and the execution that this rank runs a step of, if the group was broken by what another
+        one has raised in that."""
 
 def let_go_of_kept() -> None:
     """Drop what was kept as long as somebody had a frame, and is no longer. Needs no memory."""

@@ -208,8 +208,10 @@ def test_ranks_of_two_nodes_that_have_called_different_things(ranks, group):
             rf"rank {i} \({name_of(actor)}\): allreduce\(SUM\) of float32\[{4 if i == 1 else 3}\]"
         )
         assert re.search(view, texts[0])
+    group.reset()
     texts = get([a.reduce.remote(3, "int64" if i == 2 else "float32") for i, a in enumerate(ranks)])
     assert "int64[3]" in texts[3]
+    group.reset()
     assert get([actor.reduce.remote(2) for actor in ranks]) == [[4.0, 4.0]] * 4
 
 
@@ -245,11 +247,21 @@ def test_who_raises_is_named_on_all_nodes(ranks, group, meeting):
             get(call)
 
 
-def test_steps_that_fail_at_all_ranks_break_nothing(ranks, group):
-    for _ in range(3):
-        for actor in ranks:
+@pytest.mark.parametrize("how", ["raises", "differs"])
+def test_a_failure_on_any_node_breaks_the_group_until_it_is_reset(ranks, group, how):
+    for failing in (3, 2):
+        if how == "raises":
             with pytest.raises(ValueError, match="no step"):
-                get(actor.fail.remote())
+                get(ranks[failing].fail.remote())
+            cause = rf"rank {failing} .*not coming.*fail.*no step"
+        else:
+            get([actor.reduce.remote(3 + (actor is ranks[failing])) for actor in ranks])
+            cause = rf"have not called the same before.*rank {failing} \(.*float32\[4\]"
+        for _ in range(2):
+            for call in [actor.meet.remote(None) for actor in ranks]:
+                with pytest.raises(CollectiveBrokenError, match=cause):
+                    get(call)
+        group.reset()
         assert get([actor.meet.remote(None) for actor in ranks]) == ["met"] * 4
 
 

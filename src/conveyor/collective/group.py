@@ -22,7 +22,7 @@ from conveyor.exceptions import (
 from conveyor.runtime import ending
 from conveyor.runtime.actor.unwanted import Unwanted
 from conveyor.runtime.protocol import Runtime
-from conveyor.runtime.ranks import DEAD_RANK, FAILED_IN, Joined
+from conveyor.runtime.ranks import DEAD_RANK, FAILED_IN, Joined, in_words
 
 #: The operations, by the numbers that the native core knows them by.
 OPERATIONS = (
@@ -47,7 +47,7 @@ _EXCHANGE = 9
 
 # What the native core says that an operation has come to, and why a group is broken.
 _DONE, _MISMATCH, _BROKEN, _TIMED_OUT, _BUSY, _INHERITED, _UNWANTED = range(7)
-_DIED, _RAISED, _INTERRUPTED, _GAVE_UP, _DESTROYED, _SHIFTED, _ENDED = range(1, 8)
+_DIED, _RAISED, _INTERRUPTED, _GAVE_UP, _DESTROYED, _DIFFERENT, _ENDED = range(1, 8)
 
 #: Of a tensor's dimensions, how many the ranks compare one by one.
 _DIMS = 8
@@ -56,7 +56,9 @@ _NO_SHAPE: tuple[int, ...] = ()
 #: Of the ranks that have not come, how many an error names.
 _DESCRIBED = 8
 
-_AFTER = "The group is broken now: destroy it, and create another one"
+_AFTER = (
+    "The group is broken now, until it is reset: call reset() of its handle, or create it again"
+)
 
 
 def _references_of_a_moved_value() -> int:
@@ -90,6 +92,14 @@ class Group:
         self._all = tuple(range(self.size))
         self._writer, self._readers = joined.writer, joined.readers
         self._writer.moved_refs = _MOVED_REFS
+
+    def __enter__(self) -> Group:
+        """Begin a call of an operation. Whatever it raises breaks the group: other ranks may wait for it."""
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None:
+            self._group.raised(f"its operation {in_words(error)}", True)
 
     def run(
         self,
@@ -131,7 +141,6 @@ class Group:
             to,
             timeout,
             self._runtime.collectives.until,
-            self._runtime.collectives.called_at(),
         )
         if outcome != _DONE:
             self._raise(outcome, OPERATIONS[operation], timeout)
@@ -161,7 +170,6 @@ class Group:
             self._readers,
             timeout,
             self._runtime.collectives.until,
-            self._runtime.collectives.called_at(),
         )
         if isinstance(outcome, int):
             self._raise(outcome, f"{OPERATIONS[form]}.shared", timeout)
@@ -198,10 +206,8 @@ class Group:
         what = f"{operation} of collective group {self.name!r}"
         if outcome == _MISMATCH:
             self._group.forget(self._readers)
-            views = [f"{self.who(rank)}: {self._view(rank)}" for rank in range(self.size)]
             raise CollectiveMismatchError(
-                f"{what}: the ranks have not called the same, so nothing was done. "
-                + "; ".join(views)
+                f"{what}: the ranks have not called the same, so nothing was done. {_AFTER}. {self._views()}"
             )
         if outcome == _TIMED_OUT:
             raise CollectiveTimeoutError(
@@ -222,6 +228,12 @@ class Group:
                 f"for other ranks. {_AFTER}"
             )
         self._raise_broken(what)
+
+    def _views(self) -> str:
+        """What the ranks have called that have come to the last barrier."""
+        absent = set(self._group.absent)
+        ranks = [rank for rank in range(self.size) if rank not in absent]
+        return "; ".join([f"{self.who(rank)}: {self._view(rank)}" for rank in ranks])
 
     def _view(self, rank: int) -> str:
         operation, op, number, _, shape, tensors, root = self._group.called(rank)
@@ -250,14 +262,9 @@ class Group:
             error.__dict__[DEAD_RANK] = self.joined.membership.members[rank]
             raise error from death
         if cause == _RAISED:
-            text = f"{what}: {self.who(rank)} is not coming: its method {why}. {_AFTER}"
-        elif cause == _SHIFTED:
-            text = (
-                f"{what}: {self.who(rank)} may have missed an operation, and would meet a later one with it: "
-                f"before this its method {why}, and what the ranks run now was not all called after somebody "
-                "had got that result, so it may be of different steps. Get each result of a step before the "
-                f"next one is called, or bind the collective in a graph. {_AFTER}"
-            )
+            text = f"{what}: {self.who(rank)} is not coming: {why}. {_AFTER}"
+        elif cause == _DIFFERENT:
+            text = f"{what}: the ranks have not called the same before. {_AFTER}. {self._views()}"
         elif cause == _INTERRUPTED:
             text = f"{what}: {self.who(rank)} was interrupted in an operation by {why}. {_AFTER}"
         elif cause == _GAVE_UP:
@@ -270,7 +277,7 @@ class Group:
         else:
             text = f"{what}: the group was destroyed"
         error = CollectiveBrokenError(text)
-        if cause in (_RAISED, _SHIFTED) and (failed_in := self._group.failed_in_execution(rank)):
+        if failed_in := self._group.failed_in_execution:
             error.__dict__[FAILED_IN] = failed_in
         raise error
 

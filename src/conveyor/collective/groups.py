@@ -63,6 +63,31 @@ class CollectiveGroupHandle:
         """The rank of the driver, if it is in the group."""
         return self._driver_rank
 
+    def reset(self) -> None:
+        """Make the group anew, of the same actors and under the same name, where it is broken.
+
+        Every rank comes to it, after the calls before; ranks that are in an operation are told that this has
+        ended. Returns when all have come.
+
+        Raises:
+            ActorDiedError: an actor is dead.
+            ValueError: the group was destroyed, or another process has created it.
+        """
+        runtime = context.current()
+        if runtime.collectives.made.get(self._name) is not self:
+            raise ValueError(
+                f"there is no collective group named {self._name!r} here: it was destroyed"
+            )
+        actors = [actor._id for actor in self._actors]
+        number = runtime.collectives.open(actors, self._driver_rank)
+        try:
+            _end(runtime, self)
+            self._number = number
+            _join(runtime, self)
+        except BaseException:
+            runtime.collectives.close(number)
+            raise
+
     def __repr__(self) -> str:
         driver = "" if self._driver_rank is None else " and the driver"
         return f"<collective group {self._name!r} of {len(self._actors)} actors{driver}>"
@@ -111,11 +136,7 @@ def create_collective_group(
     name = name or f"group {number}"
     handle = CollectiveGroupHandle(actors, name, backend, number, driver_rank)
     try:
-        refs = [_call(runtime, actor, membership.join, number, name) for actor in actors]
-        if driver_rank is not None:
-            membership.join(number, name)
-        for ref in refs:
-            runtime.get(ref, None)
+        _join(runtime, handle)
     except BaseException:
         _end(runtime, handle)
         raise
@@ -158,6 +179,17 @@ def destroy_all_collective_groups() -> None:
     """End all groups that this process has created."""
     for name in list(_made()):
         destroy_collective_group(name)
+
+
+def _join(runtime: Runtime, handle: CollectiveGroupHandle) -> None:
+    number, name = handle._number, handle._name
+    refs = [_call(runtime, actor, membership.try_to_join, number, name) for actor in handle._actors]
+    if handle._driver_rank is not None:
+        membership.join(number, name)
+    for ref in refs:
+        error = runtime.get(ref, None)
+        if error is not None:
+            raise error
 
 
 def _end(runtime: Runtime, handle: CollectiveGroupHandle) -> None:

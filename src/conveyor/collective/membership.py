@@ -11,8 +11,17 @@ from conveyor.runtime.protocol import Runtime
 DEFAULT = "default"
 
 
-def join(number: int, name: str) -> int:
-    """Take the place that this process has in a group; its rank. Called in the actor, or in the driver."""
+def try_to_join(number: int, name: str) -> Exception | None:
+    """Join, in an actor; return the error if that fails. Raised, it would break the actor's other groups."""
+    try:
+        join(number, name)
+    except Exception as error:
+        return error
+    return None
+
+
+def join(number: int, name: str) -> None:
+    """Take the place that this process has in a group."""
     runtime = context.current()
     groups = _groups(runtime)
     if name in groups:
@@ -20,13 +29,11 @@ def join(number: int, name: str) -> int:
             f"{_own_name(runtime)} is in a collective group named {name!r} already: destroy that first, or "
             "give this one another name"
         )
-    group = Group(runtime, name, number, runtime.collectives.join(number))
-    groups[name] = group
-    return group.rank
+    groups[name] = Group(runtime, name, number, runtime.collectives.join(number))
 
 
 def leave(number: int, name: str) -> None:
-    """Have nothing to do with a group any more. Called as ``join`` is."""
+    """Have nothing to do with a group any more."""
     runtime = context.current()
     groups = _groups(runtime)
     group = groups.get(name)

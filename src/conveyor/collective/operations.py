@@ -49,25 +49,35 @@ class AllReduce:
 
         Raises:
             CollectiveMismatchError: the ranks have not called the same; nothing was done.
-            CollectiveBrokenError: a rank is not coming; the message says which, and why.
+            CollectiveBrokenError: a rank is not coming, or an operation has failed before; the message says
+                which, and why.
             CollectiveTimeoutError: ``timeout`` seconds are over.
+
+        Whatever it raises breaks the group, until that is reset.
         """
-        group = find(group_name)
-        _check(op)
-        if isinstance(tensor, (list, tuple)):
-            fused = Fused(tensor)
-            one = fused.whole
+        with find(group_name) as group:
+            _check(op)
+            if isinstance(tensor, (list, tuple)):
+                fused = Fused(tensor)
+                one = fused.whole
+                there = (one.address,)
+                group.run(
+                    ALLREDUCE,
+                    one,
+                    there,
+                    there,
+                    timeout,
+                    op,
+                    tensors=len(tensor),
+                    shapes=fused.shapes,
+                )
+                fused.written()
+                return
+            one = operand(tensor, True)
             there = (one.address,)
-            group.run(
-                ALLREDUCE, one, there, there, timeout, op, tensors=len(tensor), shapes=fused.shapes
-            )
-            fused.written()
-            return
-        one = operand(tensor, True)
-        there = (one.address,)
-        group.run(ALLREDUCE, one, there, there, timeout, op)
-        if one.staged is not None:
-            one.written()
+            group.run(ALLREDUCE, one, there, there, timeout, op)
+            if one.staged is not None:
+                one.written()
 
 
 class AllGather:
@@ -86,12 +96,12 @@ class AllGather:
     ) -> None:
         """``tensor_list`` has a tensor for each rank, in their order, which is written to. All are of one
         shape and type. Raises as ``allreduce`` does."""
-        group = find(group_name)
-        own = operand(tensor, False)
-        to = _list(group, tensor_list, own, True, "tensor_list")
-        check_inputs(to, (own,), "tensor_list", ONE)
-        group.run(ALLGATHER, own, (own.address,), _addresses(to), timeout)
-        _written(to)
+        with find(group_name) as group:
+            own = operand(tensor, False)
+            to = _list(group, tensor_list, own, True, "tensor_list")
+            check_inputs(to, (own,), "tensor_list", ONE)
+            group.run(ALLGATHER, own, (own.address,), _addresses(to), timeout)
+            _written(to)
 
 
 class ReduceScatter:
@@ -110,13 +120,13 @@ class ReduceScatter:
     ) -> None:
         """``tensor_list`` has a tensor for each rank; ``tensor`` is written to: it becomes the reduction of
         those that all ranks have for this one. Raises as ``allreduce`` does."""
-        group = find(group_name)
-        _check(op)
-        own = operand(tensor, True)
-        sources = _list(group, tensor_list, own, False, "tensor_list")
-        check_inputs((own,), sources, ONE, "tensor_list")
-        group.run(REDUCESCATTER, own, _addresses(sources), (own.address,), timeout, op)
-        own.written()
+        with find(group_name) as group:
+            _check(op)
+            own = operand(tensor, True)
+            sources = _list(group, tensor_list, own, False, "tensor_list")
+            check_inputs((own,), sources, ONE, "tensor_list")
+            group.run(REDUCESCATTER, own, _addresses(sources), (own.address,), timeout, op)
+            own.written()
 
 
 class Broadcast:
@@ -134,15 +144,15 @@ class Broadcast:
         timeout: float | None = None,
     ) -> None:
         """``tensor`` is written to at all ranks but ``src_rank``. Raises as ``allreduce`` does."""
-        group = find(group_name)
-        root = group.root(src_rank, "src_rank")
-        if group.rank == root:
-            own = operand(tensor, False)
-            group.run(BROADCAST, own, (own.address,), (), timeout, root=root)
-        else:
-            own = operand(tensor, True)
-            group.run(BROADCAST, own, (), (own.address,), timeout, root=root)
-            own.written()
+        with find(group_name) as group:
+            root = group.root(src_rank, "src_rank")
+            if group.rank == root:
+                own = operand(tensor, False)
+                group.run(BROADCAST, own, (own.address,), (), timeout, root=root)
+            else:
+                own = operand(tensor, True)
+                group.run(BROADCAST, own, (), (own.address,), timeout, root=root)
+                own.written()
 
 
 class Reduce:
@@ -161,14 +171,14 @@ class Reduce:
     ) -> None:
         """The tensor of ``dst_rank`` becomes the result; the others stay as they are. Raises as ``allreduce``
         does."""
-        group = find(group_name)
-        _check(op)
-        root = group.root(dst_rank, "dst_rank")
-        own = operand(tensor, group.rank == root)
-        there = (own.address,)
-        group.run(REDUCE, own, there, there if group.rank == root else (), timeout, op, root)
-        if group.rank == root:
-            own.written()
+        with find(group_name) as group:
+            _check(op)
+            root = group.root(dst_rank, "dst_rank")
+            own = operand(tensor, group.rank == root)
+            there = (own.address,)
+            group.run(REDUCE, own, there, there if group.rank == root else (), timeout, op, root)
+            if group.rank == root:
+                own.written()
 
 
 class Gather:
@@ -188,13 +198,13 @@ class Gather:
     ) -> None:
         """``tensor_list`` has a tensor for each rank, which is written to, at ``dst_rank``; the others have
         none. Raises as ``allreduce`` does."""
-        group = find(group_name)
-        root = group.root(dst_rank, "dst_rank")
-        own = operand(tensor, False)
-        to = _root_list(group, tensor_list, own, root, True)
-        check_inputs(to, (own,), "tensor_list", ONE)
-        group.run(GATHER, own, (own.address,), _addresses(to), timeout, root=root)
-        _written(to)
+        with find(group_name) as group:
+            root = group.root(dst_rank, "dst_rank")
+            own = operand(tensor, False)
+            to = _root_list(group, tensor_list, own, root, True)
+            check_inputs(to, (own,), "tensor_list", ONE)
+            group.run(GATHER, own, (own.address,), _addresses(to), timeout, root=root)
+            _written(to)
 
 
 class Scatter:
@@ -214,13 +224,13 @@ class Scatter:
     ) -> None:
         """``tensor`` is written to. ``tensor_list`` has a tensor for each rank, at ``src_rank``; the others
         have none. Raises as ``allreduce`` does."""
-        group = find(group_name)
-        root = group.root(src_rank, "src_rank")
-        own = operand(tensor, True)
-        sources = _root_list(group, tensor_list, own, root, False)
-        check_inputs((own,), sources, ONE, "tensor_list")
-        group.run(SCATTER, own, _addresses(sources), (own.address,), timeout, root=root)
-        own.written()
+        with find(group_name) as group:
+            root = group.root(src_rank, "src_rank")
+            own = operand(tensor, True)
+            sources = _root_list(group, tensor_list, own, root, False)
+            check_inputs((own,), sources, ONE, "tensor_list")
+            group.run(SCATTER, own, _addresses(sources), (own.address,), timeout, root=root)
+            own.written()
 
 
 class AllToAll:
@@ -239,15 +249,15 @@ class AllToAll:
     ) -> None:
         """Both lists have a tensor for each rank: the first is written to, with what the others have for this
         rank; the second is what this one has for them. Raises as ``allreduce`` does."""
-        group = find(group_name)
-        if len(input_tensor_list) == 0:
-            raise ValueError("input_tensor_list is empty")
-        like = operand(input_tensor_list[0], False, "tensor 0 of input_tensor_list")
-        sources = _list(group, input_tensor_list, like, False, "input_tensor_list")
-        to = _list(group, output_tensor_list, like, True, "output_tensor_list")
-        check_inputs(to, sources, "output_tensor_list", "input_tensor_list")
-        group.run(ALL_TO_ALL, like, _addresses(sources), _addresses(to), timeout)
-        _written(to)
+        with find(group_name) as group:
+            if len(input_tensor_list) == 0:
+                raise ValueError("input_tensor_list is empty")
+            like = operand(input_tensor_list[0], False, "tensor 0 of input_tensor_list")
+            sources = _list(group, input_tensor_list, like, False, "input_tensor_list")
+            to = _list(group, output_tensor_list, like, True, "output_tensor_list")
+            check_inputs(to, sources, "output_tensor_list", "input_tensor_list")
+            group.run(ALL_TO_ALL, like, _addresses(sources), _addresses(to), timeout)
+            _written(to)
 
 
 class Barrier:
@@ -257,7 +267,8 @@ class Barrier:
 
     def __call__(self, group_name: str = DEFAULT, *, timeout: float | None = None) -> None:
         """Raises as ``allreduce`` does."""
-        find(group_name).run(BARRIER, None, (), (), timeout)
+        with find(group_name) as group:
+            group.run(BARRIER, None, (), (), timeout)
 
 
 allreduce = AllReduce()

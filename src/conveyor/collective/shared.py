@@ -22,7 +22,8 @@ def allgather(value: Any, group_name: str = DEFAULT, *, timeout: float | None = 
     """
     given = [value]
     del value
-    return find(group_name).exchange(ALLGATHER, given, timeout)
+    with find(group_name) as group:
+        return group.exchange(ALLGATHER, given, timeout)
 
 
 def broadcast(
@@ -33,26 +34,26 @@ def broadcast(
     timeout: float | None = None,
 ) -> Any:
     """The value of ``src_rank``; what others pass is not looked at. See ``allgather.shared``."""
-    group = find(group_name)
-    root = group.root(src_rank, "src_rank")
-    given = [value]
-    del value
-    gives = group.rank == root
-    return group.exchange(BROADCAST, given, timeout, root, gives=gives, takes=(root,))[0]
+    with find(group_name) as group:
+        root = group.root(src_rank, "src_rank")
+        given = [value]
+        del value
+        gives = group.rank == root
+        return group.exchange(BROADCAST, given, timeout, root, gives=gives, takes=(root,))[0]
 
 
 def gather(
     value: Any, dst_rank: int = 0, group_name: str = DEFAULT, *, timeout: float | None = None
 ) -> list[Any] | None:
     """The values of all ranks, at ``dst_rank``; ``None`` at the others. See ``allgather.shared``."""
-    group = find(group_name)
-    root = group.root(dst_rank, "dst_rank")
-    given = [value]
-    del value
-    if group.rank != root:
-        group.exchange(GATHER, given, timeout, root, takes=())
-        return None
-    return group.exchange(GATHER, given, timeout, root)
+    with find(group_name) as group:
+        root = group.root(dst_rank, "dst_rank")
+        given = [value]
+        del value
+        if group.rank != root:
+            group.exchange(GATHER, given, timeout, root, takes=())
+            return None
+        return group.exchange(GATHER, given, timeout, root)
 
 
 def scatter(
@@ -64,17 +65,17 @@ def scatter(
 ) -> Any:
     """What ``src_rank`` has for this rank in its list, which has a value for each; the others have none. A
     part keeps the memory of the whole list. See ``allgather.shared``."""
-    group = find(group_name)
-    root = group.root(src_rank, "src_rank")
-    if group.rank == root:
-        _check_list(group, values)
-    elif values is not None:
-        raise ValueError(
-            f"only rank {root} of this operation has a list of values, and this is {group.rank}"
-        )
-    gives = group.rank == root
-    (got,) = group.exchange(SCATTER, [values], timeout, root, gives=gives, takes=(root,))
-    return got[group.rank]
+    with find(group_name) as group:
+        root = group.root(src_rank, "src_rank")
+        if group.rank == root:
+            _check_list(group, values)
+        elif values is not None:
+            raise ValueError(
+                f"only rank {root} of this operation has a list of values, and this is {group.rank}"
+            )
+        gives = group.rank == root
+        (got,) = group.exchange(SCATTER, [values], timeout, root, gives=gives, takes=(root,))
+        return got[group.rank]
 
 
 def all_to_all(
@@ -82,9 +83,9 @@ def all_to_all(
 ) -> list[Any]:
     """What each rank has for this one in its list, which has a value for each. A part keeps the memory of the
     whole list. See ``allgather.shared``."""
-    group = find(group_name)
-    _check_list(group, values)
-    return [got[group.rank] for got in group.exchange(ALL_TO_ALL, [values], timeout)]
+    with find(group_name) as group:
+        _check_list(group, values)
+        return [got[group.rank] for got in group.exchange(ALL_TO_ALL, [values], timeout)]
 
 
 def _check_list(group: Group, values: Any) -> None:

@@ -101,8 +101,7 @@ class CallingRuntime:
         what: int = METHOD,
         again: bool = False,
     ) -> Any:
-        made = self._board.sights
-        call = method, args, dict(kwargs) if kwargs else None, returns, what, made
+        call = method, args, dict(kwargs) if kwargs else None, returns, what
         return self._known_link(actor).call(call, again)
 
     def find_transport(self, name: str) -> bytes | None:
@@ -136,14 +135,13 @@ class CallingRuntime:
         returns: Returns = 1,
     ) -> CallStream:
         self.chores.do()
-        made = self._board.sights
-        call = method, args, dict(kwargs) if kwargs else None, returns, what, made
+        call = method, args, dict(kwargs) if kwargs else None, returns, what
         return CallStream(self, self._known_link(actor), actor.name, call, is_async)
 
     def close_stream(self, link: Incarnation, method: str, key: Key) -> None:
         """Close a generator: nobody takes its items any more."""
         if not link.gone:
-            link.call((method, (key,), None, 1, CLOSE, 0))
+            link.call((method, (key,), None, 1, CLOSE))
 
     def allocate(self, size: int) -> _core.Buffer:
         return self.process.arena.allocate(size)

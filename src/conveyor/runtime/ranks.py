@@ -21,6 +21,23 @@ FAILED_IN = "_conveyor_failed_in"
 DEAD_RANK = "_conveyor_dead_rank"
 
 
+#: Of an error's text, what other ranks are told.
+_WORDS = 200
+
+_name_of = type.__dict__["__name__"].__get__
+
+
+def in_words(error: BaseException) -> str:
+    """An error's class and message, of which not even its class has to be good."""
+    name = _name_of(type(error))  # whatever its own class says
+    try:
+        text = f"has raised {name}: {error}"
+    except Exception:
+        text = f"has raised {name}"
+    text = text if len(text) <= _WORDS else f"{text[:_WORDS]}..."
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be told
+
+
 class Membership(Struct, frozen=True):
     """What a process learns when it joins: its rank, and the actor and the process of each rank, as slot and
     incarnation."""
@@ -91,11 +108,6 @@ class Collectives(Protocol):
     def until(self) -> int:
         """When what runs here is over at the latest, on the monotonic clock in nanoseconds; 0: at no time.
         Below 0: nobody waits for it any more."""
-        ...
-
-    def called_at(self) -> int:
-        """What the board's clock of sights said when the call was made that runs here (see
-        ``runtime.sights``); ``_core.MADE_NOW``, if what calls an operation is no call."""
         ...
 
     def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:

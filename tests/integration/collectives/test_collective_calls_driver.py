@@ -156,15 +156,6 @@ def test_its_timeout_and_its_interrupt_free_the_actors(pair, wait_until):
         get(waits)
 
 
-def test_a_failure_that_it_knows_of_is_none_of_its_later_operations(pair):
-    for actor in pair:
-        with pytest.raises(LookupError):
-            get(actor.fail.remote())
-    refs = [actor.sum.remote() for actor in pair]
-    assert summed() == [3.0]
-    assert [get(ref) for ref in refs] == [[3.0], [3.0]]
-
-
 def test_the_end_of_the_session_frees_its_threads(leaves_nothing):
     with leaves_nothing():
         conveyor.init()

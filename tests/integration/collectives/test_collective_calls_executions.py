@@ -1,4 +1,4 @@
-"""A rank that fails in an execution before another one has begun its step of that."""
+"""A rank that fails in an execution in which another one waits for it."""
 
 import builtins
 import os
@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from integration_helpers import WAIT, get, hold
-from missed_steps import do_not_meet, meet
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -89,48 +88,8 @@ class Rank:
 def pair(local):
     actors = [Rank.remote(), Rank.remote()]
     collective.create_collective_group(actors)
-    meet(actors, 1)
+    get([actor.step.remote(1) for actor in actors])
     return actors
-
-
-@pytest.fixture
-def graph(pair):
-    with InputNode() as inp:
-        dag = MultiOutputNode([rank.step.bind(inp[0], inp[i + 1]) for i, rank in enumerate(pair)])
-    with dag.compile(fail_fast=False) as graph:
-        yield graph
-
-
-@pytest.fixture
-def waits(pair, graph, latches, wait_until):
-    """The result of a rank that begins its step of an execution when the other one has failed there, and has
-    run something else since."""
-    failed, go = latches(), latches()
-    held = pair[0].hold.remote(go.path)
-    first, second = graph.execute(1, "", failed.path)
-    wait_until(lambda: failed.is_open)
-    get(pair[1].check.remote())
-    go.open()
-    get(held)
-    with pytest.raises(LookupError):
-        get(second)
-    return first
-
-
-@pytest.mark.parametrize("by", ["a call", "another graph"])
-def test_what_the_other_rank_runs_later_does_not_meet_that_step(pair, waits, by):
-    if by == "a call":
-        return do_not_meet(pair[1].step.remote(2), waits, match=r"rank 1 \(Rank#2\)")
-    with InputNode() as inp:
-        other = pair[1].step.bind(inp).compile(ignore_unused=True)
-    with other:
-        do_not_meet(other.execute(2), waits, match=r"rank 1 \(Rank#2\)")
-
-
-@pytest.mark.usefixtures("pair")
-def test_a_rank_that_comes_to_nothing_any_more_is_not_waited_for(waits):
-    with pytest.raises(CollectiveBrokenError, match=r"rank 1 \(Rank#2\) is not coming: .*no batch"):
-        get(waits)
 
 
 @contextmanager

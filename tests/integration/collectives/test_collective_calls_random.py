@@ -10,7 +10,6 @@ from integration_helpers import WAIT, get
 import conveyor
 from conveyor.exceptions import (
     CollectiveBrokenError,
-    CollectiveTimeoutError,
     ExecutionCancelledError,
 )
 from conveyor.experimental import collective
@@ -29,7 +28,7 @@ class Rank:
         if fails == "before":
             raise LookupError("before")
         array = np.array([1, number, number * number], dtype=np.int64)
-        collective.allreduce(array, timeout=5)  # a rank that has missed it may not be known to have
+        collective.allreduce(array, timeout=5)  # so that a wait that nothing ends is seen
         self.values.append((number, array.tolist()))
         if fails == "behind":
             raise LookupError("behind")
@@ -77,10 +76,10 @@ class Program:
     def row(self):
         self.number += 1
         row = []
-        all_fail = self.random.choice(["before", "behind"]) if self.random.random() < 0.1 else ""
+        all_fail = self.random.choice(["before", "behind"]) if self.random.random() < 0.03 else ""
         for place in range(len(self.ranks)):
             fails = all_fail
-            if not fails and self.random.random() < 0.05:
+            if not fails and self.random.random() < 0.02:
                 fails = self.random.choice(["before", "behind"])
             row.append((place, (self.number, self.some_time(), fails)))
         self.random.shuffle(row)
@@ -146,7 +145,7 @@ class Program:
     def outcome(self, ref):
         try:
             get(ref)
-        except (CollectiveBrokenError, CollectiveTimeoutError):
+        except CollectiveBrokenError:
             self.broken = True
         except (LookupError, ExecutionCancelledError):
             pass

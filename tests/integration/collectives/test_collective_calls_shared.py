@@ -48,9 +48,21 @@ def grouped(count):
 
 
 @pytest.fixture(scope="module")
-def pair(session):
-    """For tests after which the group is whole."""
-    return grouped(2)
+def actors(session):
+    return [Rank.remote() for _ in range(2)]
+
+
+@pytest.fixture
+def group(actors):
+    made = collective.create_collective_group(actors)
+    yield made
+    collective.destroy_collective_group(made)
+
+
+@pytest.fixture
+def pair(actors, group):
+    """For tests that kill nobody."""
+    return actors
 
 
 @pytest.fixture
@@ -97,22 +109,19 @@ def test_at_the_memory_cap_nothing_is_sent(leaves_nothing):
 def at_the_cap(actors):
 
     def do(actor, rank):
-        try:
-            collective.allgather.shared(np.zeros(1 << 20) if rank else 0)
-        except ArenaFullError as error:
-            told = str(error)
-        else:
-            told = None
-        return told, collective.allgather.shared(rank)
+        return collective.allgather.shared(np.zeros(1 << 20) if rank else 0)
 
     def other(actor, rank):
         return collective.allgather.shared(rank)
 
-    first, second = actors[0].run.remote(other), actors[1].run.remote(do)
-    assert get(first) == [0, 1]
-    told, got = get(second)
-    assert "memory cap" in told
-    assert got == [0, 1]
+    first, second = [actor.run.remote(do) for actor in actors]
+    with pytest.raises(ArenaFullError, match="memory cap"):
+        get(second)
+    with pytest.raises(CollectiveBrokenError, match="memory cap"):
+        get(first)
+    (group,) = collective.get_collective_groups()
+    group.reset()
+    assert everywhere(actors, other) == [[0, 1]] * 2
 
 
 # What operations give
@@ -272,7 +281,7 @@ def test_what_a_dead_rank_held_goes_back(pair_to_break, wait_until):
 # Ranks that differ, and what goes wrong
 
 
-def test_ranks_that_differ_are_told_and_go_on(pair):
+def test_ranks_that_differ_are_told_and_hold_nothing(pair, group):
     def differ(actor, rank, how):
         try:
             if how == "root":
@@ -284,11 +293,11 @@ def test_ranks_that_differ_are_told_and_go_on(pair):
             else:
                 collective.allreduce(np.zeros(3))
         except CollectiveMismatchError as error:
-            collective.barrier()
-            assert given_back(8 * MANY)  # nobody holds what was given
-            first, second = collective.allgather.shared(rank)
-            assert (first, second) == (0, 1)
             return str(error)
+
+    def holds_nothing(actor, rank):
+        assert given_back(8 * MANY)  # nobody holds what was given
+        return collective.allgather.shared(rank)
 
     for how, words in [
         ("root", ["broadcast.shared with root 0; rank 1 (Rank", "broadcast.shared with root 1"]),
@@ -300,6 +309,8 @@ def test_ranks_that_differ_are_told_and_go_on(pair):
                 assert told is not None
                 for word in words:
                     assert word in told
+            group.reset()
+        assert everywhere(pair, holds_nothing) == [[0, 1]] * 2
 
 
 class Unsendable:
@@ -313,22 +324,31 @@ WRONG = [
     (lambda: collective.scatter.shared([1, 2], 0), ValueError, "only rank 0"),
     (lambda: collective.scatter.shared([1], 1), ValueError, "each of the group's 2 ranks"),
     (lambda: collective.all_to_all.shared("ab"), TypeError, "not a str"),
-    (lambda: collective.allgather.shared(1, "other"), ValueError, "no collective group"),
     (lambda: collective.allgather.shared(1, timeout="soon"), TypeError, "timeout"),
     (lambda: collective.allgather.shared(threading.Lock()), SerializationError, "lock"),
 ]
 
 
-def test_wrong_arguments_are_refused_before_anything_is_sent(pair):
-    def do(actor, rank):
-        for call, error, words in WRONG:
-            if rank == 1:
-                with pytest.raises(error, match=words):
-                    call()
-            assert collective.allgather.shared(rank) == [0, 1]
+def test_wrong_arguments_are_refused_before_anything_is_sent(pair, group):
+    def do(actor, rank, case):
+        call, error, words = WRONG[case]
+        if rank == 0:
+            with pytest.raises(CollectiveBrokenError, match=words):
+                collective.allgather.shared(0)
+        else:
+            with pytest.raises(error, match=words):
+                call()
         return True
 
-    assert everywhere(pair, do) == [True, True]
+    def in_no_group(actor, rank):
+        with pytest.raises(ValueError, match="no collective group"):
+            collective.allgather.shared(1, "other")
+        return collective.allgather.shared(rank)
+
+    for case in range(len(WRONG)):
+        assert everywhere(pair, do, case) == [True, True]
+        group.reset()
+    assert everywhere(pair, in_no_group) == [[0, 1]] * 2
 
 
 def test_a_value_that_cannot_be_sent_frees_the_others(pair_to_break):
@@ -345,21 +365,21 @@ def test_a_value_that_cannot_be_sent_frees_the_others(pair_to_break):
 def test_what_encodes_a_value_cannot_be_in_an_operation_of_its_group(pair):
     class Nested:
         def __reduce__(self):
-            try:
+            with pytest.raises(CollectiveError, match="is in an operation of this group"):
                 collective.barrier()
-            except CollectiveError as error:
-                return str, (str(error),)
-            return str, ("it was",)
+            return str, ("it was not",)
 
     def do(actor, rank):
-        return collective.allgather.shared(Nested())
+        with pytest.raises(CollectiveBrokenError, match="is in an operation of this group"):
+            collective.allgather.shared(Nested())
+        return True
 
-    for first, second in everywhere(pair, do):
-        assert "is in an operation of this group" in first
-        assert "is in an operation of this group" in second
+    assert everywhere(pair, do) == [True, True]
 
 
-def test_a_value_that_cannot_be_loaded_is_an_error_there_alone(pair):
+def test_a_value_that_cannot_be_loaded_is_an_error_there(pair, group):
+    """The operation is done at the other rank, as all have come to it, and the group is broken."""
+
     def refuse(rank):
         if collective.get_rank() == rank:
             raise LookupError("cannot be loaded here")
@@ -371,19 +391,25 @@ def test_a_value_that_cannot_be_loaded_is_an_error_there_alone(pair):
 
     def do(actor, rank):
         try:
-            got = collective.allgather.shared(Picky() if rank == 0 else made(5))
-        except Exception as error:
-            got = [str(error), None]
-        loaded = got[0]
-        del got
-        collective.barrier()
-        assert given_back(8 * MANY)
-        return loaded, collective.allgather.shared(rank)
+            return collective.allgather.shared(Picky() if rank == 0 else made(5))[0]
+        except SerializationError as error:
+            return str(error)
 
-    (first, after), (second, _) = everywhere(pair, do)
+    def again(actor, rank):
+        return collective.allgather.shared(rank)
+
+    def holds_nothing(actor, rank):
+        return given_back(8 * MANY)
+
+    first, second = everywhere(pair, do)
     assert "cannot be loaded here" in first
     assert second == "loaded"
-    assert after == [0, 1]
+    for actor in pair:
+        with pytest.raises(CollectiveBrokenError, match="cannot be loaded here"):
+            get(actor.run.remote(again))
+    group.reset()
+    assert everywhere(pair, again) == [[0, 1]] * 2
+    assert everywhere(pair, holds_nothing) == [True, True]
 
 
 def test_a_rank_that_dies_or_is_late_frees_the_others(pair_to_break):

@@ -16,13 +16,11 @@ from typing import NamedTuple, TypeAlias
 
 from conveyor import _core
 from conveyor.codec.errors.apart import args_of, attributes_of, forms_of, load_first, put_together
-from conveyor.codec.errors.failed_calls import FailedCall, failed_calls, tells_of
 from conveyor.codec.errors.texts import format_traceback, message_of, notes_of
 from conveyor.codec.faults import is_fault
 from conveyor.codec.names import type_name
 from conveyor.exceptions import (
     ConstructorError,
-    ConveyorError,
     OutOfMemoryError,
     SerializationError,
     TaskError,
@@ -43,8 +41,6 @@ class _Frame(NamedTuple):
     notes: tuple[str, ...]
     #: Whether an actor's constructor has failed with it.
     constructor: bool = False
-    #: The calls that have failed with it.
-    calls: tuple[FailedCall, ...] = ()
     #: Whether what was called had begun: it has not where its arguments, or the actor, could not be had.
     begun: bool = True
 
@@ -55,17 +51,16 @@ def encode_error(
     node: str,
     *,
     constructor: bool = False,
-    calls: tuple[FailedCall, ...] = (),
     begun: bool = True,
 ) -> bytes:
     """``error`` as it was caught in ``node`` of ``actor``. Never fails: where there is no memory, that
-    is what it says. ``constructor``: the actor cannot be used because of it. ``calls`` have failed with it,
-    beside those that it tells of already. ``begun``: see :func:`has_begun`.
+    is what it says. ``constructor``: the actor cannot be used because of it. ``begun``: see
+    :func:`has_begun`.
 
     A ``TaskError`` that travels on keeps its first origin, and ``actor`` and ``node`` are not used.
     """
     try:
-        return _encode_error(error, actor, node, constructor, calls, begun)
+        return _encode_error(error, actor, node, constructor, begun)
     except MemoryError:
         return _core.UNSAID
 
@@ -75,18 +70,13 @@ def _encode_error(
     actor: str,
     node: str,
     constructor: bool = False,
-    calls: tuple[FailedCall, ...] = (),
     begun: bool = True,
 ) -> bytes:
     # Taken off: who gets it, and raises it in another method, has begun that.
     begun = not error.__dict__.pop(_NOT_BEGUN, False) and begun
-    if isinstance(error, ConveyorError):  # of another call, perhaps
-        calls = failed_calls(error) + calls
     if isinstance(error, TaskError) and "_origin" in error.__dict__:
         frame = _travelling(error)
-        frame = frame._replace(
-            constructor=constructor or frame.constructor, calls=calls, begun=begun
-        )
+        frame = frame._replace(constructor=constructor or frame.constructor, begun=begun)
         return pickle.dumps(tuple(frame), 5)
     lost: list[str] = []
     frame = _Frame(
@@ -99,7 +89,6 @@ def _encode_error(
         lost=tuple(dict.fromkeys(lost)),  # each form has met them
         notes=notes_of(error),
         constructor=constructor,
-        calls=calls,
         begun=begun,
     )
     return pickle.dumps(tuple(frame), 5)
@@ -142,7 +131,6 @@ def decode_error(meta: bytes) -> TaskError:
     state = error.__dict__
     state["_origin"] = (message, cause, frame.actor, frame.node, frame.remote_traceback)
     state["_frame"] = frame
-    tells_of(error, frame.calls)
     if frame.notes:
         state["__notes__"] = list(frame.notes)
     _set_cause(error, cause)

@@ -41,7 +41,7 @@ class CallJob(Job):
         """``asked``: what is called, without the arguments."""
         super().__init__(actor.host, f"{actor.name}.{asked[0]} (not sent yet)")
         self.actor = actor
-        self.method, _, _, self._returns, self._what, _ = asked
+        self.method, _, _, self._returns, self._what = asked
         self._asked = asked
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}

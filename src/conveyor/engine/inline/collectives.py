@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.ranks import Joined
@@ -32,9 +31,6 @@ class InlineCollectives:
 
     def until(self) -> int:
         return 0
-
-    def called_at(self) -> int:
-        return _core.MADE_NOW
 
     def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
         self._refuse()

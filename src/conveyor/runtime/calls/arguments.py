@@ -86,7 +86,7 @@ def take(call: Call) -> tuple[Call, Taken | None]:
 
     Raises what keeps them from being encoded.
     """
-    name, args, kwargs, returns, what, made = call
+    name, args, kwargs, returns, what = call
     defined = _DEFINED.get(what)
     if defined is not None and entry_of(args[defined]) is None:
         encode(args[defined], SentDefinitions())  # it is as it is now, whenever it is sent
@@ -99,9 +99,9 @@ def take(call: Call) -> tuple[Call, Taken | None]:
         return call, None
     rest = tuple([None if i in later else arg for i, arg in enumerate(args)])
     named = {k: None if k in later else v for k, v in (kwargs or {}).items()}
-    frame = _core.Snapshot((name, rest, named or None, returns, what, made), SentDefinitions())
+    frame = _core.Snapshot((name, rest, named or None, returns, what), SentDefinitions())
     inner = claims.take(frame.meta) if frame.has_refs else ()
-    waiting: Call = name, tuple(later.values()), None, returns, what, made
+    waiting: Call = name, tuple(later.values()), None, returns, what
     return waiting, Taken(frame, tuple(later), inner)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conveyor.runtime.protocol import Returns
+
+if TYPE_CHECKING:
+    from conveyor import _core
 
 #: What a call does with its method's name and its arguments. These are plain numbers, which the native codec
 #: writes by itself.
@@ -20,17 +23,15 @@ NEXT, ASYNC_NEXT, CLOSE = 5, 6, 7
 START = 8
 #: It is no call of the user's: its argument is an ``Order`` of the driver's.
 ORDER = 9
-#: It is in the place of one that its caller could not send, or has cancelled before. Its arguments are the
-#: number of that failure (0: its caller knows of it), what the clock of sights said then, and what has
-#: happened, in words.
+#: It is in the place of one that its caller could not send, or has cancelled before. Its argument says in
+#: words what has happened.
 MISSED = 10
 
 
-Call: TypeAlias = "tuple[str, tuple[Any, ...], dict[str, Any] | None, Returns, int, int]"
+Call: TypeAlias = "tuple[str, tuple[Any, ...], dict[str, Any] | None, Returns, int]"
 """A call as it waits, as it travels and as the actor has it: the name that users know, the arguments by
-position and by name (``None`` if there are none), which results are wanted, what is called (one of
-the numbers above), and what the board's clock of sights said when it was made (see
-``runtime.sights``). It is a plain tuple, because making a named one takes a tenth of the time of a call."""
+position and by name (``None`` if there are none), which results are wanted, and what is called (one of the
+numbers above). It is a plain tuple, because making a named one takes a tenth of the time of a call."""
 
 
 def count_of(returns: Returns) -> int:
@@ -40,15 +41,16 @@ def count_of(returns: Returns) -> int:
 
 def with_arguments(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Call:
     """The same call with others."""
-    name, _, _, returns, what, made = call
-    return name, args, dict(kwargs) if kwargs else None, returns, what, made
+    name, _, _, returns, what = call
+    return name, args, dict(kwargs) if kwargs else None, returns, what
 
 
 def start(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Call:
     """The call that makes the instance."""
-    return "__init__", args, dict(kwargs) if kwargs else None, 1, START, 0
+    return "__init__", args, dict(kwargs) if kwargs else None, 1, START
 
 
-def missed(call: Call, number: int, seen_at: int, words: str) -> Call:
-    """What is sent in the place of ``call``."""
-    return call[0], (number, seen_at, words), None, 1, MISSED, call[5]
+def instead_of(call: Call, board: _core.Board, slot: int, why: str) -> Call | None:
+    """Return what is sent in the place of ``call``, which comes to nothing before it is sent: other ranks may
+    wait for it. ``None``: the actor, which is in ``slot``, is in no group."""
+    return (call[0], (why,), None, 1, MISSED) if board.is_rank(slot) else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from conveyor.runtime.refs.ref import Ref, Source
 
 
@@ -15,9 +13,3 @@ class CallRef(Ref):
     def __init__(self, source: Source, number: int, method: str) -> None:
         super().__init__(source, number)
         self.method = method
-
-    def learn(self) -> None:
-        if self.has_failed():
-            # The get notes it. The error itself is for who asks for this result.
-            with suppress(Exception):
-                self.get(0)

@@ -13,12 +13,11 @@ from conveyor.codec.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
 from conveyor.runtime.calls.arguments import await_soon, lacked, outcome_of, take, with_values
-from conveyor.runtime.calls.call import MISSED, START, Call, count_of
+from conveyor.runtime.calls.call import MISSED, START, Call, count_of, instead_of
 from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.calls.constructor import Unmade, unmade
 from conveyor.runtime.calls.held_up import held_up
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
-from conveyor.runtime.calls.missed import instead_of
 from conveyor.runtime.calls.pending import Waiting, first_lacked, lacked_now, place_of, withdraw
 from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.unsendable import blame_call
@@ -36,6 +35,9 @@ logger = logging.getLogger("conveyor")
 
 #: Stands for the arguments by name of a call without any. Nobody changes it.
 _NO_NAMES: dict[str, Any] = {}
+
+#: What ranks of the actor's groups are told of one whose arguments have failed.
+_UNCALLED = "could not be called with its arguments"
 
 
 class Link:
@@ -97,7 +99,7 @@ class Link:
     def call(self, call: Call, again: bool = False) -> Any:
         """Start a call; one ref, or a list of them if it has several results. ``again``: it was made before,
         and has failed, and overtakes what waits here."""
-        method, args, kwargs, returns, what, _ = call
+        method, args, kwargs, returns, what = call
         has_refs = refs_among(args, kwargs or _NO_NAMES)
         with self.lock:
             sent = None
@@ -112,10 +114,8 @@ class Link:
                             call, has_refs = unmade(failed.error, self.actor_name), False
                         else:
                             sent = CallRef(self, -1, method)
-                            instead = instead_of(
-                                call, self._process.board, self.actor_slot, failed.error
-                            )
                             sent._fail(failed.error)
+                            instead = self._instead_of(call, _UNCALLED)
                             if instead is not None:
                                 self._submit_later(instead, False)
                 if not has_refs:
@@ -196,6 +196,9 @@ class Link:
             self.flush()  # what it waits for may have come before the pump knew of it
         return ref
 
+    def _instead_of(self, call: Call, why: str) -> Call | None:
+        return instead_of(call, self._process.board, self.actor_slot, why)
+
     def _replace(self, place: int, instead: Call | None) -> None:
         if instead is None:
             self._pending.take_out(place)
@@ -241,13 +244,13 @@ class Link:
                     # Its traceback refers to frames that have the arguments: those would keep their
                     # memory until garbage is collected.
                     outcome = outcome.with_traceback(None)
-                    _, args, _, _, what, _ = call
+                    _, args, _, _, what = call
                     if what == START and type(args[0]) is not Unmade and not self.gone:
                         self._pending[0] = (ref, unmade(outcome, self.actor_name), None, None)
                         continue
                     instead = None
                     if not (self._is_control or what in (START, MISSED) or self.gone):
-                        instead = instead_of(call, self._process.board, self.actor_slot, outcome)
+                        instead = self._instead_of(call, _UNCALLED)
                     self._replace(0, instead)
                     ref._fail(outcome)
                     # So do those of what has caused it, and this is one.
@@ -268,13 +271,11 @@ class Link:
 
     def cancel(self, ref: Ref) -> bool:
         error = cancelled_error(self.describe(ref))
-        # Before the actor can find it cancelled: what is called from now on is called by who knows.
-        self._process.board.note_sight()
         with self.lock:
             place = place_of(self._pending, ref)
             if place is not None:
                 call = self._pending[place][1]
-                self._replace(place, instead_of(call, self._process.board, self.actor_slot))
+                self._replace(place, self._instead_of(call, "was cancelled"))
             ref._fail(error)
             if ref._number >= 0:
                 self._limits.cancel(ref._number)

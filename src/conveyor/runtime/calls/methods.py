@@ -46,7 +46,7 @@ def find_method(instance: Any, name: str) -> tuple[Callable[..., Any], bool]:
 def find(instance: Any, generators: OpenGenerators, call: Call) -> tuple[Callable[..., Any], bool]:
     """What ``call`` calls with its arguments, and whether it is a coroutine function. Calls of generators are
     told apart here, in the order in which they have come, whatever runs them then."""
-    name, args, kwargs, _, what, _ = call
+    name, args, kwargs, _, what = call
     if what == METHOD:
         return find_method(instance, name)
     if what == NEXT:

@@ -49,12 +49,6 @@ class RetriedRef(Ref):
         tries: Tries = self._source
         return tries.told_in(tries.last._error_of(outcome))
 
-    def learn(self) -> None:
-        if self.has_failed():
-            # As of any call that has failed: see `CallRef`. The tries before the last are known already.
-            with suppress(Exception):
-                self.get(0)
-
 
 class Tries:
     """One call, and where the result comes from."""
@@ -139,7 +133,6 @@ class Tries:
             if error is None or make is None or given is None or not self._again(error, given):
                 self._end(outcome)
                 return False
-            last.learn()
             made = self._try(make, *given.get(), True)
         except BaseException as instead:
             self._end(Failure(ending.error() if self._runtime.ending else instead))

@@ -21,7 +21,6 @@ from conveyor.runtime.process import Process
 from conveyor.runtime.refs.placed import may_have_stayed
 from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
 from conveyor.runtime.refs.streams import NoGenerator, StreamRef
-from conveyor.runtime.sights import PassingOn
 from conveyor.runtime.waiting.works import Blockers
 
 
@@ -101,9 +100,9 @@ class CallStream(StreamRef):
         will = runtime.chores.will(close)
         self._will: _core.Will | None = will
         self._returns = call[3]  # of each item
-        name, args, kwargs, _, what, made = call
+        name, args, kwargs, _, what = call
         try:
-            opened: Ref = link.call((name, (self._key, *args), kwargs, 1, what, made))
+            opened: Ref = link.call((name, (self._key, *args), kwargs, 1, what))
         except Exception:  # it was not opened
             will.revoke()
             raise
@@ -116,8 +115,7 @@ class CallStream(StreamRef):
     def _ask(self, again: bool) -> Ref:
         """Ask for an item. ``again``: the generator has been opened. Calls that wait in this process wait for
         its items, perhaps, and for their arguments: it overtakes them."""
-        made = self._runtime.process.board.sights
-        call = (self._method, (self._key,), None, self._returns, self._what, made)
+        call = (self._method, (self._key,), None, self._returns, self._what)
         ref: Ref = self._link.call(call, again)
         return ref
 
@@ -198,7 +196,6 @@ class CallStream(StreamRef):
 def _is_item(ahead: Ref) -> bool:
     """Whether what has come is an item: neither the generator's end nor its error."""
     try:
-        with PassingOn():
-            return ahead._unfetched() is not None
+        return ahead._unfetched() is not None
     except Exception:
         return ahead._outcome is EMPTY  # it is there, and could not be had just now

@@ -72,7 +72,7 @@ def _of_constructor(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 def _of_call(actor: str, call: Call) -> Iterator[Given]:
     from conveyor.codec.pickling.blame import Given
 
-    name, args, kwargs, _, what, _ = call
+    name, args, kwargs, _, what = call
     if what == START:
         if isinstance(args[0], type):
             yield from _of_constructor(args[0], args[1:], kwargs or {})
@@ -98,7 +98,7 @@ def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
 def _of_result(actor: str, call: Call, result: Any) -> Iterator[Given]:
     from conveyor.codec.pickling.blame import Given
 
-    name, _, _, returns, what, _ = call
+    name, _, _, returns, what = call
     label = f"{actor}.{name}"
     if what in (NEXT, ASYNC_NEXT):
         yield Given.result(f"an item of {label}", _users(result[0]))

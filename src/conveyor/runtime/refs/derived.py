@@ -9,7 +9,6 @@ from conveyor import _core
 from conveyor.codec import direct
 from conveyor.runtime.refs.itself import Itself
 from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.sights import PassingOn
 
 
 class DerivedRef(Ref):
@@ -32,8 +31,7 @@ class DerivedRef(Ref):
 
     def to_send(self) -> Any:
         self._settled(None)
-        with PassingOn():
-            value = self._unfetched()
+        value = self._unfetched()
         if isinstance(value, direct.Unfetched):  # whoever gets it fetches it
             return value.kept_by(self._whole)
         return Itself.of(value)

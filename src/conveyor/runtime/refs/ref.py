@@ -13,10 +13,10 @@ from conveyor.codec import Reader, claims, decode_error, drop_picklers
 from conveyor.exceptions import SerializationError
 from conveyor.later import import_later
 from conveyor.runtime import context, ending
+from conveyor.runtime.passing_on import passing_on
 from conveyor.runtime.refs.holding import Holding
 from conveyor.runtime.refs.outcome import Failure
 from conveyor.runtime.refs.placed import Placed, may_have_stayed
-from conveyor.runtime.sights import learn, passing_on, tells
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
 from conveyor.system_limits import explained
@@ -171,9 +171,6 @@ class Ref(_RefCore[ValueT], Placed):
         """The refs that this one's result is made of: itself, where it comes from one channel."""
         return (self,)
 
-    def learn(self) -> None:
-        """If it is of a call that has failed, the user knows, though it is not got."""
-
     def _settled(self, timeout: float | None) -> Any:
         """What it keeps, which is waited for as by ``get``."""
         timeout = check_timeout(timeout)
@@ -191,8 +188,6 @@ class Ref(_RefCore[ValueT], Placed):
 
     def _value_of(self, outcome: Any, fetches: bool) -> Any:
         if type(outcome) is Failure:
-            if tells(outcome.error) and (runtime := context.running()) is not None:
-                learn(outcome.error, runtime.process.board)
             raise self._error_of(outcome)
         if type(outcome) is not _Snapshot:
             return outcome

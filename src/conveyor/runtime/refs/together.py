@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from conveyor import _core
-from conveyor.exceptions import WaitTimeoutError
 from conveyor.runtime.refs.ref import EMPTY, Ref
 
 T = TypeVar("T")
@@ -53,27 +52,9 @@ def get_together(refs: Sequence[Companion], get: Callable[[], T]) -> T:
             return get()
         except CompanionFailed as failed:
             first = failed.companion
-        except Exception as error:
-            _learn_of_all(refs, error)
-            raise
         finally:
             _company.refs, _company.parts = before
-        try:
-            first.get(0)  # raises, unless its value has come just now
-        except Exception as error:
-            _learn_of_all(refs, error)
-            raise
-
-
-def _learn_of_all(refs: Sequence[Companion], error: Exception) -> None:
-    """One has failed that was got with others: who has asked knows that not all is well, and will not ask
-    for those that have failed as well."""
-    if len(refs) < 2 or isinstance(error, WaitTimeoutError):
-        return
-    for ref in refs:
-        for part in ref.parts():
-            if isinstance(part, Ref):
-                part.learn()
+        first.get(0)  # raises, unless its value has come just now
 
 
 def get_or_wait(

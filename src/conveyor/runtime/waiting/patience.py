@@ -9,7 +9,7 @@ from typing import Any
 from conveyor import _core
 from conveyor.checks import in_seconds
 from conveyor.exceptions import WaitTimeoutError
-from conveyor.runtime.sights import PassingOn
+from conveyor.runtime.passing_on import PassingOn
 from conveyor.runtime.waiting.deadlock import Wait, sooner
 
 #: A wait that lasts longer than this is logged, once.

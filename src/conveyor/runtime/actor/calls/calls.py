@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.codec import encode_error
 from conveyor.exceptions import ActorStartError, SerializationError
 from conveyor.runtime.actor import forked
-from conveyor.runtime.actor.calls.failure import UNREAD, CallFailure
 from conveyor.runtime.actor.calls.mailbox import Mailbox
 from conveyor.runtime.actor.unwanted import until
 from conveyor.runtime.calls.call import MISSED, START, Call
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import ThreadPoolExecutor
 
-    from conveyor.codec.errors.failed_calls import FailedCall
     from conveyor.runtime.actor.calls.coroutines import Coroutines
     from conveyor.runtime.actor.calls.instance import Instance
     from conveyor.runtime.process import Process
@@ -34,9 +31,6 @@ EMPTY = _core.EMPTY
 
 #: What a call is called whose arguments, and so its method's name, could not be read.
 _UNREAD = "arguments"
-
-#: Where calls run side by side, what the clock of sights said when the one was made that runs.
-_made: ContextVar[int] = ContextVar("conveyor_made", default=0)
 
 #: Calls served from one mailbox before others have a turn.
 _TURN = 16
@@ -65,11 +59,11 @@ class Calls:
         self._mailboxes: list[Mailbox] = []
         # Calls that have overtaken the constructor's, which came another way.
         self._early: list[tuple[Mailbox, int, Call]] = []
-        #: Hears of each call that has failed, before its caller does.
-        self.on_failure: Callable[[CallFailure], tuple[FailedCall, ...]] = lambda _: ()
-        # Where calls run one by one, the last one that has begun: from where it has come, its number, and
-        # when it was made.
-        self._begun: tuple[Mailbox, int, int] | None = None
+        #: Hears of each call that has failed, before its caller does: what was called, and the error, or what
+        #: has happened in words.
+        self.on_failure: Callable[[str, BaseException | str], object] = lambda *_: None
+        # Where calls run one by one, the last one that has begun: from where it has come, and its number.
+        self._begun: tuple[Mailbox, int] | None = None
         self._running = 0  # in threads and coroutines
         self._running_lock = threading.Lock()
         #: Where calls run, if not one by one in the main thread.
@@ -172,17 +166,13 @@ class Calls:
                     self._instance.fail(error)
                     self._answer_start(mailbox, 0)
                 else:
-                    self._reply_error(mailbox, reader.tag, error, UNREAD, ran=False)
+                    self._reply_error(mailbox, reader.tag, error, "call", ran=False)
                 continue
             if call is EMPTY:
                 return
             tag = reader.tag
             if limits.cancelled(tag):
-                sights = self._process.board.sights_of(
-                    mailbox.caller[0]
-                )  # as its caller has seen it
-                failure = CallFailure(call[0], mailbox.caller, "was cancelled", False, 0, sights)
-                self.on_failure(failure)
+                self.on_failure(call[0], "was cancelled")
                 mailbox.reply_error(tag, _core.CANCELLED)
             elif self._instance.started:
                 self._call(mailbox, tag, call)
@@ -213,10 +203,9 @@ class Calls:
         if self._instance.error is not None:
             mailbox.reply_error(tag, self._instance.error)
             return
-        name, _, _, _, what, made = call
+        name, _, _, _, what = call
         if what == MISSED:
-            number, seen_at, words = call[1]
-            self.on_failure(CallFailure(name, mailbox.caller, words, False, number, seen_at))
+            self.on_failure(name, call[1][0])
             mailbox.reply_error(tag, _core.CANCELLED)
             return
         try:
@@ -236,9 +225,7 @@ class Calls:
         elif self.pool is not None:
             self._submit(mailbox, tag, call, function)
         else:
-            if self.coroutines is not None:
-                _made.set(made)
-            self._begun = mailbox, tag, made
+            self._begun = mailbox, tag
             self._process.inbox.running_call(name, tag)
             self._call_now(mailbox, tag, call, function)
 
@@ -246,19 +233,13 @@ class Calls:
         """When the call that runs is over at the latest; see ``unwanted.until``."""
         if self._begun is None:
             return 0
-        mailbox, tag, _ = self._begun
+        mailbox, tag = self._begun
         return until(mailbox.limits, tag)
-
-    def made(self) -> int:
-        """What the clock of sights said when the call was made that runs."""
-        if self.coroutines is not None or self.pool is not None or self._begun is None:
-            return _made.get()
-        return self._begun[2]
 
     def _call_now(
         self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]
     ) -> None:
-        name, args, kwargs, _, _, _ = call
+        name, args, kwargs, _, _ = call
         try:
             results = [function(*args, **kwargs) if kwargs else function(*args)]
         except SystemExit:
@@ -299,7 +280,6 @@ class Calls:
                 mailbox.reply_error(tag, _core.CANCELLED)
                 return
             self._process.inbox.running_call(call[0], tag)
-            _made.set(call[5])
             work = call_of(*mailbox.caller, tag)
             with self._process.lanes.running(f"{self._instance.name}.{call[0]}", work):
                 self._call_now(mailbox, tag, call, function)
@@ -320,8 +300,7 @@ class Calls:
         call: Call,
         function: Callable[..., Any],
     ) -> None:
-        name, args, kwargs, _, _, made = call
-        _made.set(made)
+        name, args, kwargs, _, _ = call
         try:
             async with coroutines.slots:
                 coroutines.begin_call(does)
@@ -367,7 +346,7 @@ class Calls:
 
     def _reply(self, mailbox: Mailbox, tag: int, call: Call, results: list[Any]) -> None:
         result = results.pop()  # nobody else of us has it: what was made in place moves
-        name, _, _, returns, what, _ = call
+        name, _, _, returns, what = call
         self._came_back(name)
         try:
             if returns != 1:
@@ -386,14 +365,9 @@ class Calls:
         self, mailbox: Mailbox, tag: int, error: BaseException, name: str, ran: bool = True
     ) -> None:
         self._came_back(name)
-        failure = CallFailure(name, mailbox.caller, error, ran)
-        if mailbox.limits.cancelled(tag):  # nobody will get this
-            failure = failure._replace(
-                number=0, seen_at=self._process.board.sights_of(mailbox.caller[0])
-            )
-        calls = self.on_failure(failure)
+        self.on_failure(name, error)
         own = self._instance.name
-        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}", calls=calls, begun=ran))
+        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}", begun=ran))
 
 
 def _taken(unanswered: list[int]) -> bool:

@@ -73,7 +73,8 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
                 return _core.CANCELLED
             if isinstance(error, Unwanted) and not limits.cancelled(execution):
                 return _core.OVERDUE
-        process.on_failure(error)
+        if label not in collectives:  # these wait for nobody: it is their execution that fails
+            process.on_failure(error)
         meta = encode_error(error, actor, label)
         # What cannot be told comes over the edges all the same, only later.
         with suppress(MemoryError, OSError):
@@ -103,6 +104,7 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
     if isinstance(tasks, Sealed):
         tasks = tasks.open()
     labels = {task.id: task.label for task in tasks.values()}
+    collectives = {task.label for task in tasks.values() if task.collective is not None}
     work = steps_of(assignment.graph)
 
     def start(coroutine: Coroutine[Any, Any, Any], task: int) -> None:

@@ -6,20 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec.errors.failed_calls import FailedCall
 from conveyor.exceptions import ConveyorError
-from conveyor.runtime.actor.calls.failure import UNREAD, CallFailure
 from conveyor.runtime.actor.requests.client import RequestClient
 from conveyor.runtime.actor.requests.messages import CloseGroup, CreateGroup, JoinGroup
 from conveyor.runtime.messages.sockets import all_of
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.rank_ends import enter
-from conveyor.runtime.ranks import Joined, Membership, doing
+from conveyor.runtime.ranks import Joined, Membership, doing, in_words
 from conveyor.system_limits import explained
-
-#: Of an error's text, what those who wait are told.
-_WORDS = 200
 
 
 class ActorCollectives:
@@ -40,8 +35,6 @@ class ActorCollectives:
         self._joined: list[Joined] = []
         #: As ``until``, of whoever knows. Where methods run side by side nobody does.
         self.ends: Callable[[], int] = lambda: 0
-        #: As ``called_at``, likewise.
-        self.call_made: Callable[[], int] = lambda: 0
 
     def open(self, actors: Sequence[ActorId], driver: int | None = None) -> int:
         assert driver is None, "only the driver can take part as such"
@@ -93,44 +86,17 @@ class ActorCollectives:
     def until(self) -> int:
         return self.ends()
 
-    def called_at(self) -> int:
-        return self.call_made()
-
     def step_failed(self, error: BaseException) -> None:
-        """A step of a graph has raised: whoever waits for this process in an operation is told that it is
-        not coming."""
+        """A step of a graph has raised. That breaks the process's groups: other ranks may wait for it."""
         if self._joined:
-            words = _in_words(error)
-            for nth, joined in enumerate(self._joined):
-                joined.group.note_failure(words, nth == 0)
+            self._break(f"its step {in_words(error)}", True)
 
-    def call_failed(self, failure: CallFailure) -> tuple[FailedCall, ...]:
-        """The same of a call. What its error is to tell of."""
-        if not self._joined:
-            return ()
-        board, slot = self._process.board, self._process.slot
-        name, caller, why, ran, number, seen_at = failure
-        calls: tuple[FailedCall, ...] = ()
-        if number is None:
-            number = board.fail(slot)
-            calls = ((board.session, slot, number),)
-        words = f"{name} {why if isinstance(why, str) else _in_words(why)}"
-        if name == UNREAD:  # it is like none of another rank
-            name = f"{slot}.{number}"
-        for nth, joined in enumerate(self._joined):
-            joined.group.note_failed_call(words, name, caller, ran, number, seen_at, nth == 0)
-        return calls
+    def call_failed(self, name: str, why: BaseException | str) -> None:
+        """The same of a call. ``why``: its error, or what has happened in words."""
+        if self._joined:
+            words = why if isinstance(why, str) else in_words(why)
+            self._break(f"its method {name} {words}", False)
 
-
-_name_of = type.__dict__["__name__"].__get__
-
-
-def _in_words(error: BaseException) -> str:
-    """An error's class and message, of which not even its class has to be good."""
-    name = _name_of(type(error))  # whatever its own class says
-    try:
-        text = f"has raised {name}: {error}"
-    except Exception:
-        text = f"has raised {name}"
-    text = text if len(text) <= _WORDS else f"{text[:_WORDS]}..."
-    return text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be told
+    def _break(self, why: str, step: bool) -> None:
+        for joined in self._joined:
+            joined.group.raised(why, step)

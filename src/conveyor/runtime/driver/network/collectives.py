@@ -264,9 +264,6 @@ class DriverCollectives:
     def until(self) -> int:
         return 0
 
-    def called_at(self) -> int:
-        return _core.MADE_NOW
-
     def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
         return doing(self._process, joined.membership, ranks, self._table.label)
 

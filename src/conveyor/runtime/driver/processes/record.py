@@ -236,7 +236,7 @@ class ActorRecord:
         link = self.control_link
         if link is None:
             raise self.death()
-        ref: CallRef = link.call((type(order).__name__.lower(), (order,), None, 1, ORDER, 0))
+        ref: CallRef = link.call((type(order).__name__.lower(), (order,), None, 1, ORDER))
         if purpose:
             ref.method = purpose
         return ref

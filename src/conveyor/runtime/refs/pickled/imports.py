@@ -94,11 +94,6 @@ class ImportedRef(Ref):
         self._parcel: Outcome | None = None
         self.asked = Asked()
 
-    def learn(self) -> None:
-        if self._parcel is not None and not self._parcel.ok:
-            with suppress(Exception):
-                self.get(0)
-
     def to_send(self) -> Any:
         sent = super().to_send()
         if type(sent) is _core.Snapshot and sent.keeps:
