@@ -19,7 +19,7 @@ from conveyor.transport.communicator import (
     ForCollectives,
 )
 
-#: By identity, the communicators whose collectives were compiled here, and what all graphs know them by.
+#: By identity, the communicators of graphs that were compiled here, and what all graphs know them by.
 _domains: dict[int, tuple[weakref.ref[Communicator], str]] = {}
 
 
@@ -27,7 +27,7 @@ class _Known(Struct, frozen=True):
     """A communicator of the graph: what moves tensors by it, and the rank of each actor in it."""
 
     communicator: Communicator
-    transport: CommunicatorTransport | CollectiveTransport
+    transport: CommunicatorTransport
     ranks: dict[Any, int]
 
 
@@ -41,7 +41,7 @@ class Communicators:
 
     def transport(
         self, source: str, route: Route, members: Sequence[ActorInfo]
-    ) -> CommunicatorTransport | CollectiveTransport:
+    ) -> CommunicatorTransport:
         """Make what moves tensors among ``members`` by the communicator of ``route``; the same for all edges
         that name it.
 
@@ -100,9 +100,8 @@ class Communicators:
             raise GraphError(
                 f"{source}: the {route.name} cannot be sent to its actors: {error}"
             ) from error
-        if not meets:
-            return _Known(communicator, CommunicatorTransport(name, sealed), ranks)
-        transport = CollectiveTransport(name, sealed, domain=_domain_of(communicator))
+        kind = CollectiveTransport if meets else CommunicatorTransport
+        transport = kind(name, sealed, domain=_domain_of(communicator))
         return _Known(communicator, transport, ranks)
 
 

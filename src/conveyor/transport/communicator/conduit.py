@@ -35,6 +35,8 @@ class CommunicatorConduit(Conduit):
         #: By rank at the edge, the generation that the other ends have.
         self._generations = [0] * len(ranks)
         line.join(self, self._renewed, wire.ring)
+        if line.settled:
+            self._renewed(line.generation)
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
         """As for :class:`Conduit`."""

@@ -8,29 +8,12 @@ and in whatever order they are executed.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import TransportError
 from conveyor.transport.base import Conduit, Wire
 from conveyor.transport.communicator.line import Line
-
-#: By domain, who has its turn with the communicator in this process, whichever graphs it is of. Their edges
-#: keep it.
-_lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
-
-
-def line_of(domain: str, name: str, sealed: Sealed, rank: int, wire: Wire) -> Line:
-    """Find the line of a domain, or begin it."""
-    line = _lines.get(domain)
-    if line is None or line.closed:
-        # A process that has begun anew has a later generation than all others, and so they all make their
-        # copies anew: what they have open to the process before it is of no use. The driver counts, since
-        # clocks of hosts cannot be compared.
-        line = _lines[domain] = Line(name, sealed, rank, wire.start_thread, wire.laid)
-    return line
 
 
 class Gathering(Conduit):

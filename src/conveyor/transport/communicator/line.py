@@ -2,7 +2,8 @@
 
 A send and its receive block until both are called, and each process calls one at a time; so all processes
 must agree on the order. The end with the lower rank begins, when it has its turn, and tells the other one,
-which then queues. Who has begun waits only for somebody with a higher rank, so no wait is in a circle.
+which then queues. A collective is entered by one rank after the other (``gathering``). Who is in an operation
+waits only for somebody with a higher rank, so no wait is in a circle.
 
 A communicator in which something has failed is made anew by all of its processes: what it has on its way
 could be taken for something else. Nothing begins with a process that has not said that its old one is gone.
@@ -11,6 +12,7 @@ could be taken for something else. Nothing begins with a process that has not sa
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ from msgspec import Struct
 from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import TransportError
 from conveyor.futures import Future
+from conveyor.transport.base import Wire
 from conveyor.transport.communicator.abstract import Communicator
 from conveyor.transport.communicator.thread import CommunicatorThread
 
@@ -204,3 +207,19 @@ class Line:
 
 def _nothing() -> None:
     pass
+
+
+#: By domain, who has its turn with a communicator in this process, whichever graphs and edges it is of. These
+#: keep it.
+_lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
+
+
+def line_of(domain: str, name: str, sealed: Sealed, rank: int, wire: Wire) -> Line:
+    """Find the line of a domain, or begin it."""
+    line = _lines.get(domain)
+    if line is None or line.closed:
+        # A process that has begun anew has a later generation than all others, and so they all make their
+        # copies anew: what they have open to the process before it is of no use. The driver counts, since
+        # clocks of hosts cannot be compared.
+        line = _lines[domain] = Line(name, sealed, rank, wire.start_thread, wire.laid)
+    return line

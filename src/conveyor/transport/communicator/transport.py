@@ -1,4 +1,4 @@
-"""A user's communicator, as the edges of one graph use it."""
+"""A user's communicator, as edges and collectives of graphs use it: all in one process share a copy."""
 
 from __future__ import annotations
 
@@ -15,34 +15,41 @@ if TYPE_CHECKING:
 
 
 class CommunicatorTransport(Transport):
-    """Drives ``send`` and ``recv`` of a communicator. One is sent to each actor with its part of the graph,
-    so all edges of the graph in a process share one, and what it has open.
+    """Drives ``send`` and ``recv`` of a communicator. In each process all that names it shares one copy, and
+    one order of operations: edges and collectives, of all graphs.
 
     ranks: of the actors that take part, by their names.
     """
 
     capabilities = Capabilities(devices=frozenset({"cpu", "cuda"}), between_hosts=True)
 
-    def __init__(self, name: str, sealed: Sealed, ranks: dict[str, int] | None = None) -> None:
-        """``sealed``: the communicator; who passes it on may not know its class."""
+    def __init__(
+        self, name: str, sealed: Sealed, ranks: dict[str, int] | None = None, domain: str = ""
+    ) -> None:
+        """``sealed``: the communicator; who passes it on may not know its class. ``domain``: what all graphs
+        know it by."""
         self.name = name
         self.ranks: dict[str, int] = {} if ranks is None else ranks
         self._sealed = sealed
-        self._line: Line | None = None
+        self._domain = domain
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CommunicatorTransport, (self.name, self._sealed, self.ranks)
+        return type(self), (self.name, self._sealed, self.ranks, self._domain)
 
-    def open(self, wire: Wire) -> CommunicatorConduit:
+    def open(self, wire: Wire) -> CommunicatorConduit | Gathering:
         """As for :class:`Transport`."""
         # Who compiles a graph opens nothing.
         from conveyor.transport.communicator.conduit import CommunicatorConduit
-        from conveyor.transport.communicator.line import Line
 
-        ranks = tuple([self.ranks[member] for member in wire.members])
-        if self._line is None or self._line.closed:
-            self._line = Line(self.name, self._sealed, ranks[wire.rank], wire.start_thread)
-        return CommunicatorConduit(wire, ranks, self._line)
+        return CommunicatorConduit(wire, self._ranks(wire), self._line(wire))
+
+    def _ranks(self, wire: Wire) -> tuple[int, ...]:
+        return tuple([self.ranks[member] for member in wire.members])
+
+    def _line(self, wire: Wire) -> Line:
+        from conveyor.transport.communicator.line import line_of
+
+        return line_of(self._domain, self.name, self._sealed, self._ranks(wire)[wire.rank], wire)
 
 
 class ForCollectives:
@@ -56,32 +63,12 @@ class ForCollectives:
         return self.communicator.get_transport_name()
 
 
-class CollectiveTransport(Transport):
+class CollectiveTransport(CommunicatorTransport):
     """Drives the collective operations of a communicator. Its edges are those on which the ranks tell each
-    other what they put in; no tensor goes over them. All graphs that name one communicator share a copy of it
-    in each process, and one order of operations.
-
-    ranks: of the actors that take part, by their names.
-    """
-
-    capabilities = Capabilities(devices=frozenset({"cpu", "cuda"}), between_hosts=True)
-
-    def __init__(
-        self, name: str, sealed: Sealed, ranks: dict[str, int] | None = None, domain: str = ""
-    ) -> None:
-        """``sealed``: the communicator; ``domain``: what all graphs know it by."""
-        self.name = name
-        self.ranks: dict[str, int] = {} if ranks is None else ranks
-        self._sealed = sealed
-        self._domain = domain
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return CollectiveTransport, (self.name, self._sealed, self.ranks, self._domain)
+    other what they put in; no tensor goes over them."""
 
     def open(self, wire: Wire) -> Gathering:
         """As for :class:`Transport`."""
-        from conveyor.transport.communicator.gathering import Gathering, line_of
+        from conveyor.transport.communicator.gathering import Gathering
 
-        ranks = tuple([self.ranks[member] for member in wire.members])
-        line = line_of(self._domain, self.name, self._sealed, ranks[wire.rank], wire)
-        return Gathering(wire, ranks[0], line)
+        return Gathering(wire, self._ranks(wire)[0], self._line(wire))
