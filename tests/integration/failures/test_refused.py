@@ -32,9 +32,11 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime import context, threads
 from conveyor.runtime.actor.control import Control
-from conveyor.runtime.actor.orders import Stop, Unload
+from conveyor.runtime.actor.orders import Unload
 from conveyor.runtime.actor.requests.client import RequestClient
 from conveyor.runtime.actor.requests.messages import Done, Find, Numbered
+from conveyor.runtime.calls.call import STOP
+from conveyor.runtime.calls.links import Link
 from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.messages.connection import SHARE_FROM, received
 from conveyor.runtime.messages.sockets import receive_message, send_message
@@ -297,25 +299,26 @@ def test_a_value_whose_descriptor_did_not_come_says_so():
         received(snapshot.parts, [])
 
 
-@pytest.mark.parametrize("wish", [Unload, Stop])
+@pytest.mark.parametrize("wish", [Unload, STOP])
 def test_what_cannot_be_said_to_an_actor_is_said_later(monkeypatch, wait_until, wish):
     actor = Actor.remote()
     pid = get(actor.pid.remote())
     record = context.current().table.record(actor._id)
     refused = []
-    order = ActorRecord.order
+    cls, name = (ActorRecord, "order") if wish is Unload else (Link, "call")
+    say = getattr(cls, name)
 
     def refuse_once(self, said, *args, **kwargs):
-        if isinstance(said, wish) and not refused:
+        if not refused and (isinstance(said, Unload) if wish is Unload else said[4] == STOP):
             refused.append(said)
             raise OutOfMemoryError("no memory")
-        return order(self, said, *args, **kwargs)
+        return say(self, said, *args, **kwargs)
 
     with InputNode() as inp:
         graph = actor.add.bind(inp).compile()
     bit = record.bits.take()
     record.bits.give_back(bit)
-    monkeypatch.setattr(ActorRecord, "order", refuse_once)
+    monkeypatch.setattr(cls, name, refuse_once)
     graph.teardown()
     other = Actor.remote()
     assert get(other.add.remote(1)) == 2  # whatever the driver does next, it says what it had to

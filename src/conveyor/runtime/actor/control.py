@@ -25,7 +25,6 @@ from conveyor.runtime.actor.orders import (
     NewPeers,
     Order,
     Settle,
-    Stop,
     Unload,
 )
 from conveyor.runtime.actor.unwanted import until
@@ -55,12 +54,11 @@ class Control:
         sock: socket.socket,
         refuse: Callable[[int, Exception], object],
         settle: Callable[[int, Sequence[Reader]], object],
-        stop: Callable[[], object],
         end: Callable[[], object],
     ) -> None:
         """``arena``: the driver's. ``refuse(tag, error)`` tells the driver that the caller which came with
-        order ``tag`` could not be accepted. ``settle(question, writers)``: see :class:`Settle`. ``stop()``
-        and ``end()`` have the actor end, see :class:`Stop` and :class:`End`."""
+        order ``tag`` could not be accepted. ``settle(question, writers)``: see :class:`Settle`. ``end()``
+        has the actor end, see :class:`End`."""
         hello = ground.hello
         self._ground = ground
         self._calls = calls
@@ -69,7 +67,6 @@ class Control:
         self._socket = sock
         self._refuse = refuse
         self._settle = settle
-        self._stop = stop
         self._end = end
         driver = hello.driver_slot, self._process.board.incarnation(hello.driver_slot)
         self._link = Mailbox(self._process, link, driver, arena, hello.control_bit)
@@ -249,6 +246,5 @@ class Control:
         Accept: _accept,
         HangUp: _hang_up,
         Settle: lambda self, order, _tag: self._settle(order.question, order.writers),
-        Stop: lambda self, _order, _tag: self._stop(),
         End: lambda self, _order, _tag: self._end(),
     }

@@ -85,9 +85,5 @@ class Settle(Order, frozen=True):
     writers: tuple[Reader, ...]
 
 
-class Stop(Order, frozen=True):
-    """Nobody needs the actor any more: it ends when it has done what is queued."""
-
-
 class End(Order, frozen=True):
     """The actor ends now: what runs is done first, what is queued is not begun."""

@@ -79,7 +79,7 @@ class Worker:
         #: What has left by ``sys.exit`` on a thread, with the method's name and its call.
         self._left: tuple[SystemExit, str, int] | None = None
         self.runtime = ActorRuntime(self.ground, asks)
-        self.calls = Calls(self.process, self.instance, self._started, self.leave)
+        self.calls = Calls(self.process, self.instance, self._started, self.stop, self.leave)
         self.control = Control(
             self.ground,
             self.calls,
@@ -88,7 +88,6 @@ class Worker:
             orders,
             self.runtime.refuse,
             partial(self.runtime.exports.settle, chores=self.runtime.chores),
-            self.stop,
             self.end,
         )
         self.calls.serve_orders = self.control.serve_first

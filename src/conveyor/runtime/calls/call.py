@@ -26,6 +26,9 @@ ORDER = 9
 #: It is in the place of one that its caller could not send, or has cancelled before. Its argument says in
 #: words what has happened.
 MISSED = 10
+#: The last call: nobody needs the actor any more, and it ends when it has done what was asked before. It
+#: travels with the calls, so it overtakes none of them, whatever their size and wherever the actor is.
+STOP = 11
 
 
 Call: TypeAlias = "tuple[str, tuple[Any, ...], dict[str, Any] | None, Returns, int]"
@@ -48,6 +51,11 @@ def with_arguments(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any] 
 def start(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Call:
     """The call that makes the instance."""
     return "__init__", args, dict(kwargs) if kwargs else None, 1, START
+
+
+def stop() -> Call:
+    """The call that ends the actor."""
+    return "stop", (), None, 1, STOP
 
 
 def instead_of(call: Call, board: _core.Board, slot: int, why: str) -> Call | None:

@@ -13,7 +13,7 @@ from conveyor.codec.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
 from conveyor.runtime.calls.arguments import await_soon, lacked, outcome_of, take, with_values
-from conveyor.runtime.calls.call import MISSED, START, Call, count_of, instead_of
+from conveyor.runtime.calls.call import MISSED, START, STOP, Call, count_of, instead_of
 from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.calls.constructor import Unmade, unmade
 from conveyor.runtime.calls.held_up import held_up
@@ -79,7 +79,6 @@ class Link:
         #: and so call, in the middle of a call.
         self.lock = threading.RLock()
         self._pending = Waiting()
-        self._then: Callable[[], object] | None = None
         carries = f"arguments of calls of {actor_name}"
         self._writer = process.writer(segment, 0, [mailbox], carries)
         carries = f"results of calls of {actor_name}"
@@ -213,12 +212,6 @@ class Link:
     def has_pending(self) -> bool:
         return bool(self._pending)
 
-    def when_all_sent(self, then: Callable[[], object]) -> None:
-        """Call ``then`` once no call waits in this process any more: now, or when the last is sent."""
-        with self.lock:
-            self._then = then
-            self.flush()
-
     def flush(self) -> bool:
         """Submit what can be submitted, in order. True if nothing is pending any more."""
         if self._pending and self.gone:
@@ -238,6 +231,8 @@ class Link:
                 except BaseException as error:  # the call's outcome: an argument failed, say
                     if not is_of_value(error):
                         raise
+                    if call[4] == STOP and not self.gone:  # no memory to say it with: soon
+                        return False
                     outcome = outcome_of(error)
                     if isinstance(error, SerializationError):
                         outcome = blame_call(error, self.actor_name, call)
@@ -261,10 +256,7 @@ class Link:
                     return False
                 self._pending.take_out(0)
                 ref._number = number
-            then, self._then = self._then, None
         self._pump.sent(self)
-        if then is not None:
-            then()
         return True
 
     # Source protocol

@@ -11,7 +11,7 @@ from conveyor.exceptions import ActorStartError, SerializationError
 from conveyor.runtime.actor import forked
 from conveyor.runtime.actor.calls.mailbox import Mailbox
 from conveyor.runtime.actor.unwanted import until
-from conveyor.runtime.calls.call import MISSED, START, Call
+from conveyor.runtime.calls.call import MISSED, START, STOP, Call
 from conveyor.runtime.calls.returns import returned
 from conveyor.runtime.calls.unsendable import blame_result
 from conveyor.runtime.kept import others_have_values
@@ -44,16 +44,19 @@ class Calls:
         process: Process,
         instance: Instance,
         started: Callable[[], object],
+        stop: Callable[[], object],
         leave: Callable[[SystemExit, str, int], object],
     ) -> None:
-        """``started`` is called when the constructor has run, before any call. ``leave`` is called on the
-        thread of a method that leaves by ``sys.exit``, with its name and its call."""
+        """``started`` is called when the constructor has run, before any call, and ``stop`` when the
+        last call has come. ``leave`` is called on the thread of a method that leaves by ``sys.exit``, with
+        its name and its call."""
         self._process = process
         self._inbox = process.inbox
         self._instance = instance
         #: Does what the driver has ordered, which comes before what is queued: it may be the end.
         self.serve_orders: Callable[[], object] = lambda: None
         self._started = started
+        self._stop = stop
         self._leave = leave
         self._ending = self._stopping = False
         self._mailboxes: list[Mailbox] = []
@@ -200,10 +203,14 @@ class Calls:
             self._call(waiting, number, call)
 
     def _call(self, mailbox: Mailbox, tag: int, call: Call) -> None:
+        name, _, _, _, what = call
+        if what == STOP:
+            self._stop()
+            mailbox.replies.send(None, tag)
+            return
         if self._instance.error is not None:
             mailbox.reply_error(tag, self._instance.error)
             return
-        name, _, _, _, what = call
         if what == MISSED:
             self.on_failure(name, call[1][0])
             mailbox.reply_error(tag, _core.CANCELLED)

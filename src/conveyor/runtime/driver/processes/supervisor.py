@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from conveyor.codec import Reader
-from conveyor.exceptions import ActorDiedError
+from conveyor.exceptions import ActorDiedError, RuntimeStateError
 from conveyor.runtime import threads
-from conveyor.runtime.actor.orders import Stop
+from conveyor.runtime.calls.call import stop
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.hosts.far_host import FarHost
@@ -228,17 +228,17 @@ class Supervisor:
             if last is None or calls is None:
                 known.over.set()  # should it be about to come back
                 return
-        calls.when_all_sent(lambda: self._stop(last))
+        self._stop(calls)
 
-    def _stop(self, record: ActorRecord) -> None:
+    def _stop(self, calls: Link) -> None:
         """Nobody needs the actor any more: it ends when it has done what was asked of it. One that has
         ended otherwise is left alone, and who lets go of several goes on with the others."""
         try:
-            record.order(Stop())
-        except ActorDiedError:
+            calls.call(stop())
+        except (ActorDiedError, RuntimeStateError):
             pass
         except Exception as error:  # no memory to say it with
-            self._chores.again(lambda: self._stop(record), error)
+            self._chores.again(lambda: self._stop(calls), error)
 
     def kill(
         self, actor: ActorId, no_restart: bool = True, graceful: bool = False, wait: bool = True
