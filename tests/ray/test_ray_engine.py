@@ -6,6 +6,7 @@ import re
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -131,6 +132,35 @@ def test_an_environment_of_rays(rt):
         runtime_env={"env_vars": {"A": "1"}, "config": {"setup_timeout_seconds": 60}}
     ).remote()
     assert get(actor.variable.remote("A")) == "1"
+
+
+def test_variables_are_there_when_the_interpreter_starts(rt, tmp_path):
+    (tmp_path / "only_with_this_path.py").write_text("found = 42")
+    variables = {
+        "PYTHONPATH": f"{tmp_path}:${{PYTHONPATH}}",
+        "PYTHONHASHSEED": "7",
+        "MALLOC_ARENA_MAX": "1",
+        "CONVEYOR_TEST_OWN": "yes",
+    }
+
+    def started_with(_self):
+        import only_with_this_path
+
+        entries = Path("/proc/self/environ").read_text().split("\0")
+        there = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+        both = all(there[name] == os.environ[name] for name in variables)
+        return only_with_this_path.found, hash("a"), sys.flags.hash_randomization, both, there
+
+    for options in ({"env_vars": variables}, {"runtime_env": {"env_vars": variables}, **SECOND}):
+        actor = Place.options(**options).remote()
+        found, hashed, randomized, both, there = get(actor.__ray_call__.remote(started_with))
+        assert (found, randomized, both) == (42, 1, True)
+        assert there["MALLOC_ARENA_MAX"] == "1"
+        assert get(actor.__ray_call__.remote(lambda _: hash("a"))) == hashed
+        told = subprocess.check_output(
+            [sys.executable, "-c", "print(hash('a'))"], env={**os.environ, "PYTHONHASHSEED": "7"}
+        )
+        assert hashed == int(told)
 
 
 def test_ray_is_there_inside(rt):

@@ -19,6 +19,10 @@ def ray_options(options: ProcessOptions) -> dict[str, Any]:
         asked["num_cpus"] = options.num_cpus
     if options.num_gpus:
         asked["num_gpus"] = options.num_gpus
+    if options.env_vars:
+        # Ray has the process started with them: the linker and the interpreter read some before anything of
+        # ours runs.
+        asked["runtime_env"] = {**asked.get("runtime_env", {}), "env_vars": options.env_vars}
     return asked
 
 

@@ -101,7 +101,7 @@ class RayHosts:
         self._check_connected(name)
         asked = ray_options(options)
         told = Told(name, surroundings(), payload)
-        environ = {**self._environ, **options.env_vars}
+        environ = {k: v for k, v in self._environ.items() if k not in options.env_vars}
         for attempt in range(_ATTEMPTS):
             actor = Started(
                 number=next(self._numbers), name=name, wants=wanted(asked), on_spawned=on_spawned
