@@ -251,10 +251,6 @@ class DeadlockError(ConveyorError, RuntimeError):
         return (type(self), (str(self), self.cycle))
 
 
-class ActorStartError(ConveyorError, RuntimeError):
-    """An actor's process could not be started."""
-
-
 class ActorDiedError(ConveyorError, RuntimeError):
     """An actor's process is gone.
 
@@ -278,6 +274,10 @@ class ActorDiedError(ConveyorError, RuntimeError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str | None, int | None, int | None]]:
         return (type(self), (str(self), self.actor, self.node, self.exit_code, self.signal))
+
+
+class ActorStartError(ActorDiedError):
+    """An actor's process could not be started."""
 
 
 class ActorRestartedError(ActorDiedError):

@@ -492,7 +492,7 @@ def test_a_process_that_cannot_become_an_actor(rt, monkeypatch):
 
     monkeypatch.setattr("conveyor.engine.ray.courier.version", lambda: "Conveyor 0.0 on Python 2")
     with pytest.raises(ActorStartError, match=r"it is Conveyor .*, and the driver Conveyor 0\.0"):
-        Place.remote()
+        get(Place.remote().add.remote(1))
     monkeypatch.undo()
     assert greeting.version() != "Conveyor 0.0 on Python 2"
     assert get(Place.remote().add.remote(1)) == 2

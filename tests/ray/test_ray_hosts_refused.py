@@ -49,7 +49,7 @@ def test_a_node_that_cannot_be_connected(session, monkeypatch, wrong, text):
     with monkeypatch.context() as patched:
         wrong(patched)
         with pytest.raises(ActorStartError, match="Ray has placed it on node") as caught:
-            Stage.options(**THERE).remote()
+            get(Stage.options(**THERE).remote().run.remote(1))
     caught.match(text)
     # One line for who reads it, not Ray's story of it.
     assert "Traceback" not in str(caught.value)

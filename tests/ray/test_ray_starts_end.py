@@ -10,7 +10,12 @@ from ray_nodes import WAIT
 
 import conveyor
 from conveyor.api import attach
-from conveyor.exceptions import ActorStartError, SessionEndedError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorStartError,
+    SessionEndedError,
+    WaitTimeoutError,
+)
 from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -22,34 +27,32 @@ class Waits:
         return 1
 
 
-def test_a_start_that_ray_has_not_placed_ends_with_the_session(
-    two_nodes, leaves_nothing, wait_until
+@pytest.mark.parametrize("end", ["session", "kill"])
+def test_a_start_that_ray_has_not_placed_holds_up_nothing_and_ends_with_who_wants_it(
+    two_nodes, leaves_nothing, wait_until, end
 ):
-    raised = []
-
-    def start():
-        try:
-            Waits.options(resources={"third": 1}).remote()
-        except ActorStartError as error:
-            raised.append(str(error))
-
     with leaves_nothing():
         conveyor.init()
         hosts = context.running()._hosts
-        thread = threading.Thread(target=start, daemon=True)
-        thread.start()
-        wait_until(lambda: hosts._starts._under_way, WAIT)
-        (end,) = hosts._starts._under_way.values()
-        (pending,) = end.args
-        wait_until(lambda: pending.ran is not None, WAIT)
-        actor = pending.handle._actor_id.hex()
-        conveyor.shutdown()
-        thread.join(WAIT)
-        assert not thread.is_alive()
-        assert len(raised) == 1
-        assert "the session has ended" in raised[0]
+        waits = Waits.options(resources={"third": 1}).remote()
+        (one,) = hosts._starts._under_way.values()
+        actor = one.args[0].handle._actor_id.hex()
+        ref = waits.run.remote()
+        placed = [Waits.remote() for _ in range(3)]
+        assert conveyor.get([one.run.remote() for one in placed], timeout=WAIT) == [1, 1, 1]
+        with pytest.raises(WaitTimeoutError, match=r"Waits\.run \(call 1\); Waits is starting"):
+            conveyor.get(ref, timeout=0.01)
+        if end == "kill":
+            conveyor.kill(waits)
+            with pytest.raises(ActorDiedError, match="actor Waits was killed by conveyor"):
+                conveyor.get(ref, timeout=WAIT)
+        else:
+            conveyor.shutdown()
+            with pytest.raises(SessionEndedError):
+                conveyor.get(ref, timeout=WAIT)
         # The program's connection to Ray stays, and nothing waits there.
         wait_until(lambda: ray._private.state.actors(actor)["State"] == "DEAD", WAIT)
+        conveyor.shutdown()
 
 
 @ray.remote(num_cpus=0, resources={"third": 1})

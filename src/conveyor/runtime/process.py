@@ -116,11 +116,6 @@ class HangingUp(Protocol):
         """Tell the process at the other end that nothing more is done at this one."""
 
 
-def _elsewhere(board: _core.Board, targets: Sequence[Place]) -> str:
-    """Those of ``targets`` that are on other hosts, by their names."""
-    return ", ".join([board.name(t.slot) for t in targets if board.elsewhere(t.slot)])
-
-
 class Process:
     """This process's endpoints. Made once, by the driver's start or by an actor's ``main``."""
 
@@ -177,6 +172,8 @@ class Process:
         self.far_memory: FarMemory | None = None
         #: The same, where this process does that for others of its host.
         self.hosts_memory: HostsMemory | None = None
+        #: Slots of processes that have no place yet: they may come to be on another host.
+        self.unplaced: set[int] = set()
         self._closed = False
 
     @property
@@ -323,12 +320,22 @@ class Process:
             self.arena,
             SentDefinitions(
                 tuple([target.process for target in targets]),
-                partial(_elsewhere, self.board, targets),
+                partial(self._elsewhere, targets),
             ),
             graph,
             edge,
             carries,
             budget,
+        )
+
+    def may_be_elsewhere(self, slot: int) -> bool:
+        """Whether the process there is on another host, or may come to be."""
+        return self.board.elsewhere(slot) or slot in self.unplaced
+
+    def _elsewhere(self, targets: Sequence[Place]) -> str:
+        """Those of ``targets`` that are on other hosts, by their names."""
+        return ", ".join(
+            [self.board.name(t.slot) for t in targets if self.may_be_elsewhere(t.slot)]
         )
 
     def place(self, bit: int) -> Place:

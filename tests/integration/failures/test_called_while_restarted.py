@@ -1,7 +1,9 @@
-"""Calls of an actor whose next process takes long to be placed: they wait where any call of it waits."""
+"""Calls of an actor whose first process, or its next one, takes long to be placed: they wait where any call
+of it waits."""
 
 import asyncio
 import gc
+import logging
 import os
 import re
 import signal
@@ -30,6 +32,19 @@ WAIT = 60
 class Stage:
     def pid(self):
         return os.getpid()
+
+    def same(self, value):
+        return value
+
+
+@conveyor.remote
+class Log:
+    def __init__(self):
+        self.noted = []
+
+    def note(self, value):
+        self.noted.append(value)
+        return list(self.noted)
 
     def same(self, value):
         return value
@@ -480,3 +495,128 @@ def test_status_says_what_an_actor_waits_for(fresh_session, monkeypatch, wait_un
         placing.over.set()
     assert conveyor.get(ref, timeout=WAIT) == 1
     wait_until(lambda: "waits" not in said_of("Waits")[0], WAIT)
+
+
+class Later(Placing):
+    """Hosts that are asked for a process, and have a place for it when the test says so."""
+
+    def _spawn(self, *args):
+        return Wish(self, args)
+
+
+class Wish:
+    def __init__(self, placing, args):
+        self.placing, self.args = placing, args
+
+    def ask(self):
+        self.placing.begun.set()
+
+    def wait(self):
+        assert self.placing.over.wait(WAIT)
+        if self.placing.refused:
+            raise ActorStartError("cannot start actor 'Stage': there is no place for it")
+        return self.placing._place(*self.args)
+
+    def give_up(self, why):
+        self.placing.refused = why
+        self.placing.over.set()
+
+
+@pytest.fixture
+def placing(fresh_session, monkeypatch):
+    """Actors that are started from now on are placed when the test says so."""
+    later = Later(monkeypatch)
+    yield later
+    later.over.set()
+
+
+def test_an_actor_that_has_no_place_yet_is_called_and_does_it_in_order(placing):
+    stage = Log.options(name="first").remote()
+    assert placing.begun.is_set()
+    refs = [stage.note.remote(i) for i in range(200)]  # more than a ring takes
+    same = Log.options(name="first", get_if_exists=True).remote()
+    assert same == stage == conveyor.get_actor("first")
+    with pytest.raises(ValueError, match="there is an actor named 'first' already"):
+        Log.options(name="first").remote()
+    with pytest.raises(WaitTimeoutError, match=r"first\.note \(call 1\); first is starting"):
+        conveyor.get(refs[0], timeout=0.01)
+    compiled = []
+
+    def compile():
+        with InputNode() as inp:
+            compiled.append(stage.same.bind(inp).compile())
+
+    compiling = threading.Thread(target=compile)
+    compiling.start()
+    placing.over.set()
+    assert conveyor.get(refs, timeout=WAIT) == [list(range(i + 1)) for i in range(200)]
+    compiling.join(WAIT)
+    assert conveyor.get(compiled[0].execute(7), timeout=WAIT) == 7
+
+
+def test_the_last_handle_of_one_that_has_no_place_yet_loses_no_call(placing):
+    ref = Log.remote().same.remote(3)
+    gc.collect()
+    placing.over.set()
+    assert conveyor.get(ref, timeout=WAIT) == 3
+
+
+def test_a_start_that_fails_is_the_error_of_each_call(placing, caplog):
+    stage = Stage.options(name="first").remote()
+    ref = stage.pid.remote()
+    placing.refused = True
+    placing.over.set()
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        for ask in (
+            lambda: conveyor.get(ref, timeout=WAIT),
+            lambda: conveyor.get(stage.same.remote(1), timeout=WAIT),
+            lambda: asyncio.run(awaited(stage)),
+            lambda: stage.same.bind(InputNode()).compile(),
+        ):
+            with pytest.raises(ActorStartError, match="start actor 'Stage': there is no place"):
+                ask()
+        placing.refused = False
+        other = Stage.options(name="first").remote()  # the name is free
+        assert conveyor.get(other.same.remote(1), timeout=WAIT) == 1
+        stage = ref = None
+        gc.collect()
+        conveyor.shutdown()
+    assert "there is no place" not in caplog.text  # somebody was told
+
+
+async def awaited(stage):
+    return await stage.same.remote(1)
+
+
+@pytest.mark.parametrize("dropped", ["before", "after", "never"])
+def test_a_start_that_fails_and_that_nobody_asks_for_is_logged_once(
+    placing, caplog, wait_until, dropped
+):
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        stage = Stage.remote()
+        record = context.running().table.record(stage._id)
+        if dropped == "before":
+            del stage
+            wait_until(lambda: record.actor.handles == 0)
+        placing.refused = True
+        placing.over.set()
+        assert record.placed.wait(WAIT)
+        if dropped == "after":
+            del stage
+        if dropped != "never":
+            wait_until(lambda: "there is no place for it" in caplog.text)
+        conveyor.shutdown()
+    assert caplog.text.count("there is no place for it") == 1
+
+
+@pytest.mark.parametrize("graceful", [False, True])
+def test_one_that_has_no_place_yet_can_be_killed(placing, graceful):
+    stage = Stage.options(name="first").remote()
+    ref = stage.pid.remote()
+    conveyor.kill(stage, graceful=graceful)
+    assert placing.refused  # nobody waits for a place any more
+    for ask in (ref, lambda: stage.same.remote(1)):
+        with pytest.raises(
+            ActorDiedError, match=r"actor first was (killed|ended) by conveyor\.kill"
+        ):
+            conveyor.get(ask() if callable(ask) else ask, timeout=WAIT)

@@ -29,7 +29,7 @@ from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.driver.hosts.far_host import Home
-from conveyor.runtime.driver.hosts.protocol import Settle, Spawned
+from conveyor.runtime.driver.hosts.protocol import Settle, Spawned, Spawning
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -97,20 +97,14 @@ class RayHosts:
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
         settle: Settle,
-    ) -> Spawned:
+    ) -> Spawned | Spawning:
         self._check_connected(name)
         asked = ray_options(options)
-        told = Told(name, surroundings(), payload)
         environ = {k: v for k, v in self._environ.items() if k not in options.env_vars}
-        for attempt in range(_ATTEMPTS):
-            actor = Started(
-                number=next(self._numbers), name=name, wants=wanted(asked), on_spawned=on_spawned
-            )
-            last = attempt == _ATTEMPTS - 1
-            with self._starts.under_way(actor.number, partial(self._end_start, actor)):
-                started = self._start(actor, asked, told, fds, environ, last, settle)
-            if started:
-                break
+        told = Told(name, surroundings(), payload)
+        return _Wish(self, name, asked, told, tuple(fds), environ, on_spawned, settle)
+
+    def _spawned(self, actor: Started) -> Spawned:
         host = actor.host
         return Spawned(
             actor.key,
@@ -129,50 +123,15 @@ class RayHosts:
         except RuntimeStateError as error:
             raise ActorStartError(f"cannot start actor {name!r}: {error}") from None
 
-    def _start(
-        self,
-        actor: Started,
-        asked: Mapping[str, Any],
-        told: Told,
-        fds: Sequence[int],
-        environ: dict[str, str],
-        last: bool,
-        settle: Settle,
-    ) -> bool:
-        """Whether there is such a process. Raises why there is none, unless it is worth while to try again:
-        nothing of the user's has run in one that has died with its node before it came here."""
-        try:
-            uninterrupted(partial(self._ask, actor, asked, told, fds, environ))
-            self._wait_for(actor)
-            if actor.elsewhere is not None and not actor.error:
-                actor.done.clear()
-                uninterrupted(partial(self._ask_abroad, actor, told, environ, settle))
-                self._wait_for(actor)
-                last = True  # its place on the board is on that host
-            if actor.error and (last or not actor.died_early):
-                raise ActorStartError(f"cannot start actor {actor.name!r}: {actor.error}")
-        except BaseException:
-            self._events.call(partial(self._give_up, actor))
-            raise
-        return not actor.error
-
-    def _ask(
-        self,
-        actor: Started,
-        asked: Mapping[str, Any],
-        told: Told,
-        fds: Sequence[int],
-        environ: dict[str, str],
-    ) -> None:
+    def _ask(self, wish: _Wish, actor: Started) -> None:
         with self._starts.asking(f"start actor {actor.name!r}"):
-            actor.fds += made_for(told, fds)
+            self._starts.begin(actor.number, partial(self._end_start, actor))
+            actor.fds += made_for(wish.told, wish.fds)
             key = self._courier.expect(actor.number, partial(self._arrived, actor), actor.refuse)
             waits = Locality.own()
-            birth = Birth(
-                self._courier.address, actor.number, key, environ, waits, node=self._own_node
-            )
-            actor.handle = start(self._class(actor.name), asked, actor.name)
-            self._run(actor, birth)
+            at = self._courier.address, actor.number, key, wish.environ, waits
+            actor.handle = start(self._class(actor.name), wish.asked, actor.name)
+            self._run(actor, Birth(*at, node=self._own_node))
 
     def _run(self, actor: Started, birth: Birth) -> None:
         actor.ran = actor.handle.run.remote(birth)
@@ -184,18 +143,13 @@ class RayHosts:
 
         actor.ran.future().add_done_callback(tell)
 
-    def _ask_abroad(
-        self,
-        actor: Started,
-        told: Told,
-        environ: dict[str, str],
-        settle: Settle,
-    ) -> None:
+    def _ask_abroad(self, wish: _Wish, actor: Started) -> None:
         """Have the agent of its node wait for it."""
+        told = wish.told
         assert actor.elsewhere is not None
         with self._starts.asking(f"start actor {actor.name!r}"):
             host = self._agents.at(actor.elsewhere)
-            place, payload, segments = settle(host)
+            place, payload, segments = wish.settle(host)
             actor.host, actor.place = host, place
             self._abroad[actor.number] = actor
             try:
@@ -203,9 +157,8 @@ class RayHosts:
                 key = host.expect(actor.number, place[0], told, segments)
             except Exception as error:
                 raise ActorStartError(f"cannot start actor {actor.name!r}: {error}") from error
-            self._run(
-                actor, Birth(host.courier, actor.number, key, environ, host.locality, stay=True)
-            )
+            at = host.courier, actor.number, key, wish.environ, host.locality
+            self._run(actor, Birth(*at, stay=True))
 
     def _class(self, name: str) -> Any:
         """Ray's class for actors of that name, by which Ray's tools and logs call them."""
@@ -263,8 +216,8 @@ class RayHosts:
                 actor.host.disown(actor.number)
             self._kill_by_ray(actor)
 
-    def _end_start(self, actor: Started) -> None:
-        actor.refuse(ENDED)
+    def _end_start(self, actor: Started, why: str = ENDED) -> None:
+        actor.refuse(why)
         self._give_up(actor)
 
     def _kill_by_ray(self, actor: Started) -> None:
@@ -400,3 +353,67 @@ class RayHosts:
     def _far(self) -> set[AgentHost]:
         """The hosts elsewhere that have processes of the session."""
         return {actor.host for actor in list(self._living.values()) if actor.host is not None}
+
+
+class _Wish:
+    """A process of ours that Ray is asked for, by one actor of Ray's after the other. See
+    :class:`conveyor.runtime.driver.hosts.protocol.Spawning`."""
+
+    def __init__(
+        self,
+        hosts: RayHosts,
+        name: str,
+        asked: Mapping[str, Any],
+        told: Told,
+        fds: tuple[int, ...],
+        environ: dict[str, str],
+        on_spawned: Callable[[int], object],
+        settle: Settle,
+    ) -> None:
+        self._hosts, self._name, self._on_spawned = hosts, name, on_spawned
+        self.asked, self.told, self.fds, self.environ = asked, told, fds, environ
+        self.settle = settle
+        self.actor: Started | None = None
+        #: Why nobody wants it any more.
+        self._unwanted = ""
+
+    def ask(self) -> None:
+        """Ask Ray for an actor, in the place of one that has not come, if there was one."""
+        hosts = self._hosts
+        number, wants = next(hosts._numbers), wanted(self.asked)
+        self.actor = Started(
+            number=number, name=self._name, wants=wants, on_spawned=self._on_spawned
+        )
+        uninterrupted(partial(hosts._ask, self, self.actor))
+
+    def wait(self) -> Spawned:
+        """As for ``Spawning``. It is worth while to try again where one has died with its node before it came
+        here: nothing of the user's has run in it."""
+        left = _ATTEMPTS
+        while True:
+            actor, left = self.actor, left - 1
+            assert actor is not None
+            with self._hosts._starts.waiting(actor.number):
+                if self._comes(actor, last=not left):
+                    return self._hosts._spawned(actor)
+            self.ask()
+
+    def _comes(self, actor: Started, last: bool) -> bool:
+        hosts = self._hosts
+        hosts._wait_for(actor)
+        if actor.elsewhere is not None and not actor.error:
+            actor.done.clear()
+            uninterrupted(partial(hosts._ask_abroad, self, actor))
+            hosts._wait_for(actor)
+            last = True  # its place on the board is on that host
+        if actor.error and (last or self._unwanted or not actor.died_early):
+            raise ActorStartError(f"cannot start actor {self._name!r}: {actor.error}")
+        return not actor.error
+
+    def give_up(self, why: str) -> None:
+        """As for ``Spawning``."""
+        self._unwanted = f"it {why}"
+        if self.actor is not None:
+            hosts = self._hosts
+            hosts._starts.over(self.actor.number)
+            hosts._events.call(partial(hosts._end_start, self.actor, self._unwanted))

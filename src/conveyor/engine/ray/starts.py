@@ -31,16 +31,30 @@ class Starts:
         self._asking = 0
         self._closed = False
 
-    @contextmanager
-    def under_way(self, number: int, end: Callable[[], object]) -> Iterator[None]:
-        """Meanwhile the start of that number waits for Ray; ``end()`` has it wait no longer."""
+    def begin(self, number: int, end: Callable[[], object]) -> None:
+        """The start of that number waits for Ray; ``end()`` has it wait no longer."""
         with self._lock:
             self._under_way[number] = end
+
+    def over(self, number: int) -> None:
+        """It waits no more."""
+        with self._lock:
+            self._under_way.pop(number, None)
+
+    @contextmanager
+    def waiting(self, number: int) -> Iterator[None]:
+        """The end of this is the end of the wait that was begun."""
         try:
             yield
         finally:
-            with self._lock:
-                del self._under_way[number]
+            self.over(number)
+
+    @contextmanager
+    def under_way(self, number: int, end: Callable[[], object]) -> Iterator[None]:
+        """Meanwhile the start of that number waits for Ray."""
+        self.begin(number, end)
+        with self.waiting(number):
+            yield
 
     @contextmanager
     def asking(self, what: str) -> Iterator[None]:

@@ -21,6 +21,7 @@ from conveyor.runtime.calls.call import (
     Call,
     with_arguments,
 )
+from conveyor.runtime.process import Process
 from conveyor.runtime.refs import staying, values
 from conveyor.runtime.refs.ref import Ref
 
@@ -126,11 +127,11 @@ def await_soon(first: Ref | None, seconds: float) -> None:
 
 
 def with_values(
-    call: Call, actor: tuple[int, int], board: _core.Board, site: Site | None = None
+    call: Call, actor: tuple[int, int], process: Process, site: Site | None = None
 ) -> Call:
     """``call`` of ``actor``, with the values of its refs, which are done. ``site``: the line that has made
     it, if that is not the one that the thread is in. Raises ``RefFailed``."""
-    args, kwargs = values.with_values(call[1], call[2], afar=board.elsewhere(actor[0]))
+    args, kwargs = values.with_values(call[1], call[2], afar=process.may_be_elsewhere(actor[0]))
     for given, sent in zip(call[1], args, strict=True):
         if sent is not given:
             _warn_of_sharing(given, sent, actor, site)

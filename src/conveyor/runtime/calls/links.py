@@ -106,7 +106,7 @@ class Link:
             if not self._pending and not gone:
                 if has_refs and lacked(call) is None:
                     try:
-                        call = with_values(call, self._actor, self._process.board)
+                        call = with_values(call, self._actor, self._process)
                         has_refs = False
                     except RefFailed as failed:
                         if what == START:
@@ -225,7 +225,7 @@ class Link:
                     if self.gone:
                         raise self._why_gone()
                     if site is not None:
-                        call = with_values(call, self._actor, self._process.board, site)
+                        call = with_values(call, self._actor, self._process, site)
                         self._pending[0] = (ref, call, taken, None)
                     number = self.gate.submit(taken.with_later(call) if taken else call)
                 except BaseException as error:  # the call's outcome: an argument failed, say

@@ -235,7 +235,7 @@ class Driver(CallingRuntime):
             keep(spec.cls, spec.args, spec.kwargs, always=spec.max_restarts != 0),
         )
         record = self.supervisor.start(
-            actor, lambda link: link.call(start((spec.cls, *spec.args), spec.kwargs))
+            actor, lambda link: link.call(start((spec.cls, *spec.args), spec.kwargs)), later=True
         )
         return record.id
 

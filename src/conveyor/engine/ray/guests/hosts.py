@@ -22,7 +22,7 @@ from conveyor.engine.ray.starts import ENDED
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime.driver.hosts.far_host import Home
-from conveyor.runtime.driver.hosts.protocol import Settle, Spawned
+from conveyor.runtime.driver.hosts.protocol import Settle, Spawned, Spawning
 from conveyor.runtime.protocol import Attached, ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -57,7 +57,7 @@ class RayHostsWithGuests(RayHosts):
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
         settle: Settle,
-    ) -> Spawned:
+    ) -> Spawned | Spawning:
         if options.attached is None:
             return super().spawn(name, payload, fds, options, on_spawned, settle)
         self._check_connected(name)

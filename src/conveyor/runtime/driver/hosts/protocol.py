@@ -44,6 +44,22 @@ class Spawned(Struct, frozen=True):
     stays: bool = False
 
 
+class Spawning(Protocol):
+    """A process that may take long to come: there is no place for it yet, say."""
+
+    def ask(self) -> None:
+        """Ask for it. Nothing has been done before."""
+        ...
+
+    def wait(self) -> Spawned:
+        """The process, when it is there. ``ActorStartError`` if it does not come."""
+        ...
+
+    def give_up(self, why: str) -> None:
+        """Nobody wants it any more, who waits for it included. On any thread."""
+        ...
+
+
 class Hosts(Protocol):
     """Who hosts actors as processes. It is handed to the driver, and knows processes but no channels.
 
@@ -73,9 +89,10 @@ class Hosts(Protocol):
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
         settle: Settle,
-    ) -> Spawned:
-        """Start a process that runs ``worker.main(payload, fds)``. ``on_spawned(pid)`` is called, on a thread
-        of the hosts', before ``on_exit`` for this process, and both may be before this returns.
+    ) -> Spawned | Spawning:
+        """Start a process that runs ``worker.main(payload, fds)``, or say how it is asked for.
+        ``on_spawned(pid)`` is called, on a thread of the hosts', before ``on_exit`` for this process, and
+        both may be before this returns. ``fds`` are not closed before :meth:`Spawning.wait` has returned.
 
         Where the process comes to be on another host, ``settle(host)`` is called before: it has that host
         make the process's endpoints, and gives which process it is there, what takes the place of the

@@ -17,6 +17,7 @@ from conveyor.codec import Reader
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,
+    ActorStartError,
     ConveyorError,
     RuntimeStateError,
 )
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.calls.constructor import Kept
     from conveyor.runtime.calls.links import Link
     from conveyor.runtime.driver.hosts.far_host import FarHost
+    from conveyor.runtime.driver.hosts.protocol import Spawning
     from conveyor.runtime.refs.ref import Ref
 
 Label: TypeAlias = "Callable[[int, int], str | None]"
@@ -173,6 +175,13 @@ class ActorRecord:
         self.previous: ActorRecord | None = None  # the one before, for who still asks about it
         self.exit_status: int | None = None
         self.started = False  # until then its exit is only noted
+        #: From when its hosts were asked for it until it is there, or does not come.
+        #: `placed` says so, and
+        #: `start_error` why not. `asked`: somebody has been told that.
+        self.spawning: Spawning | None = None
+        self.placed = Flag()
+        self.start_error = ""
+        self.asked = False
         self.headless = False  # the hosts have been told that its main thread is gone
         #: From here on it can be said how it has ended: for who holds what the rest of its burial needs, too.
         self.told = Flag()
@@ -294,6 +303,9 @@ class ActorRecord:
     def death(self, label: Label | None = None) -> ActorDiedError:
         """The error for whoever needed this process. ``label`` names a (graph, node) that the driver may
         not know."""
+        if self.start_error:
+            self.asked = True
+            return ActorStartError(self.start_error, self.id.name)
         page = self._last_page or self._board.status(self.slot)
         # Not in the thread that brings the code: there is none that it could wait for.
         if not (page[5] and self.host is None) and not self._tells():

@@ -25,7 +25,7 @@ _ENDED = "conveyor.kill() has ended it for good"
 
 
 class Restarts:
-    """The supervisor's: each restart runs on a thread of its own, since it waits for the fork server."""
+    """The supervisor's: each restart runs on a thread of its own, since it waits for the hosts."""
 
     def __init__(
         self, table: Table, start: Callable[[ActorRecord, Callable[[], object]], object]
@@ -38,6 +38,18 @@ class Restarts:
         self.lock = threading.RLock()
         self._threads: set[threading.Thread] = set()
         self._closed = Flag()
+
+    def follow(self, work: Callable[[], object]) -> None:
+        """Do ``work``, which waits for an actor's first process, on a thread of its own."""
+        with self.lock:  # which it needs to leave the set again
+            self._threads.add(threads.start(self._follow, "start", work))
+
+    def _follow(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        finally:
+            with self.lock:
+                self._threads.discard(threading.current_thread())
 
     def decide(self, record: ActorRecord) -> None:
         """Whether ``record``, whose process has ended, is started again. Before ``exited`` is set."""
@@ -82,9 +94,12 @@ class Restarts:
             self.begin(record)
 
     def current(self, actor: ActorId, patience: Patience | None = None) -> ActorRecord:
-        """The process that the actor has now; waits for the end of a restart that is under way."""
+        """The process that the actor has now; waits for the end of a start or restart that is under way."""
         while True:
             record = self._table.record(actor)
+            if record.spawning is not None:
+                doing = "its process is being started"
+                _wait(record.placed, f"the start of {actor.name}", doing, patience)
             # In this order: a restart that was decided on just now may have been the last one.
             coming = record.exited.is_set() or record.may_restart() or record.restarting
             if record.alive or not coming:

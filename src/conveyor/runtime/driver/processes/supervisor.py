@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from conveyor.runtime.calls.call import stop
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.hosts.far_host import FarHost
-from conveyor.runtime.driver.hosts.protocol import Hosts
+from conveyor.runtime.driver.hosts.protocol import Hosts, Spawned, Spawning
 from conveyor.runtime.driver.processes.birth import Birth, Household
 from conveyor.runtime.driver.processes.burial import Burial
 from conveyor.runtime.driver.processes.deaths import DeathWatches
@@ -28,6 +29,8 @@ from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.system_limits import explained
+
+logger = logging.getLogger("conveyor")
 
 _KILLED = "was killed by conveyor.kill()"
 _ENDED = "was ended by conveyor.kill(graceful=True)"
@@ -78,10 +81,12 @@ class Supervisor:
         construct: Callable[[Link], Ref] | None = None,
         replaces: ActorRecord | None = None,
         pause: Callable[[], object] = lambda: None,
+        later: bool = False,
     ) -> ActorRecord:
         """Start an actor's process and lay the driver's links to it. ``construct`` sends the
         constructor's call; without it another actor does. ``replaces``: the actor's process that is
-        dead. ``pause``: see :class:`Restarts`."""
+        dead. ``pause``: see :class:`Restarts`. ``later``: return when the hosts have been asked for the
+        process. It can be called from then on; if it does not come, calls get the error."""
         self._table.check_open()
         self._chores.do()
         if replaces is not None:
@@ -89,60 +94,127 @@ class Supervisor:
             construct = actor.kept.start
         # Noted by who makes them, for whoever is interrupted before he has them.
         entered: list[ActorRecord] = []
+        births: list[Birth] = []
+        asked: list[Spawning] = []
         try:
             uninterrupted(lambda: entered.append(self._table.enter(actor, replaces)))
             (record,) = entered
+            births.append(
+                Birth(self._household, record, self._goodbye.grace, self.on_request_socket)
+            )
             with explained(f"start actor {record.id.name}"):
-                self._start_process(record, construct, replaces, pause)
+                spawned = self._spawn(record, births[0], construct, replaces, pause)
+                if not isinstance(spawned, Spawned):
+                    asked.append(spawned)
+                    spawned.ask()
+                    if later:
+                        given = entered, births, asked
+                        uninterrupted(partial(self._begin_wait, *given))
+                        return record
+                    spawned = spawned.wait()
+                record.process = spawned
+                self._household.process.unplaced.discard(record.slot)
         except BaseException as error:
+            for spawning in asked:
+                spawning.give_up("is not wanted any more")
             for failed in entered:
                 if replaces is not None:  # it may have been called already
                     ended = actor.ended and not self._table.closed
                     failed.killed = _KILLED if ended else f"could not be started again: {error}"
-                uninterrupted(partial(self._undo, failed, replaces))
+                uninterrupted(partial(self._undo, failed))
+                if replaces is None:
+                    self._table.forget_start(failed)
             raise
+        finally:
+            for birth in births:
+                uninterrupted(birth.close)
+        self._is_there(record)
+        return record
+
+    def _is_there(self, record: ActorRecord) -> None:
+        """The process has come."""
         with self._table.lock:
             self._table.install(record)
             self.on_start(record)
-            if actor.ended:  # while it was started
+            if record.actor.ended:  # while it was started
                 record.killed = _KILLED
                 self._hosts.kill(record.pid)
             record.started = True
             early = record.exit_status
         if early is not None:
             self.on_exit(record.pid, early)
-        return record
 
-    def _start_process(
+    def _begin_wait(
+        self, entered: list[ActorRecord], births: list[Birth], asked: list[Spawning]
+    ) -> None:
+        """Have another thread wait for the process. What these lists have is that thread's from then on."""
+        (record,), (birth,), (spawning,) = entered, births, asked
+        record.spawning = spawning
+        self._restarts.follow(partial(self._wait_for, record, spawning, birth))
+        for own in (entered, births, asked):
+            own.clear()
+        with self._table.lock:
+            if record.spawning is not None:
+                self.on_start(record)
+
+    def _wait_for(self, record: ActorRecord, spawning: Spawning, birth: Birth) -> None:
+        """Wait for an actor's first process, which has been called already, it may be."""
+        try:
+            with explained(f"start actor {record.id.name}"):
+                record.process = spawning.wait()
+            self._household.process.unplaced.discard(record.slot)
+        except Exception as error:
+            spawning.give_up("is not wanted any more")
+            with self._table.lock:
+                if not record.killed:
+                    record.start_error = str(error)
+            self._undo(record)
+            self._table.forget_actor(record)  # its last handle may be gone by now
+        else:
+            self._is_there(record)
+        finally:
+            birth.close()
+            record.spawning = None
+            record.placed.set()
+        with self._table.lock:
+            if record.actor.held and record.actor.handles <= 0 and not record.actor.shared:
+                self._say_unasked(record)
+
+    def _say_unasked(self, record: ActorRecord) -> None:
+        """Log why the actor could not be started, if nobody has had the error."""
+        if record.start_error and not record.asked:
+            record.asked = True
+            logger.warning("%s", record.start_error)
+
+    def _spawn(
         self,
         record: ActorRecord,
+        birth: Birth,
         construct: Callable[[Link], Ref] | None,
         replaces: ActorRecord | None,
         pause: Callable[[], object],
-    ) -> None:
-        birth = Birth(self._household, record, self._goodbye.grace, self.on_request_socket)
-        try:
-            uninterrupted(birth.lay)
-            uninterrupted(partial(self._watches.add, record.slot))
-            if construct is not None:
-                assert record.calls is not None
-                # Before anybody else can call it, and before there is a process: what cannot be
-                # sent has started nothing. Here, because it runs code of the user's.
-                record.start = construct(record.calls)
-            if replaces is not None:
-                replaces.successor = record
-                replaces.succeeded.set()
-            pause()
-            record.process = self._hosts.spawn(
-                record.id.name,
-                birth.told(),
-                birth.passed(),
-                record.actor.options,
-                partial(self._table.spawned, record),
-                partial(self._settle, record, birth),
-            )
-        finally:
-            uninterrupted(birth.close)
+    ) -> Spawned | Spawning:
+        uninterrupted(birth.lay)
+        if self._hosts.places:
+            self._household.process.unplaced.add(record.slot)
+        uninterrupted(partial(self._watches.add, record.slot))
+        if construct is not None:
+            assert record.calls is not None
+            # Before anybody else can call it, and before there is a process: what cannot be
+            # sent has started nothing. Here, because it runs code of the user's.
+            record.start = construct(record.calls)
+        if replaces is not None:
+            replaces.successor = record
+            replaces.succeeded.set()
+        pause()
+        return self._hosts.spawn(
+            record.id.name,
+            birth.told(),
+            birth.passed(),
+            record.actor.options,
+            partial(self._table.spawned, record),
+            partial(self._settle, record, birth),
+        )
 
     def _settle(
         self, record: ActorRecord, birth: Birth, host: FarHost
@@ -151,16 +223,15 @@ class Supervisor:
         self.on_settled(record)
         return record.reader, told, self._abroad.links_of(record)
 
-    def _undo(self, record: ActorRecord, replaces: ActorRecord | None) -> None:
+    def _undo(self, record: ActorRecord) -> None:
         """The start of this process has failed, or was interrupted."""
+        self._household.process.unplaced.discard(record.slot)
         with self._table.lock:
             for pid, known in self._table.pids():
                 if known is record:
                     self._table.forget_pid(pid)  # its end is nobody's concern
                     self._hosts.kill(pid)
         self.burial.of(record, unborn=True)
-        if replaces is None:
-            self._table.forget_start(record)
 
     @property
     def locks(self) -> tuple[Any, ...]:
@@ -210,6 +281,8 @@ class Supervisor:
             known = record.actor
             if graph is None:
                 known.handles -= 1
+                if known.handles <= 0 and not known.shared:
+                    self._say_unasked(record)
             elif graph in known.graphs:
                 known.graphs.discard(graph)
             else:
@@ -248,11 +321,17 @@ class Supervisor:
             record = self._table.record(actor)
             if no_restart:
                 record.actor.over.set()  # it is not waited for the next try, either
-            if not record.alive or record.process is None:
+            if not record.alive:
+                return
+            spawning = record.spawning
+            if record.process is None and (spawning is None or not no_restart):
                 return
             record.wanted_back = not no_restart
             record.killed = _ENDED if graceful else _KILLED
-        if not graceful:
+        if record.process is None and spawning is not None:  # nothing runs that could be let end
+            spawning.give_up(record.killed)
+            self.announce(record)
+        elif not graceful:
             self._end_at_once(record)
         elif wait:
             self._goodbye.say([record])
@@ -295,6 +374,7 @@ class Supervisor:
         self._restarts.join()
         self._watches.stop()
         for record in self._table:
+            self._say_unasked(record)
             record.actor.kept = None  # refs among it hold on to channels
             if record.arena_fd >= 0:
                 self.burial.of(record, unborn=True)

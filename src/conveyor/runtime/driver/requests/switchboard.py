@@ -206,7 +206,7 @@ class Switchboard:
         )
         actor.shared = True
         construct = None if constructor is None else constructor.start
-        return self._supervisor.start(actor, construct).id, []
+        return self._supervisor.start(actor, construct, later=True).id, []
 
     def _find(self, _caller: ActorRecord, request: asked.Find) -> _Answer:
         found = self._table.find(request.name)
