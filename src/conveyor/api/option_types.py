@@ -21,6 +21,8 @@ class InitOptions(TypedDict, total=False):
     shared_memory: str
     node_timeout: float | None
     tls: bool | Mapping[str, Any] | None
+    listen_address: str | None
+    listen_ports: tuple[int, int] | None
     # Ray's
     local_mode: bool
     object_store_memory: int | None

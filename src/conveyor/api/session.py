@@ -87,10 +87,12 @@ def init(
             Ray's nodes share memory, also where a machine has several. ``node_timeout``: seconds (1; over
             TLS 10) after which a node that shares none, and that nothing comes from, is taken for lost.
             ``tls=True``: what goes between such nodes is encrypted, with a certificate made for the session;
-            or ``tls={"certificate": path, "key": path, "ca": path}``, with files of each node. Otherwise, of
-            Ray's, ``address`` may be ``"auto"`` or ``"local"``, ``local_mode=True`` is ``engine="inline"``,
-            ``object_store_memory`` is ``arena_bytes``, the ``env_vars`` of ``runtime_env`` are set in
-            every actor, and those that have nothing to do on one machine are taken with a warning.
+            or ``tls={"certificate": path, "key": path, "ca": path}``, with files of each node.
+            ``listen_address`` and ``listen_ports``: an interface, a network or an address, and the first and
+            last port, at which nodes listen. Otherwise, of Ray's, ``address`` may be ``"auto"`` or
+            ``"local"``, ``local_mode=True`` is ``engine="inline"``, ``object_store_memory`` is
+            ``arena_bytes``, the ``env_vars`` of ``runtime_env`` are set in every actor, and those that have
+            nothing to do on one machine are taken with a warning.
 
     Returns:
         The session, for a ``with`` statement.

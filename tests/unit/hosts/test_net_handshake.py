@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from no_descriptors import is_turned_away, none_at_all
 
-from conveyor.engine.net import handshake
+from conveyor.engine.net import addresses, handshake
 from conveyor.engine.net.handshake import (
     HandshakeError,
     Identity,
@@ -398,10 +398,84 @@ def test_a_try_that_is_not_answered_keeps_no_other_from_being_made():
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         start = time.monotonic()
-        with pytest.raises(HandshakeError, match="in time"):
+        port = full.getsockname()[1]
+        told = rf"host 127\.0\.0\.1:{port} cannot be reached: no answer in 0\.6 s\. Does a firewall"
+        with pytest.raises(TimeoutError, match=told):
             dial(full.getsockname(), TOKEN, THERE, 0.6)
         # The system itself gives up after two minutes.
         assert time.monotonic() - start < WAIT
+
+
+def test_who_is_there_and_says_nothing_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        told = rf"host 127\.0\.0\.1:{port} has been reached, but .* in time \(0\.1 s\)"
+        with pytest.raises(HandshakeError, match=told):
+            dial(silent.getsockname(), TOKEN, THERE, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("address", "own"),
+    [
+        (None, "127.0.0.7"),
+        ("lo", "127.0.0.1"),
+        ("127.0.0.9", "127.0.0.9"),
+        ("127.0.0.0/8", None),
+    ],
+)
+def test_a_node_listens_where_it_was_told_to(address, own):
+    wish = addresses.listening(address, None)
+    here = wish.begin("127.0.0.7", lambda at: Listener(at, TOKEN, HERE, print))
+    here.close()
+    assert here.address[0] == (own or wish.own_address("127.0.0.7"))
+    assert here.address[0].startswith("127.")
+
+
+@pytest.mark.parametrize(
+    "address", ["no-such-interface", "203.0.113.0/24", "203.0.113.1", "2001:db8::/32"]
+)
+def test_a_node_without_such_an_address_says_so(address):
+    with pytest.raises(
+        OSError, match=f"10\\.0\\.0\\.1 has no address .*listen_address='{address}'"
+    ):
+        addresses.listening(address, None).own_address("10.0.0.1")
+
+
+def test_a_node_listens_at_the_first_port_that_is_free():
+    def listen(at):
+        return Listener(at, TOKEN, HERE, print)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        only = addresses.listening("127.0.0.1", (port, port))
+        with pytest.raises(
+            OSError, match=f"none of the ports {port} to {port} is free at 127.0.0.1"
+        ):
+            only.begin("127.0.0.1", listen)
+        some = addresses.listening("lo", (port, min(port + 50, 65535)))
+        one, other = some.begin("", listen), some.begin("", listen)
+    for listener in (one, other):
+        listener.close()
+    assert port < one.address[1] < other.address[1] <= port + 50
+
+
+@pytest.mark.parametrize(
+    ("address", "ports", "error"),
+    [
+        (3, None, "listen_address is the name"),
+        ("", None, "listen_address is the name"),
+        (None, 4000, "listen_ports is"),
+        (None, "40", "listen_ports is"),
+        (None, (4000,), "listen_ports is"),
+        (None, (4001, 4000), "listen_ports is"),
+        (None, (0, 4000), "listen_ports is"),
+        (None, (4000, 65536), "listen_ports is"),
+        (None, (4000, 4000.5), "listen_ports is"),
+    ],
+)
+def test_what_is_no_address_and_no_port(address, ports, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        addresses.listening(address, ports)
 
 
 def test_one_address_is_listened_at():

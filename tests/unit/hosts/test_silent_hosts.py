@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from types import SimpleNamespace
 
+from conveyor.engine.net.addresses import Listening
 from conveyor.engine.ray.agents import AgentHost, Ready
 from conveyor.engine.ray.greeting import Locality
 from conveyor.engine.ray.ray_hosts import RayHosts
@@ -33,7 +34,7 @@ def test_its_processes_have_ended_with_the_session():
         get_runtime_context=lambda: SimpleNamespace(get_worker_id=lambda: "this program"),
         kill=killed.append,
     )
-    hosts = RayHosts(ray, {}, lambda: None, "", 3600.0, None)
+    hosts = RayHosts(ray, {}, lambda: None, "", 3600.0, None, Listening())
     agents = hosts._agents
     agents._pump = SimpleNamespace(
         give_up=lambda *args: given_up.append(args), notice_fd=-1, overslept=lambda _: 0.0

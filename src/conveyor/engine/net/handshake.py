@@ -54,6 +54,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _SHARE = 0.01, 0.5, 0.125
 _ENDED = (
     "it has ended the connection. It may not take this side's certificate, or know another token"
 )
+_LATE = "the other side has not finished its handshake in time"
 _FINE, _OTHER_VERSION, _NOT_WANTED = 1, 2, 3
 _GONE = "the other side has gone before it had proved itself"
 _HUNG_UP = (
@@ -71,6 +72,10 @@ class HandshakeError(ConveyorError):
 
 class _GoneError(HandshakeError):
     """The other side has ended the connection."""
+
+
+class _LateError(HandshakeError):
+    """The other side has not done its part in time."""
 
 
 class NotHeardError(HandshakeError):
@@ -112,11 +117,22 @@ def dial(
     where nobody answers, :class:`HandshakeError` where the two do not belong together. One that has no time
     for it is asked again, as long as there is any."""
     deadline = _core.monotonic() + timeout
+    where = f"host {address[0]}:{address[1]}"
     pauses = Pauses(_FIRST_PAUSE, min(_LONGEST_PAUSE, _SHARE * timeout))
     while True:
         sock = _connected(address, deadline)
+        if sock is None:
+            raise TimeoutError(
+                errno.ETIMEDOUT,
+                f"{where} cannot be reached: no answer in {timeout:g} s. Does a firewall drop what goes to "
+                f"that port, or is there no way there? See listen_ports and listen_address of init()",
+            )
         try:
             return _introduced(sock, address, token, own, deadline, tls)
+        except _LateError as error:
+            raise HandshakeError(
+                f"{where} has been reached, but {error} ({timeout:g} s)"
+            ) from error
         except (NotHeardError, ConnectionResetError, ssl.SSLEOFError) as error:
             pause = pauses.next()
             if _core.monotonic() + pause >= deadline:
@@ -189,9 +205,10 @@ def _refused(address: tuple[str, int], why: str) -> HandshakeError:
     return HandshakeError(f"host {address[0]}:{address[1]} does not let this one in: {why}")
 
 
-def _connected(address: tuple[str, int], deadline: float) -> socket.socket:
-    """The first of a few tries that comes about. A lost packet of TCP's own opening is sent again after a
-    second, which is as long as a host may stay away; another try does not wait for that."""
+def _connected(address: tuple[str, int], deadline: float) -> socket.socket | None:
+    """The first of a few tries that comes about; ``None`` if none does in time. A lost packet of TCP's own
+    opening is sent again after a second, which is as long as a host may stay away; another try does not wait
+    for that."""
     family, kind, protocol, _, to = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     tries: list[socket.socket] = []
     found: socket.socket | None = None
@@ -199,6 +216,8 @@ def _connected(address: tuple[str, int], deadline: float) -> socket.socket:
     poll = select.poll()  # not `select`, which takes no descriptor above 1023
     try:
         while found is None:
+            if _core.monotonic() >= deadline:
+                return None
             sock = socket.socket(family, kind, protocol)
             tries.append(sock)
             sock.setblocking(False)
@@ -206,7 +225,8 @@ def _connected(address: tuple[str, int], deadline: float) -> socket.socket:
             if failed not in (0, errno.EINPROGRESS):
                 break
             poll.register(sock, select.POLLOUT)
-            left = min(_left(deadline), _NEXT_TRY) if len(tries) < _MOST_TRIES else _left(deadline)
+            left = max(deadline - _core.monotonic(), 0.0)
+            left = min(left, _NEXT_TRY) if len(tries) < _MOST_TRIES else left
             fds = {fd for fd, _ in poll.poll(left * 1000)}
             ready = [sock for sock in tries if sock.fileno() in fds]
             for sock in ready:
@@ -319,7 +339,7 @@ def secured(wrapped: ssl.SSLSocket, deadline: float) -> None:
             except ssl.SSLWantWriteError:
                 ready = _ready(wrapped, select.POLLOUT, deadline)
             if not ready:
-                raise HandshakeError("the other side has not finished its handshake in time")
+                raise _LateError(_LATE)
     except ssl.SSLEOFError:  # the other side has hung up
         hang_up(wrapped)
         raise
@@ -379,7 +399,7 @@ def _proof(token: bytes, role: bytes, binding: bytes, *said: bytes) -> bytes:
 def _left(deadline: float) -> float:
     left = deadline - _core.monotonic()
     if left <= 0:
-        raise HandshakeError("the other side has not finished its handshake in time")
+        raise _LateError(_LATE)
     return left
 
 

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from conveyor import __version__, _core, system_limits
 from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop, guarded
+from conveyor.engine.net.addresses import Listening
 from conveyor.engine.net.carrier import Carrier, HungUp, Parcel
 from conveyor.engine.net.depot import Depot, Supply
 from conveyor.engine.net.fetches import Fetches
@@ -73,7 +74,7 @@ _NO_PAGE: Page = (0, 0, 0, 0, 0, 0, "")
 class Terms(Struct, frozen=True):
     """What an agent is told at its start. ``version``: of the driver's Conveyor and Python. ``window``:
     seconds without a connection, after which a host is taken for lost. ``address``: where the driver's
-    host lets others in. ``session``: the number on the driver's board."""
+    host lets others in. ``session``: the number on the driver's board. ``listening``: where it listens."""
 
     number: int
     version: str
@@ -82,6 +83,7 @@ class Terms(Struct, frozen=True):
     arena: ArenaSize
     window: float
     session: int
+    listening: Listening = Listening()
 
 
 class Secrets(Struct, frozen=True):
@@ -169,12 +171,9 @@ class Agent:
         self._token = secrets.token
         if secrets.tls is not None:
             self._tls = Tls(secrets.tls)
-        self._listener = Listener(
-            (address, 0),
-            self._token,
-            self._identity,
-            self._let_in,
-            tls=self._tls,
+        self._listener = self._terms.listening.begin(
+            address,
+            lambda at: Listener(at, self._token, self._identity, self._let_in, tls=self._tls),
         )
         self._events.add(pump.notice_fd, self._on_notice)
         self._locate(_DRIVER, self._terms.address)

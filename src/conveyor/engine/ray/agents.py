@@ -17,6 +17,7 @@ from conveyor import __version__, _core
 from conveyor.codec import Reader, claims
 from conveyor.codec.header import unpack
 from conveyor.engine.events import EventLoop, guarded
+from conveyor.engine.net.addresses import Listening
 from conveyor.engine.net.depot import Depot
 from conveyor.engine.net.display import OWN_NODE, Display, NodeSeen, in_words
 from conveyor.engine.net.fetches import Fetches
@@ -63,11 +64,14 @@ class Agents:
         on_loss: Callable[[AgentHost], object],
         tls: Credentials | None = None,
         check: Callable[[], object] = lambda: None,
+        listening: Listening | None = None,
     ) -> None:
         """``window``: seconds that a node may be without a connection. ``on_news(host, news)`` and
         ``on_loss(host)`` are called on the thread of ``events``. ``tls``: what each host shows and takes.
-        ``check()`` raises where Ray is not to be asked for anything any more."""
+        ``check()`` raises where Ray is not to be asked for anything any more. ``listening``: where all hosts
+        listen, if not at any port of Ray's address."""
         self._check = check
+        self._listening = listening or Listening()
         self._ray, self._events, self._window = ray, events, window
         self._credentials = tls
         self._tls = None if tls is None else Tls(tls)
@@ -130,6 +134,7 @@ class Agents:
             self._home.arena,
             self._window,
             self._home.process.board.session,
+            self._listening,
         )
         name = f"{node.address} ({node.node[:8]})"
         strategy = NodeAffinitySchedulingStrategy(node.node, soft=False)
@@ -198,12 +203,11 @@ class Agents:
                 self._home.kept_afar,
             )
             process.far_memory = process.hosts_memory = self._fetches
-            listener = Listener(
-                (self._ray.util.get_node_ip_address(), 0),
-                self._token,
-                Identity(0, __version__),
-                self._let_in,
-                tls=self._tls,
+            listener = self._listening.begin(
+                self._ray.util.get_node_ip_address(),
+                lambda at: Listener(
+                    at, self._token, Identity(0, __version__), self._let_in, tls=self._tls
+                ),
             )
             try:
                 # Nobody knows of the listener yet: who is let in finds the pump.

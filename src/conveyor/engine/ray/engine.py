@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from conveyor import _core, system_limits
+from conveyor.engine.net.addresses import listening
 from conveyor.engine.net.tls import credentials
 from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
@@ -40,6 +41,8 @@ def start(
     shared_memory: str = "machine",
     node_timeout: float | None = None,
     tls: bool | Mapping[str, Any] | None = None,
+    listen_address: str | None = None,
+    listen_ports: tuple[int, int] | None = None,
     **given: Any,
 ) -> Driver:
     """Start a session on Ray, with the options of ``engine.options`` beside these.
@@ -52,6 +55,9 @@ def start(
     node_timeout: seconds after which a node that nothing comes from is taken for lost.
     tls: whether connections between nodes are over TLS. ``True``: with a certificate that is made for this
     session. A mapping: with files of each node, by the names ``certificate``, ``key`` and ``ca``.
+    listen_address: an interface, a network (``"10.0.0.0/8"``) or an address. Each node listens at its own of
+    these. Default: the address by which Ray knows the node.
+    listen_ports: the first and the last port at which nodes listen, one each. Default: any that is free.
     """
     if address is not None and not isinstance(address, str):
         raise TypeError(f"address must be a str, not {type(address).__name__}")
@@ -59,12 +65,14 @@ def start(
         node_timeout = _TLS_TIMEOUT if tls else _NODE_TIMEOUT
     check_sharing(shared_memory, node_timeout)
     shows = credentials(tls)
+    listens = listening(listen_address, listen_ports)
     options = session_options("ray", **given)
     if options.raise_descriptor_limit:
         system_limits.raise_descriptor_limit()
     ray, disconnect = _connect(address, {"log_to_driver": options.log_to_driver, **(cluster or {})})
     environ = {key: value for key, value in os.environ.items() if key.startswith(_SETTINGS)}
     try:
+        listens.own_address(ray.util.get_node_ip_address())
         own_node = ray.get_runtime_context().get_node_id() if shared_memory == "node" else ""
         hosts = RayHostsWithGuests(
             ray,
@@ -73,6 +81,7 @@ def start(
             own_node,
             float(node_timeout),
             shows,
+            listens,
         )
         driver = Driver(hosts, options.arena, options.grace)
         context.place_on(Connected(ray))

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from conveyor.engine.events import EventLoop, guarded
+from conveyor.engine.net.addresses import Listening
 from conveyor.engine.net.tls import Credentials
 from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.agents import Agents
@@ -56,10 +57,11 @@ class RayHosts:
         own_node: str,
         window: float,
         tls: Credentials | None,
+        listening: Listening,
     ) -> None:
         """``ray``: the module, connected. ``environ``: variables of all actors. ``disconnect`` is called when
         all are gone. ``own_node``: the only node whose processes share memory with the driver; "": all of
-        its machine's do. ``window``, ``tls``: see :class:`Agents`."""
+        its machine's do. ``window``, ``tls``, ``listening``: see :class:`Agents`."""
         self._ray = ray
         self._environ = environ
         self._disconnect = disconnect
@@ -69,7 +71,9 @@ class RayHosts:
         self._courier = self._processes.courier
         self._connected = Connected(ray)
         heard = self._on_news, self._on_loss
-        self._agents = Agents(ray, self._events, window, *heard, tls, self._connected.check)
+        self._agents = Agents(
+            ray, self._events, window, *heard, tls, self._connected.check, listening
+        )
         self._home: Home | None = None
         self._starts = Starts()
         self._numbers = itertools.count(1)
