@@ -11,7 +11,7 @@ from conveyor.engine.net.station import Station
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime.actor import orders
 from conveyor.runtime.actor.control import Control
-from conveyor.runtime.actor.orders import Accept, HangUp, Order, Stop
+from conveyor.runtime.actor.orders import Accept, End, HangUp, Order
 from conveyor.runtime.actor.requests import far_memory
 from conveyor.runtime.actor.requests import messages as requests
 from conveyor.runtime.actor.requests.far_memory import FarMemoryClient, FromHost, ToHost
@@ -38,7 +38,7 @@ def test_a_message_is_a_frozen_value():
     assert repr(HangUp(5)) == "HangUp(bit=5)"
     assert HangUp(5) == HangUp(bit=5) != HangUp(6)
     assert hash(HangUp(5)) == hash(HangUp(5))
-    assert Stop() == Stop()
+    assert End() == End()
     with pytest.raises(AttributeError, match="HangUp"):
         HangUp(5).bit = 6
     with pytest.raises(AttributeError):

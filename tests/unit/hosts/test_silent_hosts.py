@@ -44,7 +44,7 @@ def test_its_processes_have_ended_with_the_session():
     ready = Ready(("192.0.2.1", 1), "courier", "door", ARENA, Locality.own())
     host = AgentHost(1, "a node", agent, ready, agents.lose, agents._depot, None)
     agents._by_node["a node"] = host
-    actor = Started(number=5, name="A", wants="", on_spawned=lambda _: None)
+    actor = Started(number=5, name="A", asked={}, on_spawned=lambda _: None)
     actor.host, actor.place, actor.pid = host, (3, 1), 77
     hosts._abroad[actor.number] = hosts._living[actor.key] = actor
     hosts.close()

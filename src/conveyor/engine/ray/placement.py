@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from conveyor.runtime.protocol import ProcessOptions
@@ -55,3 +55,39 @@ def wanted(asked: Mapping[str, Any]) -> str:
     text = ", ".join(f"{key}={value!r}" for key, value in parts.items()) or "a process"
     strategy = asked.get("scheduling_strategy") or asked.get("placement_group")
     return text if strategy is None else f"{text}, where {strategy!r} says"
+
+
+#: What Ray calls amounts that have an option of their own.
+_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+#: Options by which a node may be none for an actor that has all that it wants.
+_CHOOSE = (
+    "accelerator_type",
+    "fallback_strategy",
+    "label_selector",
+    "placement_group",
+    "scheduling_strategy",
+)
+
+
+def is_free(asked: Mapping[str, Any], nodes: Iterable[Mapping[str, float]]) -> bool:
+    """Whether one of the nodes, by what is free there, has all that is wanted."""
+    if any(asked.get(option) for option in _CHOOSE):
+        return False  # that is Ray's to say
+    amounts = {name: asked.get(option) or 0 for option, name in _NAMES.items()}
+    amounts.update(asked.get("resources") or {})
+    return any(
+        all(free.get(name, 0) >= amount for name, amount in amounts.items()) for free in nodes
+    )
+
+
+def still_waits(ray: Any, asked: Mapping[str, Any]) -> str:
+    """What an actor waits for that has been asked for some time ago, in words."""
+    by_node: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
+    if is_free(asked, by_node.values()):
+        logs = ray._private.worker.global_worker.node.get_logs_dir_path()
+        return (
+            f"all that it wants is free ({wanted(asked)}), so Ray makes its environment, or starts its "
+            f"process. Where that fails Ray tries again, and says why in its logs on that node only: "
+            f"{logs}, raylet.out, worker-*.err and runtime_env_setup-*.log"
+        )
+    return f"Ray has to place it, and it wants {wanted(asked)}; available are {ray.available_resources()}"

@@ -21,7 +21,7 @@ from conveyor.engine.ray.agents import Agents
 from conveyor.engine.ray.connected import Connected
 from conveyor.engine.ray.greeting import Birth, Elsewhere, Locality, Told, made_for
 from conveyor.engine.ray.news import Arrived, Asked, Come, LostHost, News, Reached
-from conveyor.engine.ray.placement import ray_options, start, wanted
+from conveyor.engine.ray.placement import ray_options, start, still_waits
 from conveyor.engine.ray.processes import Processes
 from conveyor.engine.ray.shell import Shell
 from conveyor.engine.ray.started import Started, said
@@ -181,12 +181,9 @@ class RayHosts:
             actor.done.wait()
 
     def _say_what_it_wants(self, actor: Started) -> None:
-        _log.warning(
-            "actor %s is not started yet: Ray has to place it, and it wants %s; available are %s",
-            actor.name,
-            actor.wants,
-            self._ray.available_resources(),
-        )
+        waits = still_waits(self._ray, actor.asked)
+        if not actor.done.is_set():
+            _log.warning("actor %s is not started yet: %s", actor.name, waits)
 
     # On the hosts' thread.
 
@@ -384,9 +381,9 @@ class _Wish:
     def ask(self) -> None:
         """Ask Ray for an actor, in the place of one that has not come, if there was one."""
         hosts = self._hosts
-        number, wants = next(hosts._numbers), wanted(self.asked)
+        number = next(hosts._numbers)
         self.actor = Started(
-            number=number, name=self._name, wants=wants, on_spawned=self._on_spawned
+            number=number, name=self._name, asked=self.asked, on_spawned=self._on_spawned
         )
         uninterrupted(partial(hosts._ask, self, self.actor))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import field
@@ -22,7 +22,7 @@ class Started(Resident, eq=False, kw_only=True):
 
     number: int
     name: str
-    wants: str
+    asked: Mapping[str, Any]
     on_spawned: Callable[[int], object]
     error: str = ""
     unwanted: bool = False

@@ -64,7 +64,7 @@ class RayHostsWithGuests(RayHosts):
         guest = _Guest(
             number=next(self._numbers),
             name=name,
-            wants="",
+            asked={},
             on_spawned=on_spawned,
             attached=options.attached,
         )
