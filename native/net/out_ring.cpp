@@ -67,11 +67,11 @@ bool OutRing::held() noexcept {
 }
 
 void OutRing::open(uint64_t have, uint64_t at) {
-  if (have < have_ || have > most_ + (begun_ ? 1 : 0)) throw Violation("a host has frames that it was never sent");
-  release(have);
+  if (have > most_) throw Violation("a host has frames that it was never sent");
+  sent_ = have;
   begun_ = false;
   at_ = 0;
-  sent_ = have;
+  release(have);
   if (at != 0) {
     if (loaded_.empty() || loaded_.front().head.number != have || at > loaded_.front().head.block) throw Violation("a host has a part of a frame that it was never sent");
     begun_ = at < loaded_.front().head.block;
@@ -82,7 +82,7 @@ void OutRing::open(uint64_t have, uint64_t at) {
 }
 
 void OutRing::release(uint64_t have) {
-  if (have < have_ || have > std::max(sent_, most_)) throw Violation("a host has frames that it was never sent");
+  if (have < have_ || have > sent_) throw Violation("a host has frames that it was never sent");
   have_ = have;
   while (!loaded_.empty() && loaded_.front().head.number < have) {
     hand_over(loaded_.front());
@@ -188,7 +188,7 @@ void OutRing::move(uint32_t reader, const CursorState& state) {
   for (End& e : ends_) {
     if (e.reader != reader) continue;
     if (e.left) return;
-    if (state.next > most_) throw Violation("a reader has taken frames that it was never sent");
+    if (state.next > sent_) throw Violation("a reader has taken frames that it was never sent");
     while (e.end->next() < state.next) e.end->advance();
     ReaderCursor& cursor = e.ring.cursor(reader);
     if (state.lost != cursor.lost.load(std::memory_order_relaxed)) cursor.lost.store(state.lost, std::memory_order_relaxed);

@@ -38,7 +38,8 @@ class OutRing {
   OutRing(const OutRing&) = delete;
   OutRing& operator=(const OutRing&) = delete;
 
-  // Its host wants frames from `have` on, of whose block it has `at` bytes. Throws Violation if that cannot be.
+  // Its host, which is connected anew, wants frames from `have` on, of whose block it has `at` bytes: any that was ever
+  // sent. All else that it says is checked against what it was sent since. Throws Violation if that cannot be.
   void open(uint64_t have, uint64_t at);
   void shut() { open_ = false; }
   // Whether its frames go ahead of others of its writer.
@@ -56,13 +57,13 @@ class OutRing {
   bool held() noexcept;
   // Put the next frame, or the next piece of its block, which must be there; the bytes it takes.
   size_t step(Connection& to);
-  // Its host has all frames below `have`.
+  // Its host has all frames below `have`. Throws Violation.
   void release(uint64_t have);
   // Nobody sends any more. What was sent, as far as it claims something and may not have come.
   std::vector<SentClaims> forsake();
   // Whether that frame, which keeps something, was sent as a whole, and its host has not said yet that it is there.
   bool lends(uint64_t number) const {
-    return number < most_ && std::ranges::any_of(loaded_, [&](const Loaded& l) { return l.head.number == number && (l.head.flags & kKeeps); });
+    return number < sent_ && std::ranges::any_of(loaded_, [&](const Loaded& l) { return l.head.number == number && (l.head.flags & kKeeps); });
   }
   // What its host says of a reader's cursor; may be called with the same more than once. Throws Violation.
   void move(uint32_t reader, const CursorState& state);

@@ -143,6 +143,25 @@ TEST(a_frame_larger_than_what_any_connection_carries_comes_in_the_end) {
   CHECK(is_whole(receiver->take(), 3, 17 * kMiB));
 }
 
+TEST(a_death_while_there_is_no_connection_is_told_over_the_next_one) {
+  const Shapes rings = {{0, {2}}, {2, {0}}};
+  Host a(0, {0, 0, 1}), b(1, {0, 0, 1});
+  a.mirror(kId, rings);
+  b.mirror(kId, rings);
+  {
+    const Cable cable(a, b, ~uint64_t(0), 1);
+    CHECK(check::soon([&] { return a.pump->connected(1) && b.pump->connected(0); }));
+  }
+  CHECK(check::soon([&] { return !a.pump->connected(1) && !b.pump->connected(0); }));
+  a.board->slot(1)->status.signal.store(11);
+  a.board->announce_death(1);
+  a.mirror(kId + 1, rings);  // when the pump has done that, and is to connect, it has seen the death
+  join(a, b);
+  CHECK(b.wait(2, [&] { return b.board->gone(1, 1); }));
+  CHECK_EQ(b.board->slot(1)->status.signal.load(), 11u);
+  CHECK(!b.board->gone(0, 1));
+}
+
 TEST(a_host_that_stays_away_is_dead) {
   const Homes homes = {0, 1, 1};
   Host a(0, homes), b(1, homes);

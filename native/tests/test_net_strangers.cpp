@@ -24,6 +24,11 @@ void lend(Stranger& s, uint64_t number) {
   s.say(What::kChunk, chunk);
 }
 
+struct Opens {
+  OpenHead head;
+  OpenEntry entry;
+};
+
 // Messages of the pump's, until there is one for which `last(prefix)`.
 template <class Last>
 void hear_until(Stranger& s, const Last& last) {
@@ -34,6 +39,31 @@ void hear_until(Stranger& s, const Last& last) {
     REQUIRE(::recv(s.own.get(), rest.data(), rest.size(), MSG_WAITALL) == ssize_t(rest.size()));
     if (last(prefix)) return;
   }
+}
+
+constexpr size_t kLarge = kMiB;  // more than a socket takes
+
+// Two frames have come over a first connection. What is said over the second one, when a part of frame `have` has come
+// again, or nothing at all if that is not `sent`.
+void refused_again(uint64_t have, const std::function<void(Stranger&)>& says, bool sent = true) {
+  Stranger s(600 * kSecond);
+  s.greet();
+  const auto sender = s.host.sender(kId, {{1, {0}}, {0, {1}}}, 1);
+  for (uint64_t n = 0; n < 2; ++n) send(s.host, 0, *sender, n, kLarge);
+  s.say(What::kOpen, Opens{{2, 1}, {1, 1, 0, 0}});
+  size_t got = 0;
+  hear_until(s, [&](const Prefix& p) {
+    if (p.what == What::kChunk) got += p.size - sizeof(ChunkHead);
+    return got == 2 * kLarge;
+  });
+  auto [ours, theirs] = socket_pair();
+  s.own = std::move(ours);
+  s.host.pump->connect(std::move(theirs), 1);
+  s.greet();
+  s.say(What::kOpen, Opens{{2, 1}, {1, 1, have, 0}});
+  if (sent) hear_until(s, [](const Prefix& p) { return p.what == What::kChunk; });
+  says(s);
+  CHECK(s.lost());  // nobody reads on: the frame stays under way
 }
 
 }  // namespace
@@ -99,6 +129,18 @@ TEST(who_says_what_makes_no_sense_is_lost) {
   refused([](Stranger& s) { s.say(What::kHeard, Heard{1}); });
   refused([](Stranger& s) { s.say(What::kReturned, Returned{1, 0, 0, 1}); });
   refused([](Stranger& s) { s.say(What::kClockIs, Clock{1, 1}); });
+}
+
+// What it had over a connection before it has not said when this one began.
+TEST(who_has_what_is_only_being_sent_again_is_lost) {
+  for (const uint64_t first : {0, 1}) {
+    for (const uint64_t have : {first + 1, uint64_t(3)}) refused_again(first, [&](Stranger& s) { s.say(What::kHave, Have{1, 0, have}); });
+    refused_again(first, [&](Stranger& s) { s.say(What::kCredit, Credit{1, 0, {first + 1, 0, 0, 0}}); });
+    refused_again(first, [&](Stranger& s) { s.say(What::kReturned, Returned{1, 0, first, 1}); });
+    if (first == 1) refused_again(first, [](Stranger& s) { s.say(What::kHave, Have{1, 0, 0}); });
+  }
+  refused_again(3, [](Stranger&) {}, false);
+  refused_again(~uint64_t(0), [](Stranger&) {}, false);
 }
 
 // What it says of that would be kept for news that never comes.
