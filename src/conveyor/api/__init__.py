@@ -6,11 +6,10 @@ the names.
 
 from __future__ import annotations
 
-from conveyor.api import graphs, logs
+from conveyor.api import graphs
 from conveyor.api.session import start_default
 from conveyor.runtime import context
 
 # `conveyor.init()` is optional: whatever first needs a runtime starts the default one.
 context.set_default_start(start_default)
 graphs.install()
-logs.install()

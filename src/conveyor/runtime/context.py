@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from conveyor.exceptions import RuntimeStateError
+from conveyor.later import import_later
 from conveyor.runtime import ending
 from conveyor.runtime.protocol import Runtime
 
@@ -99,6 +100,8 @@ def install(runtime: Runtime | None) -> None:
     _current = runtime
     if runtime is None:
         _cluster = None
+    else:
+        import_later("conveyor.logs").install()  # it imports logging, which a session needs first
 
 
 def cluster() -> Cluster | None:

@@ -8,6 +8,7 @@ import pytest
 LOGS = """
 import logging, sys
 import conveyor
+conveyor.init('inline')
 {setup}
 logging.getLogger("conveyor").info("quiet")
 logging.getLogger("conveyor").warning("waiting for %s", "x")

@@ -34,4 +34,6 @@ class LastResort(logging.StreamHandler[TextIO]):
 
 def install() -> None:
     """Have the logger ``conveyor`` name itself where the program has not set up logging."""
-    logging.getLogger("conveyor").addHandler(LastResort())
+    logger = logging.getLogger("conveyor")
+    if not any(isinstance(handler, LastResort) for handler in logger.handlers):
+        logger.addHandler(LastResort())
