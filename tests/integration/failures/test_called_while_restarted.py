@@ -420,13 +420,15 @@ def test_a_kill_before_the_next_try_ends_it_at_once(pausing, wait_until):
 
 def test_nothing_is_kept_of_one_that_was_killed_before_the_next_try(pausing):
     left, record = pausing
-    table = context.running().table
+    free = context.running().table.free_slots
     conveyor.kill(left[0])
     assert record.replaced.wait(WAIT)
     left.clear()
     gc.collect()
     context.running().chores.do()
-    assert table.known(record.id) is None
+    # How it ended is remembered, as of the last of all dead actors.
+    assert record.actor.kept is None
+    assert context.running().table.free_slots == free + 1
 
 
 def test_nor_of_one_whose_last_handle_was_gone_before_it_was_known_not_to_come_back(
@@ -434,13 +436,13 @@ def test_nor_of_one_whose_last_handle_was_gone_before_it_was_known_not_to_come_b
 ):
     stage = Stage.remote()
     placing = strike(stage, monkeypatch)
-    table, identity = context.running().table, stage._id
+    record = context.running().table.known(stage._id)
     del stage
     gc.collect()
     context.running().chores.do()
     placing.refused = True
     placing.over.set()
-    wait_until(lambda: table.known(identity) is None, WAIT)
+    wait_until(lambda: record.actor.kept is None, WAIT)
 
 
 def test_the_session_may_end_before_the_next_try(pausing):
