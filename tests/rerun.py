@@ -52,7 +52,9 @@ def run(args: list[str], flaky: Path) -> int:
         if status in (PASSED, NO_TESTS):
             return PASSED
         failed = failures(cache)
-        if status != FAILED or not 0 < len(failed) <= MOST_AGAIN:
+        # What is no test could not be collected, and keeps others from being run.
+        collected = all("::" in test for test in failed)
+        if status != FAILED or not collected or not 0 < len(failed) <= MOST_AGAIN:
             return status
         print(f"\n{len(failed)} failed; once more, each by itself:", flush=True)
         again = subprocess.call([*command, *without_workers(args), "--last-failed"])

@@ -75,3 +75,12 @@ def test_no_tests_and_passing_tests_pass(tmp_path):
     (tmp_path / "test_it.py").write_text("def test_right(): pass")
     assert rerun(tmp_path)[0] == 0
     assert rerun(tmp_path, "--summary") == (0, "")
+
+
+def test_workers_that_collect_different_tests_fail_the_suite(tmp_path):
+    source = "import os, pytest\n@pytest.mark.parametrize('n', [os.getpid()])\ndef test_it(n): pass"
+    (tmp_path / "test_it.py").write_text(source)
+    (tmp_path / "test_right.py").write_text("def test_right(): pass")
+    status, told = rerun(tmp_path, "-n", "2")
+    assert status != 0
+    assert "Different tests were collected" in told

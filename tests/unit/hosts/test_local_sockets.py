@@ -103,7 +103,9 @@ def test_what_is_no_hello_is_never_looked_at(kind, said):
     assert not traces
 
 
-@pytest.mark.parametrize(("key", "number"), [(new_key(), 7), (KEY, 8), (b"", 7)])
+@pytest.mark.parametrize(
+    ("key", "number"), [(new_key(), 7), (KEY, 8), (b"", 7)], ids=["other key", "number", "no key"]
+)
 def test_another_key_or_number_is_refused(key, number):
     with listening() as (listener, came), connected(listener) as connection:
         with pytest.raises(UnprovenPeerError, match="hung up"):
