@@ -66,7 +66,7 @@ class Threaded:
         late: list[Any] = []
 
         def submit_late(pool: Any, function: Any, *args: Any) -> Any:
-            what = next(one for one in args if type(one) is tuple and len(one) == 6)[4]
+            what = next(one for one in args if type(one) is tuple and len(one) == 5)[4]
             if what == calls.OPEN:
                 late.append(args)
                 return None

@@ -190,8 +190,8 @@ def test_an_argument_of_a_constructor(engine, kind):
 
 
 @pytest.mark.parametrize("error", [Panic, SystemExit, KeyboardInterrupt])
-def test_an_argument_that_is_sent_later(local, tmp_path, error):
-    """By a thread of the library's, once another argument is there."""
+def test_an_argument_of_a_call_that_waits(local, tmp_path, error):
+    """It is taken when the call is made, as of one that is sent at once."""
 
     class Slow:
         def wait(self, path):
@@ -199,16 +199,17 @@ def test_an_argument_that_is_sent_later(local, tmp_path, error):
                 threading.Event().wait(0.005)
 
     slow, actor = conveyor.remote(Slow).remote(), Plain.remote()
-    ref = actor.take_two.remote(slow.wait.remote(str(tmp_path / "go")), CannotBeSent(error))
-    behind = actor.same.remote(5)
+    late = slow.wait.remote(str(tmp_path / "go"))
+    raised, text = SerializationError, "Panic: refused"
+    if error is not Panic:  # it is the program's, whose main thread this is
+        raised, text = error, "refused"
+    for first in (5, late):
+        with pytest.raises(raised, match=text):
+            actor.take_two.remote(first, CannotBeSent(error))
+    behind = actor.take_two.remote(late, 5)
     (tmp_path / "go").touch()
-    # Not asked for in the main thread, which would send it itself.
-    waiting = threading.Thread(target=conveyor.wait, args=([ref],), kwargs={"timeout": WAIT})
-    waiting.start()
-    waiting.join()
-    with pytest.raises(SerializationError, match=f"{error.__name__}: refused"):
-        get(ref)
-    assert get(behind) == 5
+    get(behind)
+    assert unharmed(actor)
 
 
 def test_a_keyboard_interrupt_that_an_actor_raises_is_an_error(local):
