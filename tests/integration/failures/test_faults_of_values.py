@@ -5,7 +5,7 @@ import signal
 import threading
 
 import pytest
-from integration_helpers import WAIT, chain, compiled, get
+from integration_helpers import chain, compiled, get
 
 import conveyor
 from conveyor.exceptions import ActorDiedError, SerializationError, TaskError
