@@ -174,7 +174,9 @@ class Ways(Together):
     def _break_off(self, running: Running, number: int) -> None:
         """Ctrl-C while a result is waited for, which can be got afterwards all the same."""
         refs = running.pending[number]
-        places = [i for i, ref in enumerate(refs) if ref and not isinstance(ref, StreamRef)]
+        places = [
+            i for i, ref in enumerate(refs) if ref is not None and not isinstance(ref, StreamRef)
+        ]
         if not places:
             return
         place = self.rng.choice(places)

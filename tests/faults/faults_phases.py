@@ -73,8 +73,10 @@ def tables():
         return {}
     table = driver.table
     found = {
-        # Others may ask for shared ones as long as the session lasts.
-        "actors known": sum(not record.actor.shared for record in table),
+        # Others may ask for shared ones as long as the session lasts. The last dead ones are remembered.
+        "actors known": sum(
+            not record.actor.shared and record.id.index not in table._remembered for record in table
+        ),
         "processes by number": len(table.pids()),
         "slots": -table.free_slots,
         "graphs": len(driver.layer),

@@ -107,7 +107,7 @@ def test_direct_program_that_is_warned(scripts):
     out = scripts.run(PROGRAMS / "direct_warning.py", timeout=220)
     assert lines_of(out) in ([], ["AssertionError: sender and receiver returned different sums."])
     assert re.search(
-        r"UserWarning: .* is being passed back to the actor that created it", scripts.stderr
+        r"ConveyorWarning: .* is being passed back to the actor that created it", scripts.stderr
     )
 
 

@@ -288,10 +288,25 @@ def test_what_has_come_stays_when_its_maker_ends(session, reader, count, wait_un
     ref = maker.array.remote(count, 2.0)
     assert get(reader.keep.remote(ref))
     value = get(ref)
-    del ref, maker  # the last handle
+    del ref
+    conveyor.kill(maker)
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
     assert (value == 2.0).all()
     assert get(reader.total.remote()) == 2.0 * count
+
+
+def test_who_reads_in_place_keeps_the_maker(session, reader, wait_until):
+    maker = Maker.remote()
+    pid = get(maker.pid.remote())
+    ref = maker.array.remote(8 * MB, 2.0)
+    assert get(reader.keep.remote(ref))
+    value = get(ref)
+    del ref, maker  # the last handle
+    assert (value == 2.0).all()
+    assert get(reader.total.remote()) == 2.0 * 8 * MB
+    del value
+    get(reader.drop.remote())
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
 
 
 def test_a_child_of_a_reader_has_it_as_long_as_it_lives(maker, reader):

@@ -97,7 +97,7 @@ def test_more_arrays_than_one_value_takes(engine):
     assert get(keeper.keep.remote(arrays[: 1 << 16])) == 1
 
 
-def test_an_argument_behind_one_that_is_not_there_yet(engine, latches):
+def test_an_argument_beside_one_that_is_not_there_yet(engine, latches):
     go = latches()
 
     @conveyor.remote
@@ -110,11 +110,11 @@ def test_an_argument_behind_one_that_is_not_there_yet(engine, latches):
 
     late = Late.remote().wait.remote(go.path)
     keeper = conveyor.remote(Keeper).options(name="keeper").remote()
-    call = keeper.keep.remote(late, lock())
-    go.open()
-    assert refused(lambda: get(call)).startswith(
+    assert refused(lambda: keeper.keep.remote(late, lock())).startswith(
         "argument 1 of keeper.keep, a _thread.lock, cannot"
     )
+    go.open()
+    get(late)
 
 
 def test_results_of_calls(keeper):

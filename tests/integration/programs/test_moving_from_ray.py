@@ -126,7 +126,8 @@ def _asked_of(self, keeper):
 
 def test_every_public_name_of_exceptions_is_there():
     for name in exceptions.__all__:
-        assert issubclass(getattr(exceptions, name), (exceptions.ConveyorError, tuple)), name
+        families = (exceptions.ConveyorError, exceptions.ConveyorWarning, tuple)
+        assert issubclass(getattr(exceptions, name), families), name
 
 
 @pytest.mark.parametrize("kind", [TypeError, ValueError, exceptions.ConveyorError])

@@ -31,6 +31,7 @@ _PRELOADED = (
     "conveyor.codec.pickling.full_pickler",
     "conveyor.plan.place",
     "conveyor.dag.context",
+    "conveyor.logs",
 )
 SPAWN_TIMEOUT = 60.0  # the first spawn waits until the server has imported what it preloads
 CLOSE_TIMEOUT = 10.0  # a killed process may be long in the kernel, freeing memory
