@@ -85,6 +85,7 @@ def peer(where, cls=Peer, **options):
 @pytest.fixture(scope="module")
 def pair(far):
     made = peer(HERE), peer(THERE)
+    conveyor.get([one.pid.remote() for one in made], timeout=WAIT)  # what they need is there
     yield made
     for one in made:
         conveyor.kill(one)

@@ -8,7 +8,6 @@ import threading
 
 import cloudpickle
 import pytest
-import ray
 from ray_nodes import WAIT, get
 
 import conveyor
@@ -45,8 +44,10 @@ def test_what_ray_does_not_answer_holds_up_no_start(rt, monkeypatch):
         assert answer.wait(WAIT)
         return {}
 
+    from ray._private import state
+
     monkeypatch.setattr(module, "_SAID_AFTER", 0.0)
-    monkeypatch.setattr(ray, "available_resources", resources)
+    monkeypatch.setattr(state, "available_resources_per_node", resources)
     try:
         actor = Place.remote()
         assert asked.wait(WAIT)

@@ -85,7 +85,8 @@ def test_one_that_waits_for_the_driver_as_the_session_ends(
         held.clear()
     nothing_left(wait_until, stage)
     (said,) = ray.get(stage.list.remote())
-    assert "session" in said
+    # The driver's end hangs up; its wait may hear first that the session is over.
+    assert said.startswith("ChannelClosedError") or "session" in said
     with leaves_nothing():
         conveyor.init()
         assert get(conveyor.attach(stage).add.remote(1)) == 2

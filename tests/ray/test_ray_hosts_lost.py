@@ -202,11 +202,12 @@ def test_it_ends_with_the_program(scripts, two_nodes, wait_until):
 
     conveyor.init(engine="ray", address=sys.argv[1], shared_memory="node")
     actor = conveyor.remote(A).options(resources={"second": 1}).remote()
+    pid = conveyor.get(actor.pids.remote())[0]
     from conveyor.runtime import context
     import ray
     (host,) = context.running()._hosts._agents._by_node.values()
     agent = ray.get(host.agent.__ray_call__.remote(lambda self: os.getpid()))
-    print("said", conveyor.get(actor.pids.remote())[0], agent, flush=True)
+    print("said", pid, agent, flush=True)
     threading.Event().wait()
     """
     program = scripts.start(source, two_nodes.address, env={"RAY_ADDRESS": ""})

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -114,6 +114,16 @@ class HangingUp(Protocol):
 
     def hang_up(self) -> None:
         """Tell the process at the other end that nothing more is done at this one."""
+
+
+def _elsewhere(board: _core.Board, unplaced: Set[int], targets: Sequence[Place]) -> str:
+    """Names of those of ``targets`` that are on other hosts, or may come to be.
+
+    Not a method: a writer holds it, and the collector does not see what a writer holds.
+    """
+    return ", ".join(
+        [board.name(t.slot) for t in targets if board.elsewhere(t.slot) or t.slot in unplaced]
+    )
 
 
 class Process:
@@ -320,7 +330,7 @@ class Process:
             self.arena,
             SentDefinitions(
                 tuple([target.process for target in targets]),
-                partial(self._elsewhere, targets),
+                partial(_elsewhere, self.board, self.unplaced, targets),
             ),
             graph,
             edge,
@@ -331,12 +341,6 @@ class Process:
     def may_be_elsewhere(self, slot: int) -> bool:
         """Whether the process there is on another host, or may come to be."""
         return self.board.elsewhere(slot) or slot in self.unplaced
-
-    def _elsewhere(self, targets: Sequence[Place]) -> str:
-        """Those of ``targets`` that are on other hosts, by their names."""
-        return ", ".join(
-            [self.board.name(t.slot) for t in targets if self.may_be_elsewhere(t.slot)]
-        )
 
     def place(self, bit: int) -> Place:
         """This process's own, for rings that ring ``bit``."""
