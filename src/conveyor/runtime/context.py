@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
-from conveyor.runtime import ending
+from conveyor.runtime import ending, threads
 from conveyor.runtime.protocol import Runtime
 
 
@@ -98,6 +98,8 @@ def install(runtime: Runtime | None) -> None:
     """Make ``runtime`` this process's (``None``: it has none any more)."""
     global _current, _cluster
     _current = runtime
+    threads.fail_session = None if runtime is None else runtime.fail
+    ending.fault = ""
     if runtime is None:
         _cluster = None
     else:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: Seconds that the interpreter's end waits for threads that are in Python code which the codec calls.
 _PATIENCE = 1.0
 
+#: Why the session has ended before its end, in words; empty if it has not.
+fault = ""
 _ender: int | None = None  # the thread that ends the program
 _session_ends: list[Callable[[], object]] = []  # each ends the session that it is of
 _told = threading.local()  # whether this thread has had its error
@@ -71,6 +73,11 @@ def ended() -> SessionEndedError:
 
 def error() -> SessionEndedError:
     """The same, with a lock held."""
+    if fault:
+        return SessionEndedError(
+            f"the session has ended: {fault}. This is a fault of the library's, which its log shows; "
+            "conveyor.shutdown() ends what is left, and another session can begin after it"
+        )
     if not begun_elsewhere():
         return SessionEndedError("the session has ended: it has been shut down")
     return SessionEndedError("the session has ended with the program")

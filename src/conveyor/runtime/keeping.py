@@ -33,7 +33,7 @@ class Keeping:
             return
         with self._lock:
             if self._thread is None and not self._closed:
-                self._thread = threads.start(self._run, "keeping")
+                self._thread = threads.serve(self._run, "keeping")
             self.started = True
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class Pinning:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threads.start(self._run, "pinning")
+                self._thread = threads.serve(self._run, "pinning")
 
     def _run(self) -> None:
         while True:

@@ -314,6 +314,10 @@ class Runtime(Protocol):
         """Whether :meth:`shutdown` has begun to end it."""
         ...
 
+    def fail(self, why: str) -> None:
+        """End the session with that cause, in words: a thread of the library's has failed that it needs."""
+        ...
+
     def shutdown(self) -> None:
         """End it: then it is nobody's runtime any more (see ``runtime.context``). What a signal handler
         raises meanwhile comes out afterwards; should something be left all the same, another call sees to

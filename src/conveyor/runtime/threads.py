@@ -26,9 +26,19 @@ _FAULTS = frozenset(
 )
 
 
+#: Ends the session of this process, which a thread has left that all of it depends on; why, in words.
+fail_session: Callable[[str], object] | None = None
+
+
 class Background(threading.Thread):
-    """A thread of the library's own. An exception that ends it is logged, whatever the program has made of
-    ``threading.excepthook``, which has it too."""
+    """A thread of the library's own.
+
+    An exception that ends it is logged, whatever the program has made of ``threading.excepthook``, which has
+    it too. If the session depends on the thread, the session ends with that cause.
+    """
+
+    #: Whether the session depends on it.
+    vital = False
 
     def run(self) -> None:
         try:
@@ -44,6 +54,10 @@ class Background(threading.Thread):
                 type(error).__name__,
                 str(error),
             )
+            if self.vital and fail_session is not None:
+                fail_session(
+                    f"its thread {self.name} has ended with {type(error).__name__}: {error}"
+                )
             raise
 
 
@@ -53,7 +67,17 @@ def start(target: Callable[..., object], name: str, *args: Any) -> threading.Thr
 
     Raises ``SystemLimitError`` if the system has no thread left.
     """
+    return _start(Background(target=target, args=args, name=f"conveyor-{name}", daemon=True))
+
+
+def serve(target: Callable[..., object], name: str, *args: Any) -> threading.Thread:
+    """Start a thread as :func:`start` does, on which the session depends: it ends if the thread fails."""
     thread = Background(target=target, args=args, name=f"conveyor-{name}", daemon=True)
+    thread.vital = True
+    return _start(thread)
+
+
+def _start(thread: Background) -> Background:
     # Known before it is changed, so that a handler that raises then does not leave it changed.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:

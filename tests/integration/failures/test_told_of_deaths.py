@@ -13,10 +13,12 @@ import pytest
 from integration_helpers import WAIT, get, hold
 
 import conveyor
-from conveyor.exceptions import ActorDiedError
+from conveyor.dag import InputNode
+from conveyor.exceptions import ActorDiedError, SessionEndedError
 from conveyor.runtime import context
 from conveyor.runtime.actor.orders import End
 from conveyor.runtime.driver.processes import record
+from conveyor.runtime.waiting.watcher import Watcher
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -85,3 +87,53 @@ def test_who_is_told_of_a_death_holds_no_lock_of_the_link(
 def _cannot_order(found):
     with pytest.raises(ActorDiedError):
         found.order(End())
+
+
+# A fault of the library's own, which no program has: its threads are made to fail.
+
+
+def broken(self):
+    raise ValueError("no use")
+
+
+@conveyor.remote
+class Breaks:
+    def wait_for(self, other, go):
+        from conveyor.runtime.waiting.watcher import Watcher
+
+        Watcher._run = broken
+        other.hold.remote(go).future()
+        threading.Event().wait()
+
+
+def test_an_actor_whose_thread_fails_ends(fresh_session, latches):
+    go = latches()
+    other = Actor.remote()
+    with pytest.raises(ActorDiedError, match="conveyor-watcher has ended with ValueError: no use"):
+        get(Breaks.remote().wait_for.remote(other, go.path))
+    go.open()
+
+
+def test_a_session_whose_thread_fails_ends(fresh_session, latches, monkeypatch):
+    go = latches()
+    actor = Actor.remote()
+    refs = [actor.hold.remote(go.path) for _ in range(2)]
+    monkeypatch.setattr(Watcher, "_run", broken)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    with InputNode() as inp:
+        graph = Actor.remote().echo.bind(inp).compile()
+    refs[0].future()
+    cause = "its thread conveyor-watcher has ended with ValueError: no use"
+    for attempt in (
+        lambda: get(refs[0]),
+        lambda: graph.execute(1),
+        lambda: actor.echo.remote(1),
+        Actor.remote,
+    ):
+        with pytest.raises(SessionEndedError, match=cause):
+            attempt()
+    go.open()
+    conveyor.shutdown()
+    monkeypatch.undo()
+    again = Actor.remote().echo.remote(1)
+    assert again.future().result(WAIT) == 1

@@ -1,4 +1,4 @@
-"""The library's own threads."""
+"""Faults of the library's own threads."""
 
 from __future__ import annotations
 

@@ -336,6 +336,10 @@ class InlineRuntime(CallingRuntime):
     def ending(self) -> bool:
         return self._closed
 
+    def fail(self, why: str) -> None:
+        ending.fault = why
+        self.shutdown()
+
     def shutdown(self) -> None:
         if os.getpid() != self.pid:
             return  # a forked child: the session is its parent's
@@ -346,7 +350,7 @@ class InlineRuntime(CallingRuntime):
             if self._closed:
                 return
             self._closed = True
-        error = SessionEndedError("the session has ended: it has been shut down")
+        error = ending.error()
         for account in list(self.graphs):
             account.supervision.close(error)
         self._layer.close()

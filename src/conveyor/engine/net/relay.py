@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import selectors
 import socket
 import ssl
-import threading
 
 from conveyor.engine.net.alive import watch_life
+from conveyor.runtime import threads
 
 _PIECE = 256 << 10
 
@@ -20,13 +19,12 @@ def relayed(secure: ssl.SSLSocket) -> socket.socket:
     secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     watch_life(secure)
     own, pumps = socket.socketpair()
-    thread = threading.Thread(target=_relay, args=(secure, own), name="conveyor-tls", daemon=True)
     try:
-        thread.start()
-    except RuntimeError as error:  # the system has no more threads
+        threads.start(_relay, "tls", secure, own)
+    except OSError:  # the system has no more threads
         own.close()
         pumps.close()
-        raise OSError(errno.EAGAIN, f"a connection over TLS needs a thread: {error}") from error
+        raise
     return pumps
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -100,6 +102,8 @@ class ActorRuntime(CallingRuntime):
         self._turns: defaultdict[int, AbstractContextManager[bool]] = defaultdict(
             lambda: threading.RLock()
         )
+        #: Ends the process, or only its part in the session where the process is not the session's.
+        self.end_at_once: Callable[[], object] = partial(os._exit, 1)
         self._deaths = 0
         # What the tasks of the graphs that are executed here are called.
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
@@ -119,6 +123,10 @@ class ActorRuntime(CallingRuntime):
         process.far_memory = (
             FarMemoryClient(self._requests.ask, process.slot) if hello.places else None
         )
+
+    def fail(self, why: str) -> None:
+        # As if it had been killed: callers have its death as their error, and it may be started again.
+        self.end_at_once()
 
     def link(self, actor: ActorId) -> Link:
         with self._turns[actor.index]:

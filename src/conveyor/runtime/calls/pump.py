@@ -44,7 +44,7 @@ class Pump:
         with self.lock:
             if self._thread is None and not self._closed:
                 self._wait.open()
-                threads.start(self._run, "pump")
+                threads.serve(self._run, "pump")
         self._note(sender)
 
     def sent(self, sender: Pending) -> None:

@@ -369,6 +369,10 @@ class Driver(CallingRuntime):
             if self._last_steps.over:  # else another one is at it, or will be with the next call
                 self.at_shutdown()
 
+    def fail(self, why: str) -> None:
+        ending.fault = why
+        self._begin_end()  # the rest at shutdown
+
     def _begin_end(self) -> None:
         self.table.close()
         self.process.ended = True  # before anybody looks again

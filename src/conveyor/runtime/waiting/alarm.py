@@ -42,7 +42,7 @@ class Alarm:
                 self._changed.notify_all()
                 return
             try:
-                self._thread = threads.start(self._run, "alarm")
+                self._thread = threads.serve(self._run, "alarm")
             except BaseException:
                 self._timed.discard(timed)
                 raise

@@ -26,7 +26,7 @@ class Sweeper:
         with self._lock:
             if self._thread is None and not self._closed:
                 with suppress(RuntimeError):  # no thread is to be had: the next channel tries again
-                    self._thread = threads.start(self._run, "sweeper")
+                    self._thread = threads.serve(self._run, "sweeper")
 
     def close(self) -> None:
         """Nothing more is let go of by itself."""

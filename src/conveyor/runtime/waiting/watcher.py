@@ -65,7 +65,7 @@ class Watcher:
                     self._ring()  # it may sleep already, and the ref be done just now
                     return key
                 try:
-                    self._thread = threads.start(self._run, "watcher")
+                    self._thread = threads.serve(self._run, "watcher")
                 except BaseException:
                     self._watched.pop(key, None)
                     raise

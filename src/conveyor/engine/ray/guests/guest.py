@@ -213,6 +213,7 @@ def _be_guest(
         raise
     worker = GuestWorker(hello, handed, instance)
     instance.belongs_to(worker)
+    worker.runtime.end_at_once = worker.depart
     over = -1
     try:
         try:

@@ -108,7 +108,7 @@ class RequestClient:
         self._request(request, awaited)
         if not self._reading.locked():
             try:
-                threads.start(self._read, "answers")
+                threads.serve(self._read, "answers")
             except BaseException:
                 awaited.settle()
                 raise
@@ -199,7 +199,7 @@ class RequestClient:
         while True:
             if not self._reading.locked():
                 try:
-                    threads.start(self._read, "answers")
+                    threads.serve(self._read, "answers")
                 except SystemLimitError:  # no thread is to be had
                     self._read_until(awaited)
             rung = sleep_for(awaited.bell, step)
@@ -275,7 +275,7 @@ class RequestClient:
             self._dispose(awaited)
         elif not self._reading.locked() and self._awaited:
             try:
-                threads.start(self._read, "answers")
+                threads.serve(self._read, "answers")
             except (
                 SystemLimitError
             ):  # one of those that wait reads this reply, too, or whoever asks next

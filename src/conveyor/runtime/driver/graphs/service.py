@@ -50,7 +50,7 @@ class GraphService:
         # Of the one that waits for room, or is about to begin; 0: none.
         self._busy = 0
         self._ended = False
-        self._worker = threads.start(self._work, "graph-executions")
+        self._worker = threads.serve(self._work, "graph-executions")
         try:
             self.connection = Connection(sock, "graph", self._on_message, self._on_end)
         except BaseException:

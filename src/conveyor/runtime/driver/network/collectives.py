@@ -206,7 +206,7 @@ class DriverCollectives:
         self._free_the_stuck()
         if self._groups and self._looking is None:
             with suppress(SystemLimitError):  # then they are told at half of the grace period
-                self._looking = threads.start(self._look, "circles")
+                self._looking = threads.serve(self._look, "circles")
 
     def _look(self) -> None:
         """Until the actors have ended: free those who are stuck, whenever one has gone to sleep in an
