@@ -56,6 +56,9 @@ std::vector<CollectiveGroup::Member> members_of(const std::vector<std::pair<uint
   return made;
 }
 
+// What `until` says of an execution that has failed; see runtime/actor/control.py.
+constexpr int64_t kFailedElsewhere = -2;
+
 // What is being raised, in a word that no code of the user's has to give.
 const char* raised_here() {
   try {
@@ -80,7 +83,9 @@ std::optional<Outcome> rest(CollectiveGroup& group, Inbox& inbox, uint64_t deadl
   const int64_t ends = nb::cast<int64_t>(until());
   if (inbox.inherited()) return kInherited;  // a handler that ran in there has forked
   if (ends < 0) {
-    group.leave(Cause::kInterrupted, "its cancellation or deadline");
+    // A rank that raises breaks the group before its execution is marked as failed.
+    if (group.broken()) return {};
+    group.leave(Cause::kInterrupted, ends == kFailedElsewhere ? "the failure of its execution" : "its cancellation or deadline");
     return kUnwanted;
   }
   if (ends > 0 && (wake == 0 || uint64_t(ends) < wake)) wake = uint64_t(ends);

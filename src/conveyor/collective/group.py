@@ -224,8 +224,8 @@ class Group:
             )
         if outcome == _UNWANTED:
             raise Unwanted(
-                f"{what}: what this method runs for was cancelled, or its deadline is over, while it waited "
-                f"for other ranks. {_AFTER}"
+                f"{what}: what this method runs for was cancelled, or has failed elsewhere, or its deadline "
+                f"is over, while it waited for other ranks. {_AFTER}"
             )
         self._raise_broken(what)
 

@@ -189,3 +189,70 @@ def test_what_the_class_of_an_error_says_of_its_cause_is_not_asked(local):
         dag = MultiOutputNode([Rank.remote().refuses.bind(inp) for _ in range(2)])
     with dag.compile() as graph, pytest.raises(NoCauseError, match="of the step"):
         get(graph.execute(NoCauseError))
+
+
+@conveyor.remote
+class Upstream:
+    def make(self, number, path):
+        if path:
+            hold(path)
+            raise LookupError("no batch")
+        return number
+
+
+@conveyor.remote
+class Waiting:
+    def __init__(self, operation):
+        self.operation = operation
+
+    def step(self, number, begun=""):
+        if begun:
+            Path(begun).touch()
+        array = np.full(4, float(number))
+        if self.operation == "shared":
+            return sum(float(got[0]) for got in collective.allgather.shared(array))
+        if self.operation == "barrier":
+            collective.barrier()
+            return 2.0
+        collective.allreduce(array)
+        return array[0]
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "shared", "barrier"])
+def test_a_rank_whose_step_is_skipped_is_waited_for_no_more(
+    local, operation, latches, tmp_path, wait_until
+):
+    """Its step needs what another actor has failed to make, so it never comes to the operation."""
+    upstream, ranks = Upstream.remote(), [Waiting.remote(operation) for _ in range(2)]
+    group = collective.create_collective_group(ranks)
+    with InputNode() as inp:
+        made = upstream.make.bind(inp[0], inp[1])
+        dag = MultiOutputNode([ranks[0].step.bind(inp[0], inp[2]), ranks[1].step.bind(made)])
+    fails, begun = latches(), tmp_path / "begun"
+    with dag.compile() as graph:
+        assert get(graph.execute(1, "", "")) == [2.0, 2.0]
+        refs = graph.execute(1, fails.path, str(begun))
+        wait_until(begun.exists)
+        fails.open()
+        with pytest.raises(LookupError, match="no batch"):
+            get(refs)
+        with pytest.raises(
+            CollectiveBrokenError, match="interrupted in an operation by the failure"
+        ):
+            get(graph.execute(1, "", ""))
+        group.reset()
+        assert get(graph.execute(1, "", "")) == [2.0, 2.0]
+
+
+def test_a_group_whose_ranks_are_all_skipped_is_as_before(local, latches):
+    upstream, ranks = Upstream.remote(), [Waiting.remote("allreduce") for _ in range(2)]
+    collective.create_collective_group(ranks)
+    with InputNode() as inp:
+        made = upstream.make.bind(inp[0], inp[1])
+        dag = MultiOutputNode([rank.step.bind(made) for rank in ranks])
+    fails = latches()
+    fails.open()
+    with dag.compile() as graph:
+        with pytest.raises(LookupError, match="no batch"):
+            get(graph.execute(1, fails.path))
+        assert get(graph.execute(1, "")) == [2.0, 2.0]

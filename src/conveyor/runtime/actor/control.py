@@ -84,9 +84,12 @@ class Control:
         return None if part is None else part.labels.get(node)
 
     def until(self, graph: int, execution: int) -> int:
-        """When an execution is over at the latest; see ``unwanted.until``."""
+        """Return when an execution is over at the latest, as ``unwanted.until`` does; -2: it has failed, so
+        a rank that an operation of a group lacks may have had its step skipped, and never come."""
         part = self._parts.get(graph)
-        return 0 if part is None else until(part.limits, execution)
+        if part is None:
+            return 0
+        return -2 if part.limits.failed(execution) else until(part.limits, execution)
 
     def look_again(self) -> None:
         """Something has happened: it may be that inputs have come which programs wait for."""
