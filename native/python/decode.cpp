@@ -130,11 +130,11 @@ nb::bytes header_of(const Frame& frame) {
   return nb::bytes(table->meta, table->meta_length);
 }
 
-nb::object tell_header(const Frame& frame, PyObject* hook) {
+nb::object tell_header(const Frame& frame, PyObject* hook, PyObject* known = nullptr) {
   if (hook == nullptr) return {};  // the interpreter ends
   const nb::bytes meta = header_of(frame);
   Calling python;
-  nb::object result = nb::steal(PyObject_CallFunctionObjArgs(hook, meta.ptr(), nullptr));
+  nb::object result = nb::steal(PyObject_CallFunctionObjArgs(hook, meta.ptr(), known, nullptr));
   if (!result.is_valid()) throw nb::python_error();
   return result;
 }
@@ -168,12 +168,12 @@ nb::bytes meta_of(const Frame& frame) {
   return nb::bytes(table.meta, table.meta_length);
 }
 
-nb::object keep(const Frame& frame, nb::object refs) {
+nb::object keep(const Frame& frame, nb::object refs, nb::object definitions) {
   if (frame.kind == Kind::kError || frame.codec < kFirstPython) return decode(frame);
   return or_python_error([&] {
     Frame kept = frame;
     kept.kept = kept.readonly = true;
-    return nb::cast(Snapshot{std::move(kept), nullptr, std::move(refs)}, nb::rv_policy::move);
+    return nb::cast(Snapshot{std::move(kept), nullptr, std::move(refs), std::move(definitions)}, nb::rv_policy::move);
   });
 }
 
@@ -185,14 +185,14 @@ nb::object value_of(nb::handle kept) {
   return nb::borrow(kept);
 }
 
-void announce(const Frame& frame) {
-  if (!(frame.flags & kDefinitions) || frame.kind == Kind::kError) return;
-  or_python_error([&] { tell_header(frame, hooks.announce); });
+void announce(const Frame& frame, nb::handle known) {
+  if (!known.is_valid() || !(frame.flags & kDefinitions) || frame.kind == Kind::kError) return;
+  or_python_error([&] { tell_header(frame, hooks.announce, known.ptr()); });
 }
 
-void discard(const Frame& frame) {
-  if (!(frame.flags & kDefinitions) || frame.kind == Kind::kError) return;
-  or_python_error([&] { tell_header(frame, frame.flags & kRefs ? hooks.discard : hooks.announce); });
+void discard(const Frame& frame, nb::handle known) {
+  if (!(frame.flags & kRefs) || frame.kind == Kind::kError) return announce(frame, known);
+  or_python_error([&] { tell_header(frame, hooks.discard, known.ptr()); });
 }
 
 nb::object take_claims(const Frame& frame) {

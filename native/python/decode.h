@@ -21,6 +21,7 @@ struct Snapshot {
   Frame frame;
   std::shared_ptr<const Fd> fd{};  // of the file that its body lies in, if it does
   nb::object refs{};  // that its value refers to, if they are held here, until a ref has the snapshot: that holds them
+  nb::object definitions{};  // that its bytes refer to
 };
 
 struct ErrorFrame {
@@ -39,17 +40,17 @@ bool fetches() noexcept;
 // or the lease lives: that of the frame which this thread is decoding, if it is kSure and names the value. Else null.
 std::shared_ptr<Lease> sure_lease(uint64_t number);
 // What stands for the value from now on: the value itself where its type is immutable (those that are
-// decoded natively), an ErrorFrame, else a Snapshot, which holds `refs`. Runs no Python code.
-nb::object keep(const Frame& frame, nb::object refs);
+// decoded natively), an ErrorFrame, else a Snapshot, which holds `refs` and `definitions`. Runs no Python code.
+nb::object keep(const Frame& frame, nb::object refs, nb::object definitions);
 // Make a frame's claims good that is to be decoded later: its refs, to be held until then. Invalid if it has none.
 nb::object take_claims(const Frame& frame);
 nb::bytes meta_of(const Frame& frame);
 // The value that what `keep` has returned stands for, a new one each time where it is mutable.
 nb::object value_of(nb::handle kept);
-// A frame with definitions that is not decoded yet.
-void announce(const Frame& frame);
-// A frame that nobody will ever decode.
-void discard(const Frame& frame);
+// A frame with definitions that is not decoded yet. `known`: what its reader knows of its channel's.
+void announce(const Frame& frame, nb::handle known);
+// A frame that nobody will ever decode; without `known`, it was announced.
+void discard(const Frame& frame, nb::handle known = nb::handle());
 // The same in two steps, for a frame that cannot be taken out of its slot: the part of it that says which refs
 // it has claims on, null if it has none or cannot be read; and, once the slot is free, to let go of those.
 nb::object claims_of(const char* body, size_t size, size_t in_block) noexcept;

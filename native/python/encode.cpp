@@ -289,6 +289,15 @@ void encode_snapshot(Encoded& out, nb::handle value, nb::handle sent) {
   out.raw = true;
 }
 
+// Whether the next frame has to tell that definitions are gone.
+bool has_untold(nb::handle sent) {
+  if (!sent.is_valid() || sent.is_none()) return false;
+  static PyObject* const name = PyUnicode_InternFromString("gone");
+  const nb::object gone = nb::steal(PyObject_GetAttr(sent.ptr(), name));
+  if (!gone.is_valid()) throw nb::python_error();
+  return PyObject_IsTrue(gone.ptr()) == 1;
+}
+
 // Anything else is the codec's in Python.
 void encode_any(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena) {
   PyObject* v = value.ptr();
@@ -334,8 +343,11 @@ void encode_any(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t move
 
 }  // namespace
 
+int untold = 0;
+
 void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena, bool passes_on) {
-  if (encode_native(out, value, passes_on)) return;
+  const bool tells = untold > 0 && has_untold(sent);
+  if (!tells && encode_native(out, value, passes_on)) return;
   if (nb::isinstance<Snapshot>(value)) return encode_snapshot(out, value, sent);
   encode_any(out, value, sent, moved_refs, arena);
 }

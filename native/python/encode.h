@@ -39,6 +39,9 @@ struct Encoded : Outgoing {
   void write_body(char* to) const;
 };
 
+// Definitions that are gone, and of which the next frames of their channels have to say so (SentDefinitions.gone).
+extern int untold;
+
 // Throws what Python raised for a value that cannot be encoded; then nothing has happened.
 // What was made in place in `arena` (null: in none), and has no more than `moved_refs` references, moves.
 // `passes_on`: its readers decode it at once, so what names a value that has stayed with its maker may stand among a

@@ -85,9 +85,10 @@ void Gate::stash_front(size_t i) {
     dropped_[i].erase(tag);
     return taken(tag, i, began, slot.size, slot.kind == Kind::kError);
   }
-  nb::object refs;
+  nb::object refs, definitions;
   try {
     reader.load_unread();
+    definitions = reader.front_definitions();
     if (!reader.announce_front() || !reader.take_front_claims(refs)) return;
   } catch (nb::python_error& error) {
     if (!is_final(error.value()) || reader.ring.next() != number || reader.ring.empty()) throw;
@@ -104,6 +105,7 @@ void Gate::stash_front(size_t i) {
   auto place = stashes_[i].try_emplace(tag).first;  // if this throws, the frame is still in the ring
   static_cast<Frame&>(place->second) = reader.take_loaded();
   place->second.refs = std::move(refs);
+  place->second.definitions = std::move(definitions);
   const Frame& f = place->second;
   taken(f.tag, i, began, f.size + f.beside, f.kind == Kind::kError);
 }
@@ -206,7 +208,7 @@ nb::object Gate::take_stashed(uint64_t number, size_t i) {
   try {
     Stashed& frame = stash.find(number)->second;
     frame.map();
-    nb::object value = keep(frame, frame.refs);  // runs no Python code
+    nb::object value = keep(frame, frame.refs, frame.definitions);  // runs no Python code
     stash.erase(number);
     return value;
   } catch (...) {

@@ -20,9 +20,10 @@ struct GateLeftover : Leftover {
   Gated* gate = nullptr;
 };
 
-// A result that is out of its ring, with the refs that it refers to.
+// A result that is out of its ring, with the refs and the definitions that it refers to.
 struct Stashed : Frame {
   nb::object refs{};
+  nb::object definitions{};
 };
 
 // Submits under consecutive numbers and collects results by number. Every submission yields exactly

@@ -64,9 +64,9 @@ bool is_final(nb::handle exception) {
 }
 
 void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object discard, nb::object final_error, nb::object arena_full,
-               nb::object storage_held_alone, nb::object state_error, nb::object refused, nb::object take) {
+               nb::object storage_held_alone, nb::object state_error, nb::object refused, nb::object take, nb::object known) {
   for (PyObject** hook : {&hooks.encode, &hooks.decode, &hooks.announce, &hooks.discard, &hooks.final_error, &hooks.arena_full, &hooks.storage_held_alone,
-                          &hooks.state_error, &hooks.refused, &hooks.take})
+                          &hooks.state_error, &hooks.refused, &hooks.take, &hooks.known})
     Py_CLEAR(*hook);
   hooks.encode = encode.release().ptr();
   hooks.decode = decode.release().ptr();
@@ -78,6 +78,7 @@ void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::ob
   hooks.state_error = state_error.release().ptr();
   if (!refused.is_none()) hooks.refused = refused.release().ptr();
   if (!take.is_none()) hooks.take = take.release().ptr();
+  if (!known.is_none()) hooks.known = known.release().ptr();
 }
 
 void bad_frame() {

@@ -25,12 +25,13 @@ struct Hooks {
   PyObject* storage_held_alone = nullptr;  // (value): the address of its storage, which nothing else refers to; else 0
   PyObject* state_error = nullptr;  // the class of errors for what belongs to another process
   PyObject* refused = nullptr;      // (errno, text): makes what to raise for what the system has refused
+  PyObject* known = nullptr;        // (): what a reader knows of the definitions in its channel; has a `generation` (definitions.py)
   PyObject* take = nullptr;         // (meta): the refs that a frame has claims on, to be held as long as it may be decoded
 };
 extern Hooks hooks;
 
 void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object discard, nb::object final_error, nb::object arena_full,
-               nb::object storage_held_alone, nb::object state_error, nb::object refused = nb::none(), nb::object take = nb::none());
+               nb::object storage_held_alone, nb::object state_error, nb::object refused = nb::none(), nb::object take = nb::none(), nb::object known = nb::none());
 // Throws if this process was forked since `generation`: rings and results are the parent's.
 void check_owner(uint64_t generation);
 // In a catch block: let the exception that is being handled, whatever it is, be the Python error.

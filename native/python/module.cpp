@@ -1,5 +1,6 @@
 // The Python face of the native core. Names and meanings: src/conveyor/_core.pyi.
 #include "bind.h"
+#include "encode.h"
 #include "exit.h"
 #include "forked_child.h"
 #include "hooks.h"
@@ -77,7 +78,8 @@ NB_MODULE(_core, m) {
 #endif
 
   m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "discard"_a, "final_error"_a, "arena_full"_a, "storage_held_alone"_a, "state_error"_a, "refused"_a,
-        "take"_a.none() = nb::none());
+        "take"_a.none() = nb::none(), "known"_a.none() = nb::none());
+  m.def("count_untold", [](int change) { untold += change; }, "change"_a);
   m.attr("UNSAID") = nb::bytes(kUnsaidMeta);
   m.attr("BROKEN") = nb::bytes(kBrokenMeta);
   m.def("refcount", [](nb::handle h) { return Py_REFCNT(h.ptr()); }, "value"_a.none());

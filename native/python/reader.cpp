@@ -20,6 +20,31 @@ class Counted {
 
 }  // namespace
 
+nb::handle Reader::known_for(uint32_t flags) {
+  if (!(flags & kBound) || hooks.known == nullptr) return nb::handle();
+  if (!known_.is_valid()) {
+    nb::object made = nb::steal(PyObject_CallNoArgs(hooks.known));
+    if (!made.is_valid()) throw nb::python_error();
+    if (!known_.is_valid()) known_ = std::move(made);
+  }
+  return known_;
+}
+
+nb::object Reader::front_definitions() {
+  const SlotHeader slot = read_once(*ring.front());
+  if (slot.kind == Kind::kError) return nb::object();
+  const nb::handle known = known_for(slot.flags);
+  if (!known.is_valid()) return nb::object();
+  nb::object generation = nb::steal(PyObject_GetAttrString(known.ptr(), "generation"));
+  if (!generation.is_valid()) throw nb::python_error();
+  return generation;
+}
+
+nb::object Reader::learn_and_decode(const Frame& frame) {
+  if (frame.kind != Kind::kError && (frame.flags & kDefinitions)) announce(frame, known_for(frame.flags));
+  return decode(frame);
+}
+
 void Reader::give_up() noexcept {
   const SlotHeader slot = read_once(*ring.front());
   const size_t in_block = slot.block_size > kBlockHeader ? slot.block_size - kBlockHeader : 0;
@@ -45,7 +70,7 @@ bool Reader::announce_front(bool unwanted) {
   if (!front_) load_front();
   const uint64_t number = ring.next();
   const Frame f = *front_;
-  unwanted ? discard(f) : announce(f);
+  unwanted ? discard(f, known_for(f.flags)) : announce(f, known_for(f.flags));
   return ring.next() == number && !ring.empty();
 }
 
@@ -98,7 +123,7 @@ void Reader::close() {
         try {
           load_front();
           const Frame f = *front_;
-          discard(f);
+          discard(f, known_for(f.flags));
           known = true;
         } catch (const nb::python_error& error) {
           if (!is_final(error.value())) raised = std::current_exception();
@@ -152,30 +177,34 @@ nb::object Reader::read(const Frame& frame, How how) {
 
 nb::object Reader::receive() {
   check_owner(fork_);
+  nb::object definitions;
   std::optional<Frame> f;
   try {
     if (decodes_natively()) return receive_native();
+    definitions = front_definitions();
     f = take();
   } catch (...) {
     give_up();
     throw;
   }
-  return read(*f, [](const Frame& frame) { return decode(frame); });
+  return read(*f, [&](const Frame& frame) { return learn_and_decode(frame); });
 }
 
 nb::object Reader::receive_undecoded(nb::handle make) {
   if (!front_keeps()) return receive();
   check_owner(fork_);
+  nb::object definitions;
   std::optional<Frame> f;
   try {
+    definitions = front_definitions();
     f = take();
   } catch (...) {
     give_up();
     throw;
   }
-  return read(*f, [make](const Frame& frame) {
-    announce(frame);  // frames behind it may be decoded first
-    const nb::object snapshot = or_python_error([&] { return nb::cast(Snapshot{frame}, nb::rv_policy::move); });
+  return read(*f, [&](const Frame& frame) {
+    announce(frame, known_for(frame.flags));  // frames behind it may be decoded first
+    const nb::object snapshot = or_python_error([&] { return nb::cast(Snapshot{frame, nullptr, {}, definitions}, nb::rv_policy::move); });
     Calling python;
     nb::object made = nb::steal(PyObject_CallOneArg(make.ptr(), snapshot.ptr()));
     if (!made.is_valid()) throw nb::python_error();
@@ -188,8 +217,9 @@ nb::object Reader::receive_head() {
   if (read_once(*ring.front()).kind == Kind::kError) return nb::object();
   try {
     load_front();
+    const nb::object definitions = front_definitions();
     const Frame f = *front_;
-    return decode(f);
+    return learn_and_decode(f);
   } catch (...) {
     give_up();
     throw;
@@ -205,8 +235,9 @@ nb::object Reader::receive_or_leave() {
   const uint64_t number = ring.next();
   if (decodes_natively()) return receive_native();
   load_front();
+  const nb::object definitions = front_definitions();
   const Frame f = *front_;
-  nb::object value = decode(f);
+  nb::object value = learn_and_decode(f);
   if (ring.next() == number && !ring.empty()) take();
   return value;
 }
@@ -216,10 +247,10 @@ nb::object Reader::receive_kept() {
   const uint64_t number = ring.next();
   try {
     if (decodes_natively()) return receive_native();
-    nb::object refs;
+    nb::object refs, definitions = front_definitions();
     if (!announce_front() || !take_front_claims(refs)) return nb::object();
     load_front();
-    nb::object value = keep(*front_, std::move(refs));  // runs no Python code: the frame is still ours
+    nb::object value = keep(*front_, std::move(refs), std::move(definitions));  // runs no Python code: the frame is still ours
     take();
     return value;
   } catch (...) {

@@ -59,7 +59,15 @@ class Reader : public Receiver {
   // decodes it. Throws what is Python's, and has been closed then, too.
   void close();
 
+  // What the next frame's bytes refer to, to be held as long as it may be decoded. Invalid if it brings all that it needs.
+  nb::object front_definitions();
+
  private:
+  // What this process knows of the channel's definitions; invalid for a frame that is bound to no channel's.
+  nb::handle known_for(uint32_t flags);
+  // The value of a frame that may define something: that is learnt first.
+  nb::object learn_and_decode(const Frame& frame);
+  nb::object known_;
   // What `how` makes of a frame that is out of the ring. If this throws, nobody will read it.
   template <class How>
   nb::object read(const Frame& frame, How how);

@@ -40,6 +40,9 @@ Holding = tuple[str, int, int, str, int, list[int]]
 """Values that a process still holds, at an arena's cap: the process, the graph's number (0: of none),
 the edge, what the channel carries in words, bytes, executions (or calls)."""
 
+def count_untold(change: int) -> None:
+    """Count ``change`` more definitions in the ``gone`` of channels' ``sent``: their next frames tell of them."""
+
 def set_codec(
     encode: Callable[
         [Any, Any],
@@ -47,20 +50,21 @@ def set_codec(
         | tuple[int, int, bytes, Sequence[Any] | None, Any],
     ],
     decode: Callable[[int, bytes, list[Buffer] | None], Any],
-    announce: Callable[[bytes], None],
-    discard: Callable[[bytes], None],
+    announce: Callable[[bytes, Any], None],
+    discard: Callable[..., None],
     final_error: type[Exception],
     arena_full: Callable[[str, list[Holding]], Exception],
     storage_held_alone: Callable[[Any], int],
     state_error: type[Exception],
     refused: Callable[[int, str], Exception],
     take: Callable[[bytes], Any] | None = None,
+    known: Callable[[], Any] | None = None,
 ) -> None:
     """Set what serves values that are not encoded natively, for the whole process.
 
     ``encode(value, sent)`` gives ``(codec, flags, meta, buffers)``, the codec's number being 16 or
-    more; ``decode(codec, meta, buffers)`` gives the value; ``announce(meta)`` learns a frame's
-    definitions, ``discard(meta)`` hears of one that nobody will decode. ``final_error`` is the class of errors that decoding again would not mend,
+    more; ``decode(codec, meta, buffers)`` gives the value; ``announce(meta, known)`` learns a frame's
+    definitions, ``known`` being what ``known()`` has made for its reader, ``discard(meta[, known])`` hears of one that nobody will decode. ``final_error`` is the class of errors that decoding again would not mend,
     ``arena_full(message, holdings)`` makes what is raised at an arena's cap, ``state_error`` is raised
     in forked children; ``refused(errno, text)`` makes what is raised for what the system has refused;
     ``storage_held_alone(value)`` gives the address of a tensor's storage that nothing else refers to, or 0.

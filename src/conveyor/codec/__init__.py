@@ -11,7 +11,7 @@ from conveyor.codec.errors.encoding import append_to_message, decode_error, enco
 from conveyor.codec.errors.native import arena_full, refused
 from conveyor.codec.errors.siblings import add_sibling, summarize_error
 from conveyor.codec.frames import announce, decode, discard, encode
-from conveyor.codec.pickling.definitions import SentDefinitions
+from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.pickling.pickler import (
     add_reducers,
     blamed,
@@ -54,4 +54,5 @@ def set_up_codec() -> None:
         state_error=RuntimeStateError,
         refused=refused,
         take=take,
+        known=KnownDefinitions,
     )

@@ -51,13 +51,13 @@ def install(keeper: Keeper) -> None:
 def take(meta: bytes) -> Sequence[Any]:
     """The refs that the value with these meta bytes (of ``DEFINING``) refers to: to be held as long as it
     may be decoded."""
-    _, claims, _ = unpack(meta)
+    _, claims, _, _ = unpack(meta)
     return () if _keeper is None or not claims else _keeper.take(claims)
 
 
 def give_up(meta: bytes) -> None:
     """This process, which is a reader of the value with these meta bytes, will not decode it."""
-    _, claims, _ = unpack(meta)
+    _, claims, _, _ = unpack(meta)
     if claims and _keeper is not None:
         _keeper.give_up(claims)
 

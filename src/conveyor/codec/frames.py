@@ -68,8 +68,8 @@ def decode(
 ) -> Any:
     """The value. It refers to the buffers as long as it needs their memory.
 
-    ``known`` belongs to the channel and keeps what its frames have defined; without it they are
-    kept for the life of the process.
+    ``known`` belongs to the channel and keeps what its frames have defined. Without it the frame brings what
+    it needs, or has been announced.
     """
     if codec in (PICKLE, DEFINING):
         return unpickler.load(codec, meta, buffers, known)
@@ -78,21 +78,22 @@ def decode(
     if codec == TENSOR:
         return tensors.decode(meta, buffers)
     if codec == PARCEL:
-        return parcels.decode(meta, buffers)
+        return parcels.decode(meta, buffers, known)
     if codec == DIRECT:
         return direct.decode(meta, decode)
     raise SerializationError(f"a frame has codec {codec}, which this process does not know")
 
 
-def announce(meta: bytes, known: KnownDefinitions | None = None) -> None:
-    """Take note of the definitions in a frame with ``FLAG_DEFINITIONS`` that nobody will decode."""
+def announce(meta: bytes, known: KnownDefinitions) -> None:
+    """Take note of the definitions in a frame with ``FLAG_DEFINITIONS``: it is decoded later, or never."""
     unpickler.learn(meta, known)
 
 
-def discard(meta: bytes) -> None:
+def discard(meta: bytes, known: KnownDefinitions | None = None) -> None:
     """Take note of the definitions in a frame that nobody will ever decode, and give its claims up."""
     try:
-        announce(meta)
+        if known is not None:
+            announce(meta, known)
     finally:  # also after Ctrl-C: this is not tried again
         claims.give_up(meta)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from conveyor.codec import claims
 from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, Encoded
 from conveyor.codec.pickling import pickler, unpickler
-from conveyor.codec.pickling.definitions import SentDefinitions
+from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.promised import end_of
 from conveyor.codec.promises import Keeper
 from conveyor.codec.tensors.beside import Collected, placing
@@ -146,13 +146,15 @@ def encode(parcel: Parcel, sent: SentDefinitions | None) -> Encoded:
     return (PARCEL, flags, whole, buffers, kept) if kept else (PARCEL, flags, whole, buffers)
 
 
-def decode(meta: bytes, buffers: list[Any] | None) -> Head:
+def decode(meta: bytes, buffers: list[Any] | None, known: KnownDefinitions | None = None) -> Head:
     """Read the frame; the value's own pickle is left for :meth:`Head.open`."""
     end = len(meta) - _length.size
     (length,) = _length.unpack_from(meta, end)
     codec, headers, note = pickle.loads(meta[end - length : end])
     value = meta[: end - length]
-    if codec == DEFINING:  # frames behind it may need them, whatever becomes of this value
-        unpickler.learn(value, None)
+    if (
+        codec == DEFINING and known is not None
+    ):  # frames behind it may need them, whatever becomes of this value
+        unpickler.learn(value, known)
     tensors = tuple([TensorSpec(*header) for header in headers])
     return Head(tensors, note, (codec, value, buffers))

@@ -670,13 +670,14 @@ def make_local():
     return Local
 
 
-def test_loaded_once_and_kept_by_the_channel():
+def test_loaded_once_and_kept_by_the_channel(monkeypatch):
     cls = make_local()
     channel = Channel()
     first, second = channel.send(cls()), channel.send(cls())
     assert first[1] & FLAG_DEFINITIONS
     assert second[1] == FLAG_BOUND
     forget(cls)
+    monkeypatch.setattr(byvalue, "_prefix", b"another.")
     loaded = type(channel.receive(first))
     assert loaded is not cls
     gone = weakref.ref(loaded)

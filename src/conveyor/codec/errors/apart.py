@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from conveyor.codec.names import shown
-from conveyor.codec.pickling.definitions import KnownDefinitions
 from conveyor.codec.pickling.pickler import dumps_by_value
 from conveyor.codec.pickling.unpickler import loads
 from conveyor.exceptions import TaskError
@@ -197,8 +196,7 @@ def attributes_of(error: BaseException) -> dict[str, Any]:
 def load_first(forms: tuple[bytes, ...]) -> BaseException | None:
     for form in forms:
         try:
-            # The definitions live as long as the exception does; nobody else counts on them.
-            loaded = loads(form, KnownDefinitions())
+            loaded = loads(form)
         except Exception:
             continue
         if isinstance(loaded, BaseException):

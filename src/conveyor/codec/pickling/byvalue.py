@@ -20,25 +20,40 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
-from conveyor.codec.header import Token
+from conveyor.codec.header import Definition, Token
 from conveyor.exceptions import SerializationError
 
 
 class Group:
     """Definitions that travel together. ``needs``: the groups that this one's bytes refer to."""
 
-    __slots__ = ("__weakref__", "needs", "payload", "tokens")
+    __slots__ = ("__weakref__", "carried", "needs", "payload", "pins", "tokens")
 
     def __init__(self, tokens: tuple[Token, ...], payload: bytes, needs: tuple[Group, ...]) -> None:
         self.tokens = tokens
         self.payload = payload
         self.needs = needs
+        #: Who has brought it here, and the channels that this process has sent it over.
+        self.pins: weakref.WeakSet[Pin] = weakref.WeakSet()
+        self.carried: weakref.WeakSet[Carrier] = weakref.WeakSet()
 
     @property
     def key(self) -> Token:
         return self.tokens[0]
+
+    @property
+    def definition(self) -> Definition:
+        """Its form in a frame of this process."""
+        needs = tuple([needed.key for needed in self.needs])
+        return self.tokens, self.payload, needs, _made_here(self.key)
+
+
+class Carrier(Protocol):
+    """The writer of a channel (``definitions.SentDefinitions``)."""
+
+    def let_go(self, keys: Sequence[Token]) -> None: ...
 
 
 class Entry:
@@ -53,30 +68,39 @@ class Entry:
 
 
 # The registry. Everything in it is weak, so it ends nothing and keeps nothing:
-# an object keeps its group (through its entry), a known channel keeps the group and the objects.
+# an object keeps its group (through its entry), a known channel keeps the group, and a pin the objects.
 
 _entries: dict[int, Entry] = {}
 _refs: dict[Token, weakref.ref[Any]] = {}
 _groups: weakref.WeakValueDictionary[Token, Group] = weakref.WeakValueDictionary()
-_pins: weakref.WeakValueDictionary[Token, Pin] = weakref.WeakValueDictionary()
 _lock = threading.RLock()  # a collection while it is held may run a finalizer that encodes
 _prefix = os.urandom(8)
 _counter = itertools.count(1)
 
 
 class Pin:
-    """Keeps a received group and, once it is loaded, its objects."""
+    """Keeps a group that a channel has brought.
 
-    __slots__ = ("__weakref__", "group", "objects")
+    Its objects are kept by the pins of channels from their maker. Where there are none, one other pin
+    keeps them, which was there when they were loaded. More would keep them alive for each other where they
+    go round in a circle of processes; so would one at their maker.
+    """
 
-    def __init__(self, group: Group) -> None:
+    __slots__ = ("__weakref__", "from_maker", "group", "objects")
+
+    def __init__(self, group: Group, from_maker: bool) -> None:
         self.group = group
-        self.objects = tuple(live(token) for token in group.tokens)
+        self.from_maker = from_maker
+        self.objects: tuple[Any, ...] = ()
 
 
-def pin(tokens: tuple[Token, ...], payload: bytes, needs: tuple[Token, ...]) -> Pin:
-    """Take note of a group that a channel has brought. It stays as long as this is held."""
+def received(definition: Definition) -> Group:
+    """The group that a frame has brought."""
+    tokens, payload, needs, _ = definition
     key = tokens[0]
+    group = _groups.get(key)
+    if group is not None:
+        return group
     with _lock:
         group = _groups.get(key)
         if group is None:
@@ -88,14 +112,26 @@ def pin(tokens: tuple[Token, ...], payload: bytes, needs: tuple[Token, ...]) -> 
             group = Group(tokens, payload, needed)
             for token in tokens:
                 _groups[token] = group
-        held = _pins.get(key)
-        if held is None:
-            held = _pins[key] = Pin(group)
-        return held
+        return group
+
+
+def pin(definition: Definition) -> Pin:
+    """Have the group that a channel has brought stay as long as this is held."""
+    made = Pin(received(definition), from_maker=definition[3])
+    with _lock:
+        made.group.pins.add(made)
+        if made.from_maker:
+            objects = [live(token) for token in made.group.tokens]
+            made.objects = tuple([obj for obj in objects if obj is not None])
+    return made
 
 
 def new_token() -> Token:
     return _prefix + next(_counter).to_bytes(6, "little")
+
+
+def _made_here(token: Token) -> bool:
+    return token.startswith(_prefix)
 
 
 def entry_of(obj: Any) -> Entry | None:
@@ -151,10 +187,33 @@ def _enter(group: Group, token: Token, obj: Any) -> None:
             del _entries[key]
         if _refs.get(token) is ref:
             del _refs[token]
+            if group.carried and not _is_alive(group):
+                _let_go(group)
 
     ref = weakref.ref(obj, forget)
     _refs[token] = ref
     _entries[key] = Entry(ref, token, group)
+
+
+def _is_alive(group: Group) -> bool:
+    return any(token in _refs for token in group.tokens)
+
+
+def _let_go(group: Group) -> None:
+    """Tell the channels that have carried ``group``, and what it alone needed, that they are gone."""
+    gone = [group.key]
+    needs = list(group.needs)
+    while needs:
+        needed = needs.pop()
+        if needed.key not in gone and not _is_alive(needed):
+            gone.append(needed.key)
+            needs.extend(needed.needs)
+    while True:  # finalizers run in any thread: it is emptied step by step
+        try:
+            carrier = group.carried.pop()
+        except KeyError:
+            return
+        carrier.let_go(gone)
 
 
 # Loading. No lock is held while user code runs (class bodies' hooks, imports): two threads may load
@@ -192,33 +251,38 @@ def _load(group: Group) -> dict[Token, Any]:
                 obj = load.made[token]
                 _enter(group, token, obj)
             objects[token] = obj
-        pin = _pins.get(group.key)
-        if pin is not None:
-            pin.objects = tuple(objects.values())
+        if not _made_here(group.key):
+            pins = list(group.pins)
+            for pin in [pin for pin in pins if pin.from_maker] or pins[:1]:
+                pin.objects = tuple(objects.values())
         if _home is not None:
             for obj in objects.values():
-                _name(obj, _home)
+                if obj.__module__ == _home.__name__ and obj.__qualname__.isidentifier():
+                    _named[obj.__qualname__] = obj
     return objects
 
 
-# Where received definitions of ``__main__`` have their names too.
+# Where received definitions of ``__main__`` have their names too, the latest of each name.
 _home: ModuleType | None = None
+_named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def name_in(module: ModuleType) -> None:
-    """Give what is received of ``__main__`` its name in ``module`` too, the latest under each name.
+    """Give what is received of ``__main__`` its name in ``module`` too, as long as it is alive.
 
     The ``__main__`` of an actor is empty otherwise, and ``multiprocessing`` would not find there what it
     pickles by name.
     """
     global _home
     _home = module
+    module.__getattr__ = _find_name  # type: ignore[method-assign]
 
 
-def _name(obj: Any, module: ModuleType) -> None:
-    name = obj.__qualname__
-    if obj.__module__ == module.__name__ and name.isidentifier():
-        setattr(module, name, obj)
+def _find_name(name: str) -> Any:
+    obj = _named.get(name)
+    if obj is None:
+        raise AttributeError(f"module '__main__' has no attribute {name!r}")
+    return obj
 
 
 def construct(token: Token, make: Callable[..., Any], args: Sequence[Any]) -> Any:

@@ -171,13 +171,18 @@ def _has_identity(obj: Any) -> bool:
     """Whether a reader may ask if two of these are the same.
 
     Classes are compared (``isinstance``); functions hardly ever. So only a function that its module
-    knows by name gets a token: a lambda is made anew for every message, and would add up.
+    knows by name gets a token, also under a decorator such as ``remote``: its globals stay as it leaves
+    them. A lambda is made anew for every message, with what it refers to as it is then.
     """
     if type(obj) is not types.FunctionType:
         return True
     name = obj.__qualname__
     module = sys.modules.get(obj.__module__ or "")
-    return module is not None and module.__dict__.get(name) is obj
+    found = None if module is None else module.__dict__.get(name)
+    if found is obj:
+        return True
+    # Looked up on the object alone, never through a ``__getattr__`` of the user's.
+    return found is not None and getattr(found, "__dict__", {}).get("__wrapped__") is obj
 
 
 # Objects that have been found importable by name. A wrong answer is loud, since the pickler looks

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,9 @@ from conveyor.codec.encoded import (
     ReducerFactory,
 )
 from conveyor.codec.faults import is_fault
-from conveyor.codec.header import pack
+from conveyor.codec.header import Token, pack
 from conveyor.codec.pickling import byvalue
+from conveyor.codec.pickling.byvalue import Group
 from conveyor.codec.pickling.definitions import SentDefinitions, definitions_of
 from conveyor.codec.tensors.staged import STAGED, raw
 from conveyor.exceptions import SerializationError
@@ -197,11 +198,9 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
             if meta.find(pattern) >= 0:  # three times as fast as `in`
                 break
         else:
-            if not made:
+            if not made and not sent.gone:
                 return (PICKLE, 0, meta, buffers, kept) if kept else (PICKLE, 0, meta, buffers)
-            meta = pack((), meta, [claim for _, claim in made.values()])
-            flags = FLAG_DEFINITIONS | FLAG_REFS
-            return _encoded(DEFINING, flags, meta, buffers, kept)
+            return _with_header(meta, (), made, sent.take_gone(), sent, 0, buffers, kept)
         return _dump_fully(value, sent, made)
     return _dump_fully(value, sent)
 
@@ -232,10 +231,11 @@ def _dump_fully(
     kept = pickler.notes.pop(KEPT, None)
     meta = pickler.payload()
     buffers = [raw(b) for b in pickler.buffers] if pickler.buffers else None
-    definitions = None
+    gone = sent.take_gone()
+    missing: Sequence[Group] = ()
     for key in pickler.groups:
         if key not in sent.groups:
-            definitions = definitions_of(pickler.groups.values(), sent)
+            missing = definitions_of(pickler.groups.values(), sent)
             break
     by_value = pickler.by_value
     flags = FLAG_BOUND if pickler.groups else 0
@@ -243,12 +243,29 @@ def _dump_fully(
         pickler.reset()
         pool.append(pickler)
     sent.by_value = by_value
-    if definitions is None and not made:
+    if not missing and not made and not gone:
         return _encoded(PICKLE, flags, meta, buffers, kept)
+    return _with_header(meta, missing, made, gone, sent, flags, buffers, kept)
+
+
+def _with_header(
+    meta: bytes,
+    missing: Sequence[Group],
+    made: dict[int, tuple[Any, Any]] | None,
+    gone: Sequence[Token],
+    sent: SentDefinitions,
+    flags: int,
+    buffers: list[Any] | None,
+    kept: Any,
+) -> Encoded:
+    definitions = [group.definition for group in missing]
+    meta = pack(definitions, meta, [claim for _, claim in (made or {}).values()], gone)
     if made:
         flags |= FLAG_REFS
-    meta = pack(definitions or (), meta, [claim for _, claim in (made or {}).values()])
-    sent.groups.update(tokens[0] for tokens, _, _ in definitions or ())
+    if gone:
+        flags |= FLAG_BOUND  # to this channel
+    if missing:
+        sent.note(missing)
     return _encoded(DEFINING, flags | FLAG_DEFINITIONS, meta, buffers, kept)
 
 
@@ -365,7 +382,7 @@ def _dump_in_band(value: Any, sent: SentDefinitions) -> bytes:
             return pack((), pickled)
     full = _full_pickler(out_of_band=False)
     full = _pickled(full, value, sent, fast.notes.get(claims.CLAIMS))
-    definitions = definitions_of(full.groups.values(), sent)
-    data = pack(definitions, full.payload())
-    sent.groups.update(tokens[0] for tokens, _, _ in definitions)
+    missing = definitions_of(full.groups.values(), sent)
+    data = pack([group.definition for group in missing], full.payload())
+    sent.note(missing)
     return data

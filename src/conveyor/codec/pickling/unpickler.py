@@ -9,6 +9,7 @@ from typing import Any
 from conveyor.codec.encoded import DEFINING
 from conveyor.codec.faults import is_fault
 from conveyor.codec.header import unpack
+from conveyor.codec.pickling import byvalue
 from conveyor.codec.pickling.definitions import KnownDefinitions
 from conveyor.exceptions import (
     ActorDiedError,
@@ -19,8 +20,6 @@ from conveyor.exceptions import (
     TransportError,
     WaitTimeoutError,
 )
-
-_known_to_all = KnownDefinitions()
 
 #: What comes of a part that has stayed elsewhere, and cannot be fetched.
 _FETCHING = (
@@ -38,8 +37,13 @@ def load(
 ) -> Any:
     """The value of a frame with this codec, ``PICKLE`` or ``DEFINING``."""
     pickled: bytes | memoryview = meta
+    groups: Any = ()  # of a frame that is no channel's: as long as it is loaded
     if codec == DEFINING:
-        pickled = learn(meta, known)
+        definitions, _, gone, pickled = unpack(meta)
+        if known is not None:
+            known.learn(definitions, gone)
+        elif definitions:
+            groups = [byvalue.received(definition) for definition in definitions]
     try:
         return pickle.loads(pickled, buffers=buffers)
     except (SerializationError, MemoryError):  # it may be tried again when there is memory
@@ -50,6 +54,8 @@ def load(
         if not is_fault(error):
             raise
         raise SerializationError(_cannot_rebuild(error)) from error
+    finally:
+        del groups
 
 
 def loads(data: bytes, known: KnownDefinitions | None = None) -> Any:
@@ -57,11 +63,10 @@ def loads(data: bytes, known: KnownDefinitions | None = None) -> Any:
     return load(DEFINING, data, None, known)
 
 
-def learn(meta: bytes, known: KnownDefinitions | None) -> memoryview:
-    """Take note of a frame's definitions; the rest of the frame. Runs no code of the user's."""
-    definitions, _, pickled = unpack(meta)
-    (_known_to_all if known is None else known).learn(definitions)
-    return pickled
+def learn(meta: bytes, known: KnownDefinitions) -> None:
+    """Take note of a frame's definitions. Runs no code of the user's."""
+    definitions, _, gone, _ = unpack(meta)
+    known.learn(definitions, gone)
 
 
 def _cannot_rebuild(error: BaseException) -> str:

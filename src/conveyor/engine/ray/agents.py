@@ -388,5 +388,5 @@ class Agents:
 
 def _withdraw(header: bytes, process: Reader) -> None:
     """That process does not come for what a frame with that header claims for it."""
-    _, made, _ = unpack(header)
+    _, made, _, _ = unpack(header)
     claims.withdraw(made, (process,))

@@ -1,0 +1,367 @@
+"""Classes and functions that travel by value stay where they are needed, and go when their maker lets go."""
+
+import collections
+import contextlib
+import gc
+import itertools
+import os
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import conveyor
+from conveyor.dag import InputNode
+from conveyor.exceptions import ActorDiedError
+
+ROUNDS = 12
+
+
+numbers = itertools.count()
+
+
+def new_row():
+    """An instance of a class of its own and of its own name, as a cursor makes one for each query."""
+    row = collections.namedtuple(f"Row{next(numbers)}", ["a", "b"])
+    row.__module__ = "__main__"
+    return row(1, "x")
+
+
+class Watch:
+    """Which classes of rows are alive in this process."""
+
+    def __init__(self):
+        self.seen = weakref.WeakSet()
+        self.kept = []
+
+    def note(self, row):
+        if type(row) is not tuple:
+            self.seen.add(type(row))
+        return row
+
+    def take(self, row):
+        self.note(row)
+        return sum(1 for _ in row)
+
+    def echo(self, row):
+        return self.note(row)
+
+    def make(self, *_):
+        return self.note(new_row())
+
+    def stream(self, n):
+        for _ in range(n):
+            yield self.note(new_row())
+
+    def keep(self, row):
+        self.kept.append(self.note(row))
+
+    def give(self):
+        return self.kept.pop()
+
+    def receive(self, receiver, n):
+        for _ in range(n):
+            self.take(receiver.receive())
+
+    def wait_and_take(self, row, _):
+        return self.take(row)
+
+    def count(self, rows):
+        return sum([1 for row in rows if self.note(row)])
+
+    def pid(self):
+        return os.getpid()
+
+    def alive(self):
+        gc.collect()
+        return len(self.seen)
+
+
+Actor = conveyor.remote(Watch)
+
+
+@pytest.fixture
+def here(leaves_nothing):
+    with leaves_nothing():
+        conveyor.init()
+        yield Watch()
+        conveyor.shutdown()
+
+
+def nothing_stays(here, *actors):
+    """What processes tell each other of with their next frames comes round in a few of them."""
+    for _ in range(3):
+        here.alive()
+        left = conveyor.get([actor.alive.remote() for actor in actors])
+    assert (here.alive(), left) == (0, [0] * len(actors))
+
+
+def test_of_arguments(here):
+    actor = Actor.remote()
+    for _ in range(ROUNDS):
+        assert conveyor.get(actor.take.remote(here.note(new_row()))) == 2
+    nothing_stays(here, actor)
+
+
+def test_of_many_that_are_let_go_of_at_once(here):
+    actor = Actor.remote()
+    rows = [here.note(new_row()) for _ in range(ROUNDS)]
+    conveyor.get([actor.take.remote(row) for row in rows])
+    assert conveyor.get(actor.alive.remote()) == ROUNDS
+    rows.clear()
+    nothing_stays(here, actor)
+
+
+def test_of_results(here):
+    actor = Actor.remote()
+    for _ in range(ROUNDS):
+        assert here.note(conveyor.get(actor.make.remote())).a == 1
+    for row in actor.stream.remote(ROUNDS):
+        assert here.note(row).b == "x"
+    del row
+    nothing_stays(here, actor)
+
+
+def test_there_and_back(here):
+    actor = Actor.remote()
+    for _ in range(ROUNDS):
+        row = here.note(new_row())
+        back = conveyor.get(actor.echo.remote(row))
+        assert type(back) is type(row)
+    del row, back
+    nothing_stays(here, actor)
+
+
+def test_through_several_actors_of_a_graph(here):
+    first, second = Actor.remote(), Actor.remote()
+    with InputNode() as given:
+        graph = second.echo.bind(first.echo.bind(given)).compile()
+    for _ in range(ROUNDS):
+        assert here.note(conveyor.get(graph.execute(here.note(new_row())))).a == 1
+    for _ in range(3):
+        here.alive()
+        conveyor.get([actor.alive.remote() for actor in (first, second)])
+        conveyor.get(graph.execute((1, 2)))
+    nothing_stays(here, first, second)
+
+
+def test_from_actor_to_actor(here):
+    first, second = Actor.remote(), Actor.remote()
+    for _ in range(ROUNDS):
+        ref = second.echo.remote(first.make.remote())
+        assert conveyor.get(first.take.remote(ref)) == 2
+        del ref
+    nothing_stays(here, first, second)
+
+
+def test_by_put_and_get(here):
+    actor = Actor.remote()
+    for _ in range(ROUNDS):
+        ref = conveyor.put(here.note(new_row()))
+        assert conveyor.get(ref) == (1, "x")
+        assert conveyor.get(actor.take.remote(ref)) == 2
+        del ref
+    nothing_stays(here, actor)
+
+
+def test_through_a_channel(here):
+    actor = Actor.remote()
+    sender, receiver = conveyor.channel.open()
+    done = actor.receive.remote(receiver, ROUNDS + 1)
+    for _ in range(ROUNDS):
+        sender.send(here.note(new_row()))
+    gc.collect()
+    sender.send((1, 2))
+    conveyor.get(done)
+    nothing_stays(here, actor)
+
+
+def test_of_calls_that_wait_for_a_value(here):
+    actor, other = Actor.remote(), Actor.remote()
+    for _ in range(ROUNDS):
+        refs = [
+            actor.wait_and_take.remote(here.note(new_row()), other.pid.remote()) for _ in range(3)
+        ]
+        assert conveyor.get(refs) == [2, 2, 2]
+    del refs
+    nothing_stays(here, actor)
+
+
+def test_a_class_that_comes_back_when_the_reader_is_not_told_yet(here):
+    """The same frame says that the class is gone, and brings it."""
+    actor = Actor.remote()
+    conveyor.get(actor.keep.remote(here.note(new_row())))
+    ref = actor.give.remote()
+    conveyor.wait([ref])
+    assert here.alive() == 0
+    back = conveyor.get(ref)
+    for _ in range(3):
+        assert type(conveyor.get(actor.echo.remote(back))) is type(back)
+    del ref, back
+    nothing_stays(here, actor)
+
+
+def test_an_actor_that_is_started_again_gets_what_it_needs(here):
+    actor = Actor.options(max_restarts=1).remote()
+    row = here.note(new_row())
+    assert conveyor.get(actor.take.remote(row)) == 2
+    here.note(conveyor.get(actor.make.remote()))
+    first = conveyor.get(actor.pid.remote())
+    conveyor.kill(actor, no_restart=False)
+    with contextlib.suppress(ActorDiedError):
+        conveyor.get(actor.take.remote(row))
+    assert conveyor.get(actor.take.remote(row)) == 2
+    assert conveyor.get(actor.pid.remote()) != first
+    assert conveyor.get(actor.take.remote(row)) == 2
+    del row
+    nothing_stays(here, actor)
+
+
+def test_more_than_a_frame_tells_of(here):
+    actor = Actor.remote()
+    rows = [here.note(new_row()) for _ in range(100)]
+    assert conveyor.get(actor.count.remote(rows)) == 100
+    rows.clear()
+    for _ in range(4):
+        here.alive()
+        conveyor.get(actor.pid.remote())
+    nothing_stays(here, actor)
+
+
+def test_threads_that_encode_and_let_go_at_once(here):
+    actors = [Actor.remote() for _ in range(2)]
+
+    def work():
+        for _ in range(ROUNDS):
+            row = here.note(new_row())
+            refs = [actor.echo.remote(row) for actor in actors]
+            del row
+            assert all(len(back) == 2 for back in conveyor.get(refs))
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work) for _ in range(4)]:
+            done.result()
+    nothing_stays(here, *actors)
+
+
+def test_an_instance_outlives_what_its_maker_has_let_go_of(here):
+    actor = Actor.remote()
+    conveyor.get(actor.keep.remote(here.note(new_row())))
+    for _ in range(3):
+        assert here.alive() == 0
+        assert conveyor.get(actor.take.remote(new_row())) == 2
+    assert here.alive() == 0
+    assert conveyor.get([actor.alive.remote() for _ in range(2)])[-1] == 1
+    back = conveyor.get(actor.give.remote())
+    assert (back.a, back._fields) == (1, ("a", "b"))
+    # And goes there once more.
+    assert conveyor.get(actor.echo.remote(back)) == back
+    assert type(conveyor.get(actor.echo.remote(back))) is type(back)
+
+
+def test_a_result_that_is_got_late_finds_its_class(here):
+    actor = Actor.remote()
+    late = [actor.make.remote() for _ in range(3)]
+    conveyor.wait(late, num_returns=3)
+    for _ in range(ROUNDS):
+        here.note(conveyor.get(actor.make.remote()))
+        conveyor.get(actor.alive.remote())
+    for ref in late:
+        first, again = here.note(conveyor.get(ref)), here.note(conveyor.get(ref))
+        assert type(first) is type(again)
+        assert first._fields == ("a", "b")
+    del late, ref, first, again
+    nothing_stays(here, actor)
+
+
+def test_results_of_an_execution_that_are_got_late(here):
+    actor = Actor.remote()
+    with InputNode() as given:
+        graph = actor.make.bind(given).compile(depth=8)
+    refs = [graph.execute(i) for i in range(6)]
+    for ref in reversed(refs):
+        assert conveyor.get(ref)._fields == ("a", "b")
+
+
+FUNCTIONS = """
+    import functools, os
+    import conveyor
+    from conveyor.dag import InputNode
+
+    N, MODEL = 0, None
+
+    class Large:
+        pickled = 0
+        def __reduce__(self):
+            Large.pickled += 1
+            return bytes, (1000,)
+
+    LARGE = Large()
+
+    @functools.lru_cache
+    def load():
+        return object()
+
+    @conveyor.remote
+    def count():
+        global N
+        N += 1
+        return os.getpid(), N
+
+    @conveyor.remote
+    def cached():
+        load()
+        return os.getpid(), load.cache_info().misses
+
+    @conveyor.remote
+    def lazy():
+        global MODEL
+        new = MODEL is None
+        MODEL = object()
+        return os.getpid(), new
+
+    SUM = 0
+
+    @conveyor.remote
+    def add(x):
+        global SUM
+        SUM += x
+        return SUM
+
+    @conveyor.remote
+    def large():
+        return len(LARGE)
+
+    @conveyor.remote
+    class Actor:
+        pass
+
+    if __name__ == "__main__":
+        def ask(function, times=5):
+            found = {}
+            for _ in range(times):
+                pid, value = conveyor.get(function.remote())
+                found.setdefault(pid, []).append(value)
+            return list(found.values())
+        for counted in ask(count):
+            assert counted == list(range(1, len(counted) + 1)), counted
+        assert [set(misses) for misses in ask(cached)] == [{1}] * len(ask(cached))
+        for news in ask(lazy):
+            assert not any(news[1:]), news
+        actor = Actor.remote()
+        (counted,) = ask(count.options(on=actor))
+        assert counted == [1, 2, 3, 4, 5], counted
+        # What a graph has brought stays when the graph goes.
+        with InputNode() as given:
+            graph = add.options(on=actor).bind(given).compile()
+        assert [conveyor.get(graph.execute(1)) for _ in range(3)] == [1, 2, 3]
+        assert conveyor.get(add.options(on=actor).remote(1)) == 4
+        graph.teardown()
+        assert conveyor.get(add.options(on=actor).remote(1)) == 5
+        assert [conveyor.get(large.remote()) for _ in range(4)] == [1000] * 4
+        assert Large.pickled == 1, Large.pickled
+"""
+
+
+def test_functions_of_a_script_keep_their_globals(scripts):
+    scripts.run(FUNCTIONS)
