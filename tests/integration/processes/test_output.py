@@ -151,3 +151,22 @@ def test_a_quiet_program_prints_nothing_of_its_own(scripts):
         )
     )
     assert (out, scripts.stderr) == ("", "")
+
+
+def test_actors_go_on_while_nobody_reads_what_they_print(scripts):
+    """The program's stdout is a pipe that is read when it has ended."""
+    process = scripts.start(
+        program(
+            """
+            a = Talker.remote()
+            conveyor.get([a.many.remote(20000) for _ in range(3)], timeout=60)
+            conveyor.get(Talker.remote().say.remote("another"), timeout=60)
+            print("DONE", file=sys.stderr, flush=True)
+            sys.stdin.read()
+            """
+        )
+    )
+    assert any(line == "DONE\n" for line in process.stderr)
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode == 0
+    assert plain(out).count("(Talker pid=N) line 19999") == 3

@@ -24,8 +24,9 @@ def clock():
 
 
 @pytest.fixture
-def printer(clock):
+def printer(clock, monkeypatch):
     printer = LogPrinter(clock=clock)
+    monkeypatch.setattr(printer, "_print_later", logs._print)  # at once
     printer.add(PID, "Ann")
     return printer
 
@@ -169,7 +170,9 @@ def test_printing_nothing(capsys):
 
 
 def test_an_unknown_process(capsys):
-    LogPrinter().feed(5, "stdout", b"x\n")
+    printer = LogPrinter()
+    printer.feed(5, "stdout", b"x\n")
+    printer.close(60)
     assert capsys.readouterr().out == "(conveyor pid=5) x\n"
 
 
@@ -219,3 +222,39 @@ def test_a_child_forked_while_we_print_can_print(printer, monkeypatch):
     thread.join(60)
     assert os.waitpid(pid, 0)[1] == 0
     assert not logs._printing.locked()
+
+
+class Stuck(io.StringIO):
+    """A stream whose reader does not read until it is let go on."""
+
+    def __init__(self):
+        super().__init__()
+        self.writes, self.read = threading.Event(), threading.Event()
+
+    def write(self, text):
+        self.writes.set()
+        assert self.read.wait(60)
+        return super().write(text)
+
+
+def test_what_nobody_reads_is_dropped_and_counted(monkeypatch):
+    stuck = Stuck()
+    monkeypatch.setattr(sys, "stdout", stuck)
+    printer = LogPrinter(most_waiting=1000)
+    printer.add(PID, "Ann")
+    printer.feed(PID, "stdout", b"first\n")
+    assert stuck.writes.wait(60)
+    for i in range(1000):
+        printer.feed(PID, "stdout", b"line %d\n" % i)
+    assert not printer.flush(0)
+    assert printer._waiting <= 1000
+    stuck.read.set()
+    assert printer.flush(60)
+    printer.feed(PID, "stdout", b"last\n")
+    printer.close(60)
+    lines = stuck.getvalue().splitlines()
+    assert (lines[0], lines[-1]) == ("(Ann pid=7) first", "(Ann pid=7) last")
+    (told,) = [line for line in lines if line.startswith("(conveyor) ")]
+    shown = sum(line.startswith("(Ann pid=7) line ") for line in lines)
+    lost = sum(len(f"(Ann pid=7) line {i}\n") for i in range(shown, 1000))
+    assert f"(conveyor) {lost} characters" in told

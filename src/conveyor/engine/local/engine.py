@@ -10,7 +10,7 @@ from typing import Any
 
 from conveyor import system_limits
 from conveyor.engine.events import EventLoop
-from conveyor.engine.local.launcher import Launcher
+from conveyor.engine.local.launcher import PRINT_TIMEOUT, Launcher
 from conveyor.engine.local.logs import LogPrinter
 from conveyor.engine.local.memory_kills import MemoryKills
 from conveyor.engine.local.resources import GpuClaim, GpuPool
@@ -125,6 +125,7 @@ class LocalHosts:
         try:
             self._launcher.close()
         finally:
+            self._printer.close(PRINT_TIMEOUT)
             self._events.close()
 
     def _exited(self, pid: int, status: int) -> None:

@@ -10,8 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from conveyor import _core
+from conveyor.runtime import threads
 
 LINE_BYTES = 64 << 10  # a longer line is broken
+#: Characters that wait to be printed while nobody reads the driver's output. What comes beyond is dropped,
+#: and one line says how much.
+WAITING_CHARACTERS = 64 << 20
 TAIL_LINES = 20
 TAIL_LINE_CHARACTERS = 2_000
 PROGRESS_SECONDS = 1.0  # between two lines of one progress bar
@@ -47,11 +51,24 @@ os.register_at_fork(
 class LogPrinter:
     """Prints the output of many actors as ``(Name pid=123) text``.
 
-    ``feed`` may block as long as the driver's stream does (a paused terminal); nothing else does.
+    A thread of its own prints. It may block as long as the driver's stream does (a paused terminal, a pager);
+    nothing else does, so no actor has to wait for whoever reads the driver's output.
     """
 
-    def __init__(self, clock: Callable[[], float] = _core.monotonic, show: bool = True) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = _core.monotonic,
+        show: bool = True,
+        most_waiting: int = WAITING_CHARACTERS,
+    ) -> None:
         """``show=False``: print nothing, only keep the tails."""
+        self._most_waiting = most_waiting
+        self._changed = threading.Condition()  # guards all that is to be printed
+        self._texts: deque[tuple[str, str]] = deque()  # stream and text; the first is being printed
+        self._waiting = 0  # their characters
+        self._dropped: dict[str, int] = {}  # characters of each stream
+        self._closed = False
+        self._thread: threading.Thread | None = None
         self._clock = clock
         self._show = show
         self._lock = threading.Lock()
@@ -77,7 +94,52 @@ class LogPrinter:
             if stream == "stderr":
                 actor.tail.extend(line[:TAIL_LINE_CHARACTERS] for line in final)
         if shown and self._show:
-            _print(stream, "".join(f"{actor.prefix}{line}\n" for line in shown))
+            self._print_later(stream, "".join([f"{actor.prefix}{line}\n" for line in shown]))
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all that has come is printed: whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._texts, timeout)
+
+    def close(self, timeout: float) -> None:
+        """Print what has come, for so many seconds at most, and end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _print_later(self, stream: str, text: str) -> None:
+        with self._changed:
+            if self._texts and self._waiting + len(text) > self._most_waiting:
+                self._dropped[stream] = self._dropped.get(stream, 0) + len(text)
+                return
+            if self._thread is None:
+                self._thread = threads.start(self._print_all, "printing")
+            self._texts.append((stream, text))
+            self._waiting += len(text)
+            self._changed.notify_all()
+
+    def _print_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._texts or self._closed)
+                if not self._texts:
+                    return
+                stream, text = self._texts[0]
+            _print(stream, text)
+            with self._changed:
+                dropped = self._dropped.pop(stream, 0)
+            if dropped:
+                _print(
+                    stream,
+                    f"(conveyor) {dropped} characters that actors have printed are left out here: nobody has "
+                    "read this output for long\n",
+                )
+            with self._changed:
+                self._texts.popleft()
+                self._waiting -= len(text)
+                self._changed.notify_all()
 
     def stderr_tail(self, pid: int) -> str:
         """The last lines process ``pid`` wrote to stderr, for an error report."""
