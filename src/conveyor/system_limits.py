@@ -10,6 +10,9 @@ from contextlib import contextmanager
 
 from conveyor.exceptions import SystemLimitError, TaskError
 
+#: The fork server's name among the system's processes.
+FORK_SERVER = "cv-fork-server"
+
 #: Descriptors that a session asks for at most: programs that close all numbers up to the limit, one by
 #: one, shall not take long over it.
 _MOST_DESCRIPTORS = 1 << 16

@@ -6,6 +6,7 @@ stuck, stopped or dead.
 
 from __future__ import annotations
 
+import glob
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,11 +16,13 @@ from msgspec import Struct, structs
 
 from conveyor import _core
 from conveyor.runtime.waiting.works import FOR_THE_DRIVER, STEPS
+from conveyor.system_limits import FORK_SERVER
 
 ActorState = Literal["starting", "idle", "waiting", "running", "stopped", "dead", "elsewhere"]
 Label = Callable[[int, int], str | None]
 
 _RUNNING = 1
+_DRIVER_SLOT = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class ActorStatus:
     since: when that began (``time.time()``). blocked_on: the actor whose result the method waits for.
     error: how it died. stack: where its Python code is, if that was asked for.
     host: where it is, if not on the host of who asks. unknown: why what it does is not known.
+    start_waits_for: the fork server, and what that does, where it has not forked the process yet.
     """
 
     name: str
@@ -95,6 +99,7 @@ class ActorStatus:
     stack: str | None = None
     host: str | None = None
     unknown: str | None = None
+    start_waits_for: str | None = None
 
     def describe(self) -> str:
         """In words, to follow "the actor is"."""
@@ -129,6 +134,8 @@ class ActorStatus:
             )
         if self.state == "idle" and self.execution is not None:
             return f"between two steps of execution {self.execution}"
+        if self.start_waits_for is not None:
+            return f"{self.state}, waiting for {self.start_waits_for}"
         return self.state
 
     def __str__(self) -> str:
@@ -143,7 +150,8 @@ class Page(Struct, frozen=True):
     """What a slot of a board says of its process, and ``/proc``, for who cannot read either.
 
     works: what it runs: graph, node, execution or call, since how many nanoseconds, and the method's name.
-    blocked_on, fetching: as in :class:`ActorStatus`. memory: its part of the host's shared memory.
+    blocked_on, fetching, start_waits_for: as in :class:`ActorStatus`. memory: its part of the host's shared
+    memory.
     """
 
     name: str
@@ -155,6 +163,7 @@ class Page(Struct, frozen=True):
     fetching: Fetching | None = None
     memory: int = 0
     stack: str | None = None
+    start_waits_for: str | None = None
 
 
 def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> Page:
@@ -181,7 +190,26 @@ def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> 
         blocked_on,
         _fetching(board, slot),
         board.memory(slot),
+        start_waits_for=_start_waits_for(board) if condition == 1 and not pid else None,
     )
+
+
+def _start_waits_for(board: _core.Board) -> str | None:
+    """Return the driver's fork server and what it does, or None: something else starts processes."""
+    for children in glob.glob(f"/proc/{board.pid(_DRIVER_SLOT)}/task/*/children"):
+        for child in _text(children).split():
+            if _text(f"/proc/{child}/comm").strip() == FORK_SERVER:
+                does = "is stopped" if is_stopped(int(child)) else "has not answered"
+                return f"the fork server (pid {child}), which {does}"
+    return None
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:  # its process has ended
+        return ""
 
 
 def _blocked_on(board: _core.Board, slot: int, _work: int, text: str) -> str:
@@ -219,6 +247,7 @@ def status_of(page: Page, label: Label | None = None) -> ActorStatus:
         fetches_from=None if page.fetching is None else page.fetching.keeper,
         fetching=page.fetching,
         stack=page.stack,
+        start_waits_for=page.start_waits_for,
     )
     if page.works is not None:
         graph, node, execution, elapsed, what = page.works

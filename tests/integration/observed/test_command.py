@@ -111,6 +111,48 @@ def test_who_is_stopped_is_seen_and_asked_nothing(wait_until):
         os.kill(pid, signal.SIGCONT)
 
 
+LATE = """
+    import os, re, signal, subprocess, sys, threading
+    import conveyor
+
+    @conveyor.remote
+    class Actor:
+        def parent(self):
+            return os.getppid()
+
+    def line_of_late():
+        command = [sys.executable, "-m", "conveyor", "status", str(os.getpid())]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return "".join(line for line in shown.splitlines() if "late, " in line)
+
+    if __name__ == "__main__":
+        server = conveyor.get(Actor.remote().parent.remote())
+        started = []
+        starter = threading.Thread(target=lambda: started.append(Actor.options(name="late").remote()))
+        os.kill(server, signal.SIGSTOP)
+        starter.start()
+        while not (line := line_of_late()):
+            pass
+        says = f"starting, waiting for the fork server (pid {server}), which is stopped"
+        assert line.endswith(": " + says), line
+        call = conveyor.get_actor("late").parent.remote()
+        try:
+            conveyor.get(call, timeout=0.1)
+        except conveyor.exceptions.WaitTimeoutError as error:
+            assert says in str(error), error
+        else:
+            raise AssertionError("it cannot have started")
+        os.kill(server, signal.SIGCONT)
+        starter.join()
+        assert conveyor.get(call) == server
+        assert "fork server" not in line_of_late()
+"""
+
+
+def test_who_waits_for_the_fork_server_says_so(scripts):
+    scripts.run(LATE)
+
+
 def test_what_is_not_there_is_said():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:

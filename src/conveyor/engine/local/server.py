@@ -46,7 +46,7 @@ from conveyor.engine.headless import Headless
 from conveyor.engine.local import child
 from conveyor.engine.local.tunables import fill_huge_heap
 from conveyor.engine.surroundings import HUGE_TENSORS
-from conveyor.system_limits import PASSING
+from conveyor.system_limits import FORK_SERVER, PASSING
 
 SPAWN, KILL, CLOSE, BORN, FAILED, DEAD, HEADLESS = range(7)
 MESSAGE = struct.Struct("=BQiI")  # kind, request, pid or errno, wait status or signal
@@ -92,9 +92,9 @@ def main(setup: Setup) -> NoReturn:
     status = 1
     try:
         _isolate()
+        child.set_process_title(FORK_SERVER)
         _preload(setup["preload"], setup["wanted"])
         child.prepare_for_forks()
-        child.set_process_title("cv-fork-server")
         server = _Server(setup["control"], setup["driver"])
         # What is there now stays for good. The collector must not write to these pages, which all
         # actors share.
