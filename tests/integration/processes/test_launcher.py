@@ -126,6 +126,7 @@ class Host:
 
     def close(self):
         self.launcher.close()
+        self.printer.close(WAIT)
         self.events.close()
         for actor in self.actors:
             actor.close()
