@@ -13,20 +13,21 @@ bool Inbox::wait(uint32_t seen, uint64_t deadline) {
   return moved;
 }
 
-bool Inbox::poll_main(uint64_t deadline, const sigset_t& blocked) {
+bool Inbox::poll_once(uint64_t end, const sigset_t& blocked) {
   timespec left;
-  if (deadline != 0) {
+  if (end != UINT64_MAX) {
     const uint64_t now = now_ns();
-    left = to_timespec(deadline > now ? deadline - now : 0);
+    left = to_timespec(end > now ? end - now : 0);
   }
   pollfd p[2] = {{eventfd_.get(), POLLIN, 0}, {main_relay_.get(), POLLIN, 0}};
-  const int n = ::ppoll(p, 2, deadline != 0 ? &left : nullptr, &blocked);
+  const int n = ::ppoll(p, 2, end != UINT64_MAX ? &left : nullptr, &blocked);
+  if (n == 0) return true;
   if (n > 0 && p[1].revents != 0) drain_event(main_relay_.get());
   if (n > 0 && p[0].revents != 0)
     clear_event(main_relay_.get());
   else
     disarm(main_relay_.get());
-  return n == 0;
+  return false;
 }
 
 void Inbox::drain_event(int fd) {

@@ -48,8 +48,21 @@ class Inbox {
   void learn_parked(uint64_t start) { waiter_.learn_parked(start); }
   // Before the main thread sleeps on the eventfd: true if it may.
   bool arm_main(uint32_t seen) { return arm(seen, main_relay_.get()); }
-  // It does, where it may, with these signals blocked. True if the deadline (0: none) has ended it.
-  bool poll_main(uint64_t deadline, const sigset_t& blocked);
+  // It does, where it may, with these signals blocked. True if the deadline (0: none) has ended it. `until()`: until when
+  // it may sleep before that is asked again; 0: no longer.
+  template <class Until>
+  bool poll_main(uint64_t deadline, const sigset_t& blocked, const Until& until) {
+    for (;;) {
+      const uint64_t end = until();
+      if (end != 0 && poll_once(end, blocked)) {
+        if (end != deadline) continue;
+        disarm(main_relay_.get());
+        return true;
+      }
+      if (end == 0) disarm(main_relay_.get());
+      return false;
+    }
+  }
 
   // Several threads may sleep on the eventfd: the main thread in ppoll, and event loops of any thread.
   // Each has a relay, a descriptor that is written when another of them took the event down, and goes by
@@ -83,6 +96,8 @@ class Inbox {
 
  private:
   static void drain_event(int fd);
+  // One sleep of the main thread. True, and still armed, if it has lasted until `end` (UINT64_MAX: for ever).
+  bool poll_once(uint64_t end, const sigset_t& blocked);
   std::shared_ptr<Board> board_;
   uint32_t slot_;
   BoardSlot* self_;

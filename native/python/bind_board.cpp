@@ -213,6 +213,10 @@ void bind_board(nb::module_& m) {
              check_owner(i.generation());
              return moved;
            }, "seen"_a, "timeout"_a.none() = nb::none())
+      .def("rest", [](Inbox& i, uint32_t seen) {
+             wait(i, seen, 0, true);
+             check_owner(i.generation());
+           }, "seen"_a)
       .def("next", [](Inbox& i, nb::handle timeout) { return next(i, deadline_after(timeout)); }, "timeout"_a.none() = nb::none())
       .def("poll", &Inbox::poll)
       .def("arm", &Inbox::arm, "seen"_a, "own"_a)

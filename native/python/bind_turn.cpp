@@ -1,5 +1,7 @@
 // Taking a lock of Python's without a moment in which a signal's handler could lose it.
 #include "holder.h"
+#include "platform.h"
+#include "waiting.h"
 
 namespace conveyor {
 namespace {
@@ -107,18 +109,29 @@ void turn_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyObject* turn_enter(PyObject* self, PyObject*) {
-  Turn* turn = as_turn(self);
-  PyObject* taken;
-  if (turn->timeout == 0) {
-    taken = PyObject_CallMethodOneArg(turn->lock, acquire_name, Py_False);
-  } else {
-    PyObject* seconds = PyFloat_FromDouble(turn->timeout);
-    if (seconds == nullptr) return nullptr;
-    PyObject* args[] = {turn->lock, Py_True, seconds};
-    taken = PyObject_VectorcallMethod(acquire_name, args, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+// The lock, within so many seconds (less than 0: as long as it takes). Python raises what another thread throws into this
+// one between two bytecodes, and here is none: so it is looked for.
+PyObject* acquire(PyObject* lock, double timeout) {
+  PyObject* taken = PyObject_CallMethodOneArg(lock, acquire_name, Py_False);
+  const uint64_t begun = now_ns();
+  while (taken == Py_False) {
+    const double left = timeout < 0 ? 1.0 : timeout - double(now_ns() - begun) * 1e-9;
+    if (left <= 0) break;
+    PyObject* seconds = set_thrown(PyThreadState_Get()) ? nullptr : PyFloat_FromDouble(std::min(left, double(kLookNs) * 1e-9));
+    if (seconds == nullptr) {
+      Py_DECREF(taken);
+      return nullptr;
+    }
+    PyObject* args[] = {lock, Py_True, seconds};
+    Py_SETREF(taken, PyObject_VectorcallMethod(acquire_name, args, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
     Py_DECREF(seconds);
   }
+  return taken;
+}
+
+PyObject* turn_enter(PyObject* self, PyObject*) {
+  Turn* turn = as_turn(self);
+  PyObject* taken = acquire(turn->lock, turn->timeout);
   if (taken == nullptr) return nullptr;
   turn->taken = taken == Py_True;
   if (turn->taken && turn->holder != nullptr) reinterpret_cast<Holder*>(turn->holder)->thread = PyThread_get_thread_ident();

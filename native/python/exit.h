@@ -86,11 +86,12 @@ class Exit {
     exit_begun = exit_is_ours = exit_interrupted = false;
   }
 
-  static bool over_for_us() { return __atomic_load_n(&exit_begun, __ATOMIC_SEQ_CST) && !exit_is_ours; }
+  static bool begun() { return __atomic_load_n(&exit_begun, __ATOMIC_SEQ_CST); }
+  static bool over_for_us() { return begun() && !exit_is_ours; }
   static void add(int32_t frames) { __atomic_fetch_add(&exit_inside, frames, __ATOMIC_SEQ_CST); }
   static void take(int32_t frames) {
     __atomic_fetch_sub(&exit_inside, frames, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&exit_begun, __ATOMIC_SEQ_CST)) syscall(SYS_futex, &exit_inside, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1);
+    if (begun()) syscall(SYS_futex, &exit_inside, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1);
   }
 };
 

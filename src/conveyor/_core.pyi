@@ -333,8 +333,11 @@ class Inbox:
 
     def wait(self, seen: int, timeout: float | None = None) -> bool:
         """Wait until ``count`` differs from ``seen``; false at the timeout. Raises what a signal
-        handler raises.
+        handler raises, and what another thread throws into this one.
         """
+
+    def rest(self, seen: int) -> None:
+        """Like :meth:`wait`, for a thread of the library's own, into which nobody throws."""
 
     def next(self, timeout: float | None = None) -> int:
         """Take the next ready bit, waiting if there is none; -1 at the timeout. Raises what a

@@ -6,24 +6,35 @@ import os
 import threading
 from contextlib import suppress
 
+from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
 
 #: What threads sleep for just now. A forked child has a copy, of which its parent wakes nobody.
 _slept_for: set[threading.Lock] = set()
 _forks = 0
 
+#: Seconds within which a thread that sleeps raises what another thread throws into it. Python does so
+#: between two bytecodes, and nothing wakes a thread that waits for a lock.
+LOOK = 0.04
 
-def sleep_for(waiter: threading.Lock, timeout: float | None) -> bool:
+
+def sleep_for(waiter: threading.Lock, timeout: float | None, looks: bool = True) -> bool:
     """Sleep until ``waiter``, which is held, is released by another thread, for ``timeout`` seconds at most.
-    Whether it was.
+    Whether it was. ``looks``: raise what another thread throws into this one (``PyThreadState_SetAsyncExc``);
+    a thread of the library's own need not.
 
     Raises ``RuntimeStateError`` in a child that a signal handler has forked meanwhile.
     """
     forks = _forks
     try:
         _slept_for.add(waiter)
-        left = -1.0 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
-        woken = waiter.acquire(timeout=left)
+        left = threading.TIMEOUT_MAX if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        end = _core.monotonic() + left
+        woken = False
+        while looks and left > LOOK and not (woken := waiter.acquire(timeout=LOOK)):
+            left = end - _core.monotonic()
+        if not woken:
+            woken = waiter.acquire(timeout=max(left, 0.0))
     finally:
         _slept_for.discard(waiter)
     if _forks != forks:
@@ -81,8 +92,9 @@ class Flag:
         """Have those wait who come from now on."""
         self._set = False
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, for ``timeout`` seconds at most. Whether it is.
+    def wait(self, timeout: float | None = None, looks: bool = False) -> bool:
+        """Wait until it is set, for ``timeout`` seconds at most. Whether it is. ``looks``: see
+        :func:`sleep_for`.
 
         Raises ``RuntimeStateError`` in a child that a signal handler has forked meanwhile.
         """
@@ -95,6 +107,6 @@ class Flag:
             # Looked at once more: it may have been set before the waiter was there to be woken.
             if self.is_set():
                 return True
-            return sleep_for(waiter, timeout) or self._set
+            return sleep_for(waiter, timeout, looks) or self._set
         finally:
             self._waiters.remove(waiter)

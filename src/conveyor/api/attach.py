@@ -140,7 +140,7 @@ def _answer(driver: Driver, answer: Future[Any], name: str) -> Any:
                 "the interpreter",
                 name,
             )
-            either.wait()
+            either.wait(looks=True)
     if not answer.done():
         driver.table.check_open()
     return answer.result()

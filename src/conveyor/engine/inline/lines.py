@@ -14,8 +14,10 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.exceptions import DeadlockError
+from conveyor.flag import LOOK
 from conveyor.runtime import threads
 from conveyor.runtime.process import Process
+from conveyor.runtime.waiting.deadlock import sooner
 from conveyor.runtime.waiting.patience import Patience
 
 #: Where on the board an actor is dead: none of them lives there.
@@ -278,7 +280,7 @@ class Lines:
                     if line.waits_for is not job:
                         line.waits_for, line.bounded = job, patience.bounded
                         self.changed.notify_all()  # that this line stands still may be news
-                    woken = self.changed.wait(patience.step())
+                    woken = self.changed.wait(sooner(patience.step(), LOOK))
                     if ready():
                         return
                 if not woken:

@@ -125,7 +125,7 @@ class Launcher:
                 lambda: self._ask(number, request, room_wait, spec, fds), room_wait.give_up
             )
             patience = Patience(SPAWN_TIMEOUT)
-            while not request.done.wait(patience.step()):
+            while not request.done.wait(patience.step(), looks=True):
                 if patience.over():
                     request.error = (
                         f"the fork server (pid {self.server_pid}) has not answered "

@@ -113,4 +113,4 @@ class Watcher:
                     self._thread = None
                     return
             del watched
-            self._inbox.wait(seen)
+            self._inbox.rest(seen)

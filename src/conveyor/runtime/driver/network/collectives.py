@@ -217,7 +217,7 @@ class DriverCollectives:
             if self._over or not self._groups:
                 return
             self._free_the_stuck()
-            inbox.wait(seen)
+            inbox.rest(seen)
 
     def _free_the_stuck(self) -> None:
         """Close the groups in which actors wait for each other in a circle, and those that wait for them."""

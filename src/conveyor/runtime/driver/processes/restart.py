@@ -210,5 +210,5 @@ def _wait_for_end(record: ActorRecord, patience: Patience | None = None) -> None
 
 def _wait(event: Flag, what: str, doing: str, patience: Patience | None = None) -> None:
     patience = patience or Patience(None)
-    while not event.wait(patience.step()):
+    while not event.wait(patience.step(), looks=True):
         patience.check(lambda: what, lambda: doing)
