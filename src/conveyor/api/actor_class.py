@@ -23,6 +23,7 @@ from conveyor.api.retries import with_default
 from conveyor.dag.methods import check_arguments
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorSpec, MethodInfo
+from conveyor.tracebacks import trimmed
 from conveyor.typevars import Unpack
 
 if TYPE_CHECKING:
@@ -59,33 +60,37 @@ class ActorClass(Generic[T]):
             TypeError: the arguments do not fit, or an option asks the engine for what only Ray has; nothing
                 has been started then.
         """
-        cls = self.__wrapped__
-        check_arguments(cls.__name__, self._signature, args, kwargs)
-        runtime = context.current()
-        options = self._options
-        if options.get_if_exists:
-            if options.name is None:
-                raise ValueError("get_if_exists looks for an actor by its name: give it a name")
-            try:
-                actor, class_name, methods = runtime.find_actor(options.name)
-                return ActorHandle(runtime, actor, class_name, make_table(methods))
-            except ValueError:  # there is none yet
-                pass
-        spec = ActorSpec(
-            cls=cls,
-            args=args,
-            kwargs=kwargs,
-            methods=self._methods,
-            name=options.name,
-            num_cpus=options.num_cpus,
-            num_gpus=options.num_gpus,
-            max_concurrency=options.max_concurrency,
-            max_restarts=options.max_restarts,
-            env_vars=dict(options.env_vars),
-            placement=options.placement_for(runtime.places),
-        )
-        actor = runtime.create_actor(spec)
-        return ActorHandle(runtime, actor, cls.__name__, self._table)
+        __tracebackhide__ = True  # by pytest
+        try:
+            cls = self.__wrapped__
+            check_arguments(cls.__name__, self._signature, args, kwargs)
+            runtime = context.current()
+            options = self._options
+            if options.get_if_exists:
+                if options.name is None:
+                    raise ValueError("get_if_exists looks for an actor by its name: give it a name")
+                try:
+                    actor, class_name, methods = runtime.find_actor(options.name)
+                    return ActorHandle(runtime, actor, class_name, make_table(methods))
+                except ValueError:  # there is none yet
+                    pass
+            spec = ActorSpec(
+                cls=cls,
+                args=args,
+                kwargs=kwargs,
+                methods=self._methods,
+                name=options.name,
+                num_cpus=options.num_cpus,
+                num_gpus=options.num_gpus,
+                max_concurrency=options.max_concurrency,
+                max_restarts=options.max_restarts,
+                env_vars=dict(options.env_vars),
+                placement=options.placement_for(runtime.places),
+            )
+            actor = runtime.create_actor(spec)
+            return ActorHandle(runtime, actor, cls.__name__, self._table)
+        except Exception as error:
+            raise trimmed(error)  # noqa: B904
 
     def options(self, **options: Unpack[ActorOptionTypes]) -> ActorClass[T]:
         """The same class with other options; see ``remote`` for them.

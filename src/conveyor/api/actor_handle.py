@@ -19,6 +19,7 @@ from conveyor.runtime import context, ending
 from conveyor.runtime.calls.call import METHOD, OPEN, count_of
 from conveyor.runtime.calls.methods import RAY_CALL
 from conveyor.runtime.protocol import ActorId, MethodInfo, Retries, Returns, Runtime
+from conveyor.tracebacks import trimmed
 from conveyor.typevars import InstanceT, P, ResultT
 
 if TYPE_CHECKING:
@@ -135,31 +136,35 @@ class ActorMethod(Generic[P, ResultT]):
         Raises:
             TypeError: the arguments do not fit the method.
         """
-        handle = self._handle
-        runtime = handle._runtime
-        if context.running() is not runtime:
-            check_usable(handle)
-        self._entry.check(handle._id.name, args, kwargs)
-        info = self._entry.info
-        retries = self._retries
-        if retries is not None and retries.most and not info.is_generator:
-            count = count_of(self._returns)
-            tried: ResultT = call_with_retries(
-                runtime, handle._id, info.name, self._try, count, retries, args, kwargs
-            )
-            return tried
-        if info.received:
-            args, kwargs = self._entry.unread(args, kwargs)  # type: ignore[assignment]
-        started: ResultT
-        returns = self._returns
-        if type(returns) is tuple:
-            check_has_transport(handle, returns[1])
-        if info.is_generator and count_of(returns) == 1:
-            name, is_async = info.name, info.is_async
-            started = runtime.stream(handle._id, name, is_async, args, kwargs, OPEN, returns)
-        else:
-            started = runtime.call(handle._id, info.name, args, kwargs, returns)
-        return started
+        __tracebackhide__ = True  # by pytest
+        try:
+            handle = self._handle
+            runtime = handle._runtime
+            if context.running() is not runtime:
+                check_usable(handle)
+            self._entry.check(handle._id.name, args, kwargs)
+            info = self._entry.info
+            retries = self._retries
+            if retries is not None and retries.most and not info.is_generator:
+                count = count_of(self._returns)
+                tried: ResultT = call_with_retries(
+                    runtime, handle._id, info.name, self._try, count, retries, args, kwargs
+                )
+                return tried
+            if info.received:
+                args, kwargs = self._entry.unread(args, kwargs)  # type: ignore[assignment]
+            started: ResultT
+            returns = self._returns
+            if type(returns) is tuple:
+                check_has_transport(handle, returns[1])
+            if info.is_generator and count_of(returns) == 1:
+                name, is_async = info.name, info.is_async
+                started = runtime.stream(handle._id, name, is_async, args, kwargs, OPEN, returns)
+            else:
+                started = runtime.call(handle._id, info.name, args, kwargs, returns)
+            return started
+        except Exception as error:
+            raise trimmed(error)  # noqa: B904
 
     def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> Any:
         """Call it once. ``again``: it has failed before."""

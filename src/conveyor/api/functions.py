@@ -13,6 +13,7 @@ from conveyor.checks import check_count, check_flag
 from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.refs.ref import Ref
+from conveyor.tracebacks import trimmed
 
 T = TypeVar("T")
 KeyT = TypeVar("KeyT")
@@ -58,19 +59,23 @@ def get(refs: Any, *, timeout: float | None = None, into: Any = None, **rays: An
         WaitTimeoutError: the timeout is over; the same call can be tried again.
         ValueError: ``into`` does not fit the value; nothing has been written to it then.
     """
-    if rays:
-        check_get_options(rays)
-    # The class of a ref is a native one, whose isinstance() costs more than a look at a list's type.
-    if type(refs) is not list and isinstance(refs, Ref):
+    __tracebackhide__ = True  # by pytest
+    try:
+        if rays:
+            check_get_options(rays)
+        # The class of a ref is a native one, whose isinstance() costs more than a look at a list's type.
+        if type(refs) is not list and isinstance(refs, Ref):
+            if into is not None:
+                return _get_into(refs, into, timeout)
+            return refs.get(timeout)
         if into is not None:
-            return _get_into(refs, into, timeout)
-        return refs.get(timeout)
-    if into is not None:
-        if not isinstance(refs, (list, tuple, Mapping)):
-            raise TypeError(f"get takes references, not a {type(refs).__name__}")
-        each = import_later("conveyor.direct.given.into").get_each_into
-        return _core.with_fetch_limit(timeout, each, refs, into, timeout)
-    return context.current().get(refs, timeout)
+            if not isinstance(refs, (list, tuple, Mapping)):
+                raise TypeError(f"get takes references, not a {type(refs).__name__}")
+            each = import_later("conveyor.direct.given.into").get_each_into
+            return _core.with_fetch_limit(timeout, each, refs, into, timeout)
+        return context.current().get(refs, timeout)
+    except Exception as error:
+        raise trimmed(error)  # noqa: B904
 
 
 def _get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
@@ -97,15 +102,19 @@ def put(
         TypeError: ``value`` is a reference, or both names of the transport are given.
         ValueError: no such transport.
     """
-    if tensor_transport is not None and _tensor_transport is not None:
-        raise TypeError(
-            "put takes tensor_transport, or _tensor_transport as Ray calls it, and not both"
-        )
-    chosen = tensor_transport if _tensor_transport is None else _tensor_transport
-    transport = check_transport(chosen)
-    check_snapshot(snapshot, transport)
-    ref: Ref[T] = context.current().put(value, transport, snapshot)
-    return ref
+    __tracebackhide__ = True  # by pytest
+    try:
+        if tensor_transport is not None and _tensor_transport is not None:
+            raise TypeError(
+                "put takes tensor_transport, or _tensor_transport as Ray calls it, and not both"
+            )
+        chosen = tensor_transport if _tensor_transport is None else _tensor_transport
+        transport = check_transport(chosen)
+        check_snapshot(snapshot, transport)
+        ref: Ref[T] = context.current().put(value, transport, snapshot)
+        return ref
+    except Exception as error:
+        raise trimmed(error)  # noqa: B904
 
 
 def wait(
@@ -126,12 +135,16 @@ def wait(
     Returns:
         Those that are ready, at most ``num_returns`` of them, and the rest, in the order given.
     """
-    given: Any = refs
-    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-        raise TypeError(f"wait() takes a list of references, not {type(given).__name__}")
-    wanted = f"from 1 to the number of references, which is {len(refs)}"
-    check_count(num_returns, "num_returns", wanted, 1, len(refs))
-    return context.current().wait(list(refs), num_returns, timeout)
+    __tracebackhide__ = True  # by pytest
+    try:
+        given: Any = refs
+        if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+            raise TypeError(f"wait() takes a list of references, not {type(given).__name__}")
+        wanted = f"from 1 to the number of references, which is {len(refs)}"
+        check_count(num_returns, "num_returns", wanted, 1, len(refs))
+        return context.current().wait(list(refs), num_returns, timeout)
+    except Exception as error:
+        raise trimmed(error)  # noqa: B904
 
 
 def cancel(ref: Ref, *, force: bool = False, recursive: bool = True) -> None:

@@ -21,6 +21,7 @@ from conveyor.exceptions import GraphError
 from conveyor.runtime import context
 from conveyor.runtime.calls.call import ASYNC_FUNCTION, FUNCTION, OPEN_FUNCTION
 from conveyor.runtime.protocol import Runtime
+from conveyor.tracebacks import trimmed
 from conveyor.typevars import P, ResultT, Unpack
 
 if TYPE_CHECKING:
@@ -73,9 +74,15 @@ class RemoteFunction(Generic[P, ResultT]):
             A reference to the result at once; a list of references for ``num_returns > 1``, and a
             ``StreamRef`` for a generator.
         """
-        self._check(args, kwargs)
-        started: ResultT = call_function(self._function, self._on, args, kwargs, self._num_returns)
-        return started
+        __tracebackhide__ = True  # by pytest
+        try:
+            self._check(args, kwargs)
+            started: ResultT = call_function(
+                self._function, self._on, args, kwargs, self._num_returns
+            )
+            return started
+        except Exception as error:
+            raise trimmed(error)  # noqa: B904
 
     @overload
     def bind(

@@ -16,6 +16,7 @@ from conveyor.runtime.graph.parts import Upkeep, graph_id
 from conveyor.runtime.graph.status import GraphStatus
 from conveyor.runtime.graph.submission.submitter import Submitter
 from conveyor.runtime.graph.views import View
+from conveyor.tracebacks import trimmed
 from conveyor.typevars import ResultT
 
 G = TypeVar("G", bound="CompiledGraph[Any]")
@@ -102,18 +103,26 @@ class CompiledGraph(Generic[ResultT]):
 
         On the inline engine all of it has run when this returns, and ``timeout`` has no effect.
         """
-        made: ResultT | None
-        if timeout is None and deadline is None:
-            made = self._short_way(args, kwargs)
-            if made is not None:
-                return made
-        made = self._submitter.execute(args, kwargs, timeout, deadline)
-        return made
+        __tracebackhide__ = True  # by pytest
+        try:
+            made: ResultT | None
+            if timeout is None and deadline is None:
+                made = self._short_way(args, kwargs)
+                if made is not None:
+                    return made
+            made = self._submitter.execute(args, kwargs, timeout, deadline)
+            return made
+        except Exception as error:
+            raise trimmed(error)  # noqa: B904
 
     def try_execute(self, /, *args: Any, deadline: float | None = None, **kwargs: Any) -> ResultT:
         """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting for room or for a ref."""
-        made: ResultT = self._submitter.try_execute(args, kwargs, deadline)
-        return made
+        __tracebackhide__ = True  # by pytest
+        try:
+            made: ResultT = self._submitter.try_execute(args, kwargs, deadline)
+            return made
+        except Exception as error:
+            raise trimmed(error)  # noqa: B904
 
     def execute_async(
         self, /, *args: Any, deadline: float | None = None, **kwargs: Any
@@ -127,7 +136,7 @@ class CompiledGraph(Generic[ResultT]):
     def teardown(self, kill_actors: bool = False) -> None:
         """Take the graph down: its channels are gone when this returns, its actors are free.
 
-        Results that have arrived can still be got. With ``kill_actors`` the actors are killed as
+        Results of executions that are over can still be got. With ``kill_actors`` the actors are killed as
         well. Safe to call more than once.
         """
         self._parts.upkeep.teardown(kill_actors)
@@ -138,7 +147,7 @@ class CompiledGraph(Generic[ResultT]):
         Dead actors are started again (a new process, the constructor with the same arguments) unless
         that has been done, and the graph is laid anew; when this returns, it can be executed.
         Executions that were in flight fail with ``ActorRestartedError`` and can be tried again;
-        results that had arrived can still be got. A graph whose actors all live is left as it is. A
+        results of those that were over can still be got. A graph whose actors all live is left as it is. A
         graph all of whose dead actors had ``max_restarts`` left restarts itself at the next
         ``execute``.
 

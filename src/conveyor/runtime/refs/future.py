@@ -40,6 +40,7 @@ class RefFuture(Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         """As ``get``; ``concurrent.futures.TimeoutError`` when the time is over."""
+        __tracebackhide__ = True  # by pytest
         self._wait(timeout)
         try:
             return super().result(timeout)

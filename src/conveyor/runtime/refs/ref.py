@@ -20,6 +20,7 @@ from conveyor.runtime.refs.placed import Placed, may_have_stayed
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
 from conveyor.system_limits import explained
+from conveyor.tracebacks import trimmed
 from conveyor.typevars import ValueT
 
 if TYPE_CHECKING:
@@ -182,9 +183,13 @@ class Ref(_RefCore[ValueT], Placed):
         return self._value_of(self._settled(None), False)
 
     def _get(self, timeout: float | None) -> Any:
-        if self._is_received():
-            return self._received(timeout)
-        return self._value_of(self._settled(timeout), True)
+        __tracebackhide__ = True  # by pytest
+        try:
+            if self._is_received():
+                return self._received(timeout)
+            return self._value_of(self._settled(timeout), True)
+        except Exception as error:
+            raise trimmed(error)  # noqa: B904
 
     def _value_of(self, outcome: Any, fetches: bool) -> Any:
         if type(outcome) is Failure:
@@ -279,6 +284,7 @@ class Ref(_RefCore[ValueT], Placed):
         self._outcome = Failure(error, again)
 
     def __await__(self) -> Generator[Any, None, ValueT]:
+        __tracebackhide__ = True  # by pytest
         if not self.done():
             ask = partial(blockers_of, self)
             awaited = asyncio_waits().wait_or_cancel(

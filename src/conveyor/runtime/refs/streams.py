@@ -19,6 +19,7 @@ from conveyor.runtime.refs.ref import EMPTY, Ref, Source, asyncio_waits, blocker
 from conveyor.runtime.refs.together import look_at_company
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Blockers
+from conveyor.tracebacks import trimmed
 from conveyor.typevars import ItemT
 
 if TYPE_CHECKING:
@@ -112,23 +113,33 @@ class StreamRef(Ref[list[ItemT]]):
         return item
 
     def __next__(self) -> ItemT:
-        return self.next()
+        __tracebackhide__ = True  # by pytest
+        try:
+            return self.next()
+        except Exception as error:
+            raise trimmed(error)  # noqa: B904
 
     def __iter__(self: _StreamT) -> _StreamT:
         return self
 
     async def __anext__(self) -> ItemT:
-        while True:
-            if not self.done():
-                wait = asyncio_waits().wait_or_cancel
-                await wait(self._is_there, self._blockers, self._awaited_as(), self._abandon)
-            if self._may_have_stayed():
-                item = await import_later("conveyor.direct.awaiting").when_there(self._look_async)
-            else:
-                item = self._look_async()
-            if item is not EMPTY:  # else another task has taken it
-                found: ItemT = item
-                return found
+        __tracebackhide__ = True  # by pytest
+        try:
+            while True:
+                if not self.done():
+                    wait = asyncio_waits().wait_or_cancel
+                    await wait(self._is_there, self._blockers, self._awaited_as(), self._abandon)
+                if self._may_have_stayed():
+                    item = await import_later("conveyor.direct.awaiting").when_there(
+                        self._look_async
+                    )
+                else:
+                    item = self._look_async()
+                if item is not EMPTY:  # else another task has taken it
+                    found: ItemT = item
+                    return found
+        except Exception as error:
+            raise trimmed(error)  # noqa: B904
 
     def _look_async(self) -> Any:
         if self._back:
