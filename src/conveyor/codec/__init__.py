@@ -6,7 +6,7 @@ from conveyor import _core
 from conveyor.codec.alone import REFERENCES_OF_A_LOCAL, storage_held_alone
 from conveyor.codec.claims import Reader, take
 from conveyor.codec.encoded import SENT
-from conveyor.codec.errors.afresh import afresh
+from conveyor.codec.errors.afresh import afresh, completed, set_later
 from conveyor.codec.errors.encoding import append_to_message, decode_error, encode_error
 from conveyor.codec.errors.native import arena_full, refused
 from conveyor.codec.errors.siblings import add_sibling, summarize_error
@@ -31,11 +31,13 @@ __all__ = [
     "afresh",
     "append_to_message",
     "blamed",
+    "completed",
     "decode_error",
     "drop_picklers",
     "dumps_by_value",
     "encode_error",
     "loads",
+    "set_later",
     "set_up_codec",
     "summarize_error",
 ]

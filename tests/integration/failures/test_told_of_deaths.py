@@ -18,6 +18,7 @@ from conveyor.exceptions import ActorDiedError, SessionEndedError
 from conveyor.runtime import context
 from conveyor.runtime.actor.orders import End
 from conveyor.runtime.driver.processes import record
+from conveyor.runtime.driver.processes.supervisor import Supervisor
 from conveyor.runtime.waiting.watcher import Watcher
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -33,6 +34,74 @@ class Actor:
 
     def hold(self, go):
         hold(go)
+
+
+@conveyor.remote
+class Caller:
+    def call(self, victim, go):
+        self.ref = victim.hold.remote(go)
+
+    def error(self):
+        try:
+            self.ref.get()
+        except ActorDiedError as error:
+            return str(error), error.signal
+
+
+def error_of(get_it):
+    with pytest.raises(ActorDiedError) as caught:
+        get_it()
+    return str(caught.value), caught.value.signal
+
+
+def test_an_error_that_was_asked_for_early_says_how_it_ended_once_that_is_known(
+    monkeypatch, latches, wait_until
+):
+    late, held, on_exit = [], threading.Event(), Supervisor.on_exit
+
+    def tell(*end):
+        late.append(end) if held.is_set() else on_exit(*end)
+
+    monkeypatch.setattr(Supervisor, "on_exit", tell)
+    monkeypatch.setattr(record, "_EXIT_CODE_WAIT", 0.05)
+    conveyor.shutdown()
+    conveyor.init()
+    victim, caller, go = Actor.remote(), Caller.remote(), latches()
+    pid = get(victim.pid.remote())
+    (found,) = (one for one in context.current().table if one.pid == pid)
+    with InputNode() as inp:
+        graph = victim.hold.bind(inp).compile()
+    called = victim.hold.remote(go.path)
+    executed, more = graph.execute(go.path), graph.execute(go.path)
+    get(caller.call.remote(victim, go.path))
+    asks = {
+        "call": lambda: error_of(lambda: get(called)),
+        "execution": lambda: error_of(lambda: get(executed)),
+        "graph": lambda: error_of(lambda: graph.execute(1)),
+        "from an actor": lambda: get(caller.error.remote()),
+    }
+    held.set()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not found.alive)
+    early = {way: ask() for way, ask in asks.items()}
+    assert all("not known yet" in text and number is None for text, number in early.values())
+    wait_until(lambda: late)
+    held.clear()
+    for end in late:
+        on_exit(*end)
+    assert found.told.is_set()
+    asks["execution that nobody has asked for"] = lambda: error_of(lambda: get(more))
+    for way, ask in asks.items():
+        text, number = ask()
+        assert "SIGKILL" in text, way
+        assert number == signal.SIGKILL, way
+    assert "SIGKILL" in graph.status().error
+    graph.restart()
+    text, _ = error_of(lambda: get(executed))
+    assert "SIGKILL" in text
+    go.open()
+    assert get(graph.execute(go.path)) is None
+    conveyor.shutdown()
 
 
 def test_who_holds_what_a_burial_needs_does_not_wait_for_it_in_vain(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from conveyor import _core
-from conveyor.codec import afresh
+from conveyor.codec import afresh, completed
 from conveyor.config import Config
 from conveyor.exceptions import (
     ActorDiedError,
@@ -78,7 +78,7 @@ class Supervision:
         #: Why there will be no more executions.
         self.closed: ConveyorError | None = None
         #: Why there are none until a restart.
-        self.failure: ConveyorError | None = None
+        self._failure: ConveyorError | None = None
         self._executor = executor
         self._make_epoch = make_epoch
         self._ending = threading.RLock()
@@ -100,7 +100,7 @@ class Supervision:
 
     def closed_or_failed(self) -> bool:
         """Whether the graph cannot be executed as it is. Notices deaths."""
-        if self.closed is not None or self.failure is not None:
+        if self.closed is not None or self._failure is not None:
             return True
         epoch, deaths = self.epoch, self.process.board.deaths
         if deaths == epoch.gate.deaths:
@@ -112,10 +112,19 @@ class Supervision:
         failure = dead.death(self.name_node)
         with self._failing:
             # Not of a graph that has been restarted meanwhile.
-            if epoch is self.epoch and self.failure is None:
+            if epoch is self.epoch and self._failure is None:
                 self.failure = failure
                 self.door.shut(_look_closer)
-        return self.failure is not None
+        return self._failure is not None
+
+    @property
+    def failure(self) -> ConveyorError | None:
+        """Why there are no executions until a restart, as far as it is known by now."""
+        return self._failure and completed(self._failure)
+
+    @failure.setter
+    def failure(self, failure: ConveyorError | None) -> None:
+        self._failure = failure
 
     def why(self) -> ConveyorError:
         """The error for who needs a graph that is closed or has failed."""

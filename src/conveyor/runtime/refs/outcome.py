@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec import add_sibling, afresh
+from conveyor.codec import add_sibling, afresh, completed
 from conveyor.exceptions import SessionEndedError
 from conveyor.runtime import ending
 
@@ -36,6 +36,7 @@ class Failure:
 
     def to_raise(self) -> BaseException:
         if self._again is None:
+            self.error = completed(self.error)
             if type(self.error) is SessionEndedError:
                 return ending.ended()
             return afresh(self.error)

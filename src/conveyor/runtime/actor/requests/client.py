@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from conveyor.codec import set_later
 from conveyor.exceptions import (
     ActorDiedError,
     ConveyorError,
@@ -141,11 +142,17 @@ class RequestClient:
     ) -> ActorDiedError:
         """Of the actor's process that had this slot as its ``incarnation``-th. ``labels`` are names for
         what it may have run, by (graph, node)."""
+        question = WhyDead(actor, slot, incarnation, labels or {})
+        return self._death(question) or ActorDiedError(f"actor {actor.name} died", actor.name)
+
+    def _death(self, question: WhyDead) -> ActorDiedError | None:
         try:
-            error, _ = self.ask(WhyDead(actor, slot, incarnation, labels or {}))
+            error, _ = self.ask(question)
         except ConveyorError:
-            return ActorDiedError(f"actor {actor.name} died", actor.name)
+            return None
         assert isinstance(error, ActorDiedError)
+        if error.exit_code is None and error.signal is None:
+            set_later(error, lambda: self._death(question))
         return error
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from msgspec import Struct, field
 
 from conveyor import _core
-from conveyor.codec import Reader
+from conveyor.codec import Reader, set_later
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,
@@ -343,7 +343,10 @@ class ActorRecord:
         if tail:
             message += f"\nthe last lines of its stderr:\n{tail}"
         kind = ActorRestartedError if again else ActorDiedError
-        return kind(message, self.id.name, doing, code, number or None)
+        error = kind(message, self.id.name, doing, code, number or None)
+        if not self.told.is_set():
+            set_later(error, lambda: self.death() if self.told.is_set() else None)
+        return error
 
     def silence(self, why: str) -> ConveyorError:
         """The error for whoever waits for what the process should have sent over a connection that has ended:
