@@ -98,12 +98,19 @@ def install(runtime: Runtime | None) -> None:
     """Make ``runtime`` this process's (``None``: it has none any more)."""
     global _current, _cluster
     _current = runtime
-    threads.fail_session = None if runtime is None else runtime.fail
     ending.fault = ""
     if runtime is None:
         _cluster = None
     else:
         import_later("conveyor.logs").install()  # it imports logging, which a session needs first
+
+
+def _fail(why: str) -> None:
+    if _current is not None:
+        _current.fail(why)
+
+
+threads.fail_session = _fail
 
 
 def cluster() -> Cluster | None:

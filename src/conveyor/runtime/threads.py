@@ -27,7 +27,7 @@ _FAULTS = frozenset(
 
 
 #: Ends the session of this process, which a thread has left that all of it depends on; why, in words.
-fail_session: Callable[[str], object] | None = None
+fail_session: Callable[[str], object] = bool
 
 
 class Background(threading.Thread):
@@ -54,7 +54,7 @@ class Background(threading.Thread):
                 type(error).__name__,
                 str(error),
             )
-            if self.vital and fail_session is not None:
+            if self.vital:
                 fail_session(
                     f"its thread {self.name} has ended with {type(error).__name__}: {error}"
                 )
