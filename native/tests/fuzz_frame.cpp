@@ -38,7 +38,7 @@ nb::object touch_all(int, nb::bytes meta, nb::object buffers) {
   return nb::none();
 }
 
-void touch_meta(nb::bytes meta) { touch_object(meta, 0); }
+void touch_meta(nb::bytes meta, nb::object) { touch_object(meta, 0); }
 
 // The two processes in one: the writer fills the slot by hand, the reader is the real one.
 struct Ends {
@@ -79,7 +79,7 @@ void give(Ends& ends, const Frame& frame, bool announced) {
                                    frame.size);
   Fence slot(reinterpret_cast<char*>(ends.slot()), reinterpret_cast<char*>(ends.header) + kPage, nullptr, 0);
   if (announced)
-    announce(frame);
+    announce(frame, nb::none());
   else
     touch_object(decode(frame), 0);
 }
@@ -93,8 +93,9 @@ NB_MODULE(fuzz_types, m) {
   nb::class_<Buffer>(m, "Buffer");
   nb::class_<ErrorFrame>(m, "ErrorFrame");
   set_codec(nb::none(), nb::cpp_function(touch_all, nb::arg("codec"), nb::arg("meta"), nb::arg("buffers").none()),
-            nb::cpp_function(touch_meta), nb::cpp_function(touch_meta), nb::borrow(PyExc_ValueError), nb::borrow(PyExc_MemoryError), nb::none(),
-            nb::borrow(PyExc_RuntimeError));
+            nb::cpp_function(touch_meta, nb::arg("meta"), nb::arg("known") = nb::none()),
+            nb::cpp_function(touch_meta, nb::arg("meta"), nb::arg("known") = nb::none()), nb::borrow(PyExc_ValueError), nb::borrow(PyExc_MemoryError),
+            nb::none(), nb::borrow(PyExc_RuntimeError));
 }
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
