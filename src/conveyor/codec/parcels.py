@@ -152,9 +152,8 @@ def decode(meta: bytes, buffers: list[Any] | None, known: KnownDefinitions | Non
     (length,) = _length.unpack_from(meta, end)
     codec, headers, note = pickle.loads(meta[end - length : end])
     value = meta[: end - length]
-    if (
-        codec == DEFINING and known is not None
-    ):  # frames behind it may need them, whatever becomes of this value
+    # Frames behind it may need the definitions, whatever becomes of this value.
+    if codec == DEFINING and known is not None:
         unpickler.learn(value, known)
     tensors = tuple([TensorSpec(*header) for header in headers])
     return Head(tensors, note, (codec, value, buffers))

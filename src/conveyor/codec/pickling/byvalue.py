@@ -45,7 +45,7 @@ class Group:
 
     @property
     def definition(self) -> Definition:
-        """Its form in a frame of this process."""
+        """Form in a frame of this process."""
         needs = tuple([needed.key for needed in self.needs])
         return self.tokens, self.payload, needs, _made_here(self.key)
 

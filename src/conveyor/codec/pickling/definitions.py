@@ -1,4 +1,4 @@
-"""Which classes and functions a channel has carried by value: its writer's view, and each reader's.
+"""Classes and functions that a channel has carried by value: its writer's view, and each reader's.
 
 A group stays with a reader until its writer says that it is gone: nothing of it is alive there any more. What
 the reader has made of it lives on as long as somebody there refers to it.
@@ -125,7 +125,7 @@ class Generation:
 
 
 class KnownDefinitions:
-    """Which groups a channel has brought. Belongs to the channel's reader.
+    """Groups that a channel has brought. Belongs to the channel's reader.
 
     Holds what the writer believes to be known; the definitions can be forgotten when the last
     channel that brought them is gone, or has let go of them, and nothing is made of them any more.
