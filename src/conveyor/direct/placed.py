@@ -39,7 +39,8 @@ def route_of(ref: Ref) -> str:
     if not afar and _is_dead(where, process):
         return "lost"
     if where.beside:
-        return Beside.unpack(where.beside).route.name
+        beside = Beside.unpack(where.beside)
+        return beside.route.way(beside.note)
     return "network" if afar else "read"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from conveyor.config import Config
@@ -16,7 +16,8 @@ from conveyor.plan.values import Done, Items, Made, Part, Start, Value
 
 class Channels:
     """What crosses from process to process, and on which edge: an edge for each value that leaves its
-    process. ``keys`` are the parts of the input that are used.
+    process. ``keys`` are the parts of the input that are used. ``elsewhere``: see ``route.choose``; it is
+    asked for where something is said of a tensor.
 
     edges: all of them, by their numbers.
     inputs: those that the executor writes.
@@ -24,12 +25,19 @@ class Channels:
     result_of: the edge on which the executor gets a value, where that is another one.
     """
 
-    def __init__(self, flow: Flow, keys: Sequence[Key], config: Config) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        keys: Sequence[Key],
+        config: Config,
+        elsewhere: Callable[[], Container[str]],
+    ) -> None:
         self.edges: list[Edge] = []
         self.edge_of: dict[Value | Done | Items, int] = {}
         self.result_of: dict[Made, int] = {}
         self._flow = flow
         self._config = config
+        self._elsewhere = elsewhere
         self._communicators = Communicators(config.name or "the graph")
         self.inputs = self._lay_inputs(keys)
         self._lay_results()
@@ -67,7 +75,8 @@ class Channels:
 
     def _choose(self, value: Part | Made) -> Route:
         hints = self._flow.hints.get(value, ())
-        return choose(self._flow.label(value), hints, self._config.default_communicator)
+        elsewhere = self._elsewhere() if hints else ()
+        return choose(self._flow.label(value), hints, self._config.default_communicator, elsewhere)
 
     def _lay_results(self) -> None:
         """Lay the edges of what tasks make."""

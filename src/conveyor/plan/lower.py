@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from conveyor.config import Config
 from conveyor.dag import DAGNode, InputAttributeNode, InputNode, MethodNode
 from conveyor.dag.inputs import key_of
 from conveyor.dag.survey import Survey, survey
+from conveyor.device import registry
 from conveyor.exceptions import GraphError
 from conveyor.plan.channels import Channels
 from conveyor.plan.flow import flow_of
@@ -25,12 +27,15 @@ def lower(
     config: Config,
     placement: Mapping[MethodNode, Any] | None = None,
     hosts_of: Callable[[Sequence[Any]], Sequence[Hashable]] | None = None,
+    have_gpus: Callable[[Sequence[Any]], bool] | None = None,
 ) -> Plan:
     """Make the Plan of the graph that ends in ``root``.
 
     Args:
         placement: the actors of its functions that were bound to none.
         hosts_of: says on which hosts actors are; ``None``: all are on one.
+        have_gpus: says whether any of some actors may have a GPU, whatever this process has; ``None``: all
+            are in this process.
 
     Raises:
         GraphError: the graph is not valid. Nothing has been touched then.
@@ -44,7 +49,15 @@ def lower(
         spread, instead = by_host(graph.tasks, hosts_of)
         graph = replace(graph, tasks=spread)
     flow = flow_of(graph, placement or {}, instead)
-    channels = Channels(flow, graph.keys, config)
+
+    @functools.cache
+    def elsewhere() -> frozenset[str]:
+        if have_gpus is None:
+            return frozenset()
+        gpus = have_gpus([actor.key for actor in flow.actors])
+        return frozenset([kind for kind in registry.kinds() if kind != "cuda" or gpus])
+
+    channels = Channels(flow, graph.keys, config, elsewhere)
     edge_of = channels.edge_of
     order, tasks, programs = make_schedule(flow, channels, config.overlap)
     positional, keywords = graph.parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from importlib.util import find_spec
 from typing import Any
 
@@ -37,9 +37,15 @@ class Route(Struct, frozen=True):
     streams: str | None = None
 
 
-def choose(source: str, hints: Iterable[TransportHint], default: Any = "create") -> Route:
+def choose(
+    source: str,
+    hints: Iterable[TransportHint],
+    default: Any = "create",
+    elsewhere: Container[str] = (),
+) -> Route:
     """Choose the route for the value ``source`` (a label), given what its readers were told about it.
-    ``default`` is the graph's ``default_communicator``.
+    ``default`` is the graph's ``default_communicator``. ``elsewhere``: the kinds of device that actors may
+    have where this process has none.
 
     Raises:
         GraphError: a hint asks for a transport or a device that nothing here can serve, or two differ.
@@ -65,16 +71,21 @@ def choose(source: str, hints: Iterable[TransportHint], default: Any = "create")
             reason = "its ranks meet"
         return Route(name, reason, False, wanted, transport)
     automatic = transport == "auto"
-    serving = _automatic(hint) if automatic else _forced(source, hint, transport)
-    _check_device(source, hint, serving)
+    serving = _automatic(hint) if automatic else _forced(source, hint, transport, elsewhere)
+    _check_device(source, hint, serving, elsewhere)
     in_frame = serving.capabilities.in_frame
     nothing = (Promise(), Promise("cpu"))
     # Frames bring tensors of devices back to such a device. Where there may be any, what is to be on the CPU
     # has to be looked for.
-    elsewhere = promise.device == "cpu" and _may_be_on_devices()
-    wanted = None if promise in nothing and not (in_frame and elsewhere) else promise
+    on_device = promise.device == "cpu" and ("cuda" in elsewhere or _may_be_on_devices())
+    wanted = None if promise in nothing and not (in_frame and on_device) else promise
     if automatic:
-        reason = "same host" if in_frame else f"same host, tensors of {_listed(_kinds(serving))}"
+        reason = "same host"
+        if not in_frame:
+            kinds = _listed(_kinds(serving))
+            reason += (
+                f", tensors of {kinds}; by the host's memory where a reader sees another device"
+            )
     return Route(serving.name, reason, in_frame, wanted, streams=serving.capabilities.streams)
 
 
@@ -145,7 +156,9 @@ def _name_of(source: str, communicator: Any) -> str:
     return name
 
 
-def _check_device(source: str, hint: TransportHint, serving: Transport) -> None:
+def _check_device(
+    source: str, hint: TransportHint, serving: Transport, elsewhere: Container[str]
+) -> None:
     """Refuse a hint that asks for tensors where ``serving`` cannot bring them."""
     device = _kind(hint.device)
     if device is None:
@@ -156,7 +169,7 @@ def _check_device(source: str, hint: TransportHint, serving: Transport) -> None:
             f"{source}: {hint} asks for tensors on the device {hint.device!r}, and the transport "
             f"{serving.name!r} moves those of {_listed(sorted(capable.devices))}"
         )
-    if device != "cpu" and capable.in_frame:
+    if device != "cpu" and capable.in_frame and device not in elsewhere:
         why_not = _not_viable(device)
         if why_not is not None:
             raise GraphError(
@@ -180,8 +193,10 @@ def _kind(device: str) -> str | None:
     return None if device == "default" else {"gpu": "cuda"}.get(device, device)
 
 
-def _forced(source: str, hint: TransportHint, name: str) -> Transport:
+def _forced(source: str, hint: TransportHint, name: str, elsewhere: Container[str]) -> Transport:
     transport = registry.get(name)
+    if transport is not None and any(kind in elsewhere for kind in transport.capabilities.devices):
+        return transport  # this process takes no part in it
     why_not = _MISSING.get(name, lambda: None)() if transport is None else _viable(transport)
     if transport is not None and why_not is None:
         return transport

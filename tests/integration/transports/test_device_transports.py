@@ -298,7 +298,7 @@ def test_it_is_what_a_mark_without_a_name_means(workers):
         dag = b.sums.bind(a.pair.bind(inp.with_tensor_transport()).with_tensor_transport())
     with dag.compile() as graph:
         told = graph.explain()
-        assert "sim_ipc, depth 16: same host, tensors of 'sim'; on the stream" in told
+        assert "sim_ipc, depth 16: same host, tensors of 'sim'; by the host's memory where" in told
         assert conveyor.get(graph.execute(3)) == (("sim", "cpu"), 3000.0, 30.0)
     with InputNode() as inp:
         cpu = b.sums.bind(a.pair.bind(inp).with_tensor_transport(device="cpu"))

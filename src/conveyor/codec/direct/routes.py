@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Route(ABC):
     """A way to such tensors. It is sent to whoever fetches, so it can be pickled.
 
-    name: as ``Ref.route`` tells it.
+    name: what it is called.
     takes_all: it is asked of each tensor of the value; else only of those that are on no CPU.
     """
 
@@ -50,6 +50,10 @@ class Route(ABC):
     def fetch(self, where: Located, specs: Sequence[TensorSpec], note: bytes) -> list[Any]:
         """Get copies of tensors of the value at ``where``, which another process has offered. It returns when
         they are made."""
+
+    def way(self, note: bytes) -> str:
+        """How this process would get what ``note`` offers, as ``Ref.route`` tells it."""
+        return self.name
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:  # noqa: B027 - most have nothing
         """The value is kept no more."""

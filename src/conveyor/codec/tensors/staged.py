@@ -8,6 +8,7 @@ not pinned (``codec/tensors/pinned.py``) a copy goes by way of other memory that
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Sequence
 from contextlib import suppress
@@ -198,17 +199,18 @@ def place_for(on: torch.Tensor | torch.UntypedStorage, kind: str) -> tuple[Devic
     return device, device.identity(on.device.index) if on.device.type == kind else None
 
 
-_usable: set[str] = set()
+_found: set[str] = set()
 
 
 def bring(made: torch.Tensor, device: Device, identity: str | None) -> torch.Tensor:
     """Put a tensor of the host on the device of that identity, if this process has it; on its current one
-    otherwise.
+    otherwise. A tensor that was on such a device stays in memory of the host where there is none.
 
     Raises:
-        SerializationError: this process has no device of the kind.
+        SerializationError: this process has no device of the kind, where the tensor was asked to be.
     """
-    _check_usable(device)
+    if not _usable(device, identity):
+        return made
     index = _index_of(device, identity)
     if not made.numel():
         return device.empty(0, index).view(made.dtype).as_strided(made.shape, made.stride())
@@ -224,18 +226,19 @@ def bring(made: torch.Tensor, device: Device, identity: str | None) -> torch.Ten
 
 def bring_bytes(buffer: Any, device: Device, identity: str | None) -> torch.Tensor | None:
     """Copy what came in a frame to the device, from where it lies: a tensor of bytes there, for the current
-    stream. ``None``: that memory is not pinned.
+    stream. ``None``: that memory is not pinned, or the tensor stays in memory of the host.
 
     Raises:
         SerializationError: this process has no device of the kind.
     """
     process = pinned.current()
-    use = None if process is None else process.take(buffer, device)
-    if process is None or use is None:
+    if process is None or not _usable(device, identity):
+        return None
+    use = process.take(buffer, device)
+    if use is None:
         return None
     enqueued = False
     try:
-        _check_usable(device)
         index = _index_of(device, identity)
         there = device.empty(buffer.nbytes, index)
         enqueued = True  # before: a handler may raise when it is, and has not returned
@@ -249,17 +252,35 @@ def bring_bytes(buffer: Any, device: Device, identity: str | None) -> torch.Tens
         raise
 
 
-def _check_usable(device: Device) -> None:
+def _usable(device: Device, identity: str | None) -> bool:
+    """Whether there is a device of the kind here. ``identity``: where the tensor was; ``None``: elsewhere,
+    and it was asked to be on such a device."""
     kind = device.kind
-    if kind not in _usable:
+    if kind not in _found:
         why_not = device.viable()
         if why_not is not None:
+            if identity is not None:
+                _tell_once(kind, why_not)
+                return False
             raise SerializationError(
                 f"a tensor that is to be on a device of the kind {kind!r} has come to a process that has "
                 f"none ({why_not}): call .cpu() on it before it is sent, or mark its node with "
                 f"with_tensor_transport(device='cpu')"
             )
-        _usable.add(kind)
+        _found.add(kind)
+    return True
+
+
+@functools.cache
+def _tell_once(kind: str, why: str) -> None:
+    import logging  # slow to import, and rarely needed
+
+    logging.getLogger("conveyor").warning(
+        "tensors of devices of the kind %r that come to this process stay in memory of the host, since it "
+        "has no such device: %s",
+        kind,
+        why,
+    )
 
 
 def _index_of(device: Device, identity: str | None) -> int:

@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import pickle
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,12 +20,15 @@ from conveyor import device as devices
 from conveyor.codec.direct import Located, Route
 from conveyor.codec.parcels import TensorSpec
 from conveyor.codec.tensors.beside import Collected
+from conveyor.codec.tensors.staged import bring
 from conveyor.device import Device, Event
 from conveyor.device.lasting import outlast
+from conveyor.direct.devices import by_host
 from conveyor.direct.devices.filled import wait_for_values
 from conveyor.direct.devices.opened import OPENED
+from conveyor.direct.managers.sending import SENDER
+from conveyor.direct.managers.wire import Ask, Source
 from conveyor.direct.table import TABLE
-from conveyor.exceptions import TransportError
 from conveyor.runtime import context
 from conveyor.transport.packing import Layout
 
@@ -35,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 #: Of each fetch that was interrupted an event that happens when its copies are done, and what these use.
 _still_copied: list[tuple[Event, object]] = []
+
+_inherited: list[object] = []
 
 
 class _Part(NamedTuple):
@@ -78,13 +84,14 @@ class Devices(Route):
             _tell_once(str(error))
             return None
         self._filled[number] = events
-        return pickle.dumps(parts, 5)
+        return pickle.dumps((parts, Source.here(*SENDER.begin())), 5)
 
     def fetch(self, where: Located, specs: Sequence[TensorSpec], note: bytes) -> list[Any]:
-        """As the base says. They come to the current device of this process.
+        """As the base says. They come to the current device of this process; to memory of the host where it
+        has none.
 
         Raises:
-            TransportError: this process has no such device, or cannot reach it.
+            ActorDiedError, TransportError: as :func:`by_host.fetch`.
             NotThere, ActorDiedError, WaitTimeoutError, SystemLimitError: as :func:`wait_for_values`.
         """
         # A snapshot is fetched by its maker, too. No process opens what it has described itself.
@@ -92,15 +99,36 @@ class Devices(Route):
         mine = None if kept is None or kept.beside is None else kept.beside.tensors
         own = self._filled.get(where.number, ())
         made: list[Any] = [None] * len(specs)
-        for part in pickle.loads(note):
-            _check_here(part.device, where)
-            source = _Theirs(part, where) if mine is None else _Mine(mine, own)
+        parts, keeper = pickle.loads(note)
+        for part in parts:
+            try:
+                source = _Theirs(part, where) if mine is None else _Mine(mine, own)
+            except RuntimeError as why:
+                keeper.check(why)
+                return _brought(by_host.fetch(where, keeper, specs, str(why)), parts)
             _fetch(part, specs, made, where, source)
         return made
 
+    def way(self, note: bytes) -> str:
+        """As the base says: ``"host"`` where this process does not see a device."""
+        parts, _ = pickle.loads(note)
+        return self.name if all(map(_is_seen, parts)) else "host"
+
+    def forget_inherited(self) -> None:
+        """What a forked child has inherited was offered by its parent."""
+        _inherited.append(self._filled)
+        self._filled = {}
+
+    def send(self, asked: socket.socket, ask: Ask, stored: Any) -> None:
+        """Serve a consumer that cannot open the memory, as the process that keeps the value."""
+        by_host.send(asked, stored.beside.tensors, self._filled.get(ask.number, ()))
+
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:
         """As the base says."""
-        outlast(self._filled.pop(number, ()))
+        events = self._filled.pop(number, None)
+        if events is not None:  # else it was offered by the process that this was forked from
+            SENDER.end()
+            outlast(events)
 
     @staticmethod
     def _part(tensors: list[Any], mine: list[int], events: list[Event]) -> _Part:
@@ -156,17 +184,14 @@ class _Theirs:
     """
 
     def __init__(self, part: _Part, where: Located) -> None:
+        """Raise ``RuntimeError`` if this process cannot open them."""
         device = part.device
-        try:
-            self.memory = [OPENED.open(device, handle, where) for handle in part.memories]
-            index = device.current_index()
-            self.filled = [device.open_event(part.filled, index)] if part.filled else []
-        except RuntimeError as error:
-            raise TransportError(
-                f"this process cannot open memory of {where.keeper}'s {device.kind} device {part.identity}, "
-                f"where a value lies: {error}. It must see that device, too; otherwise return the value "
-                "without tensor_transport="
-            ) from error
+        why_none = device.viable()
+        if why_none is not None:
+            raise RuntimeError(why_none)
+        self.memory = [OPENED.open(device, handle, where) for handle in part.memories]
+        index = device.current_index()
+        self.filled = [device.open_event(part.filled, index)] if part.filled else []
 
     def bytes_of(self, _place: int, memory: int, begin: int, nbytes: int) -> Any:
         """Those of one tensor."""
@@ -218,14 +243,19 @@ def _fetch(
         raise
 
 
-def _check_here(device: Device, where: Located) -> None:
-    why_not = device.viable()
-    if why_not is not None:
-        raise TransportError(
-            f"a value that {where.keeper} has kept has tensors on a device of the kind {device.kind!r}, and "
-            f"this process has none ({why_not}): return it without tensor_transport=, or with its tensors "
-            "moved by .cpu()"
-        )
+def _is_seen(part: _Part) -> bool:
+    device = part.device
+    seen = range(device.count()) if device.viable() is None else ()
+    return any(device.identity(index) == part.identity for index in seen)
+
+
+def _brought(tensors: list[Any], parts: Sequence[_Part]) -> list[Any]:
+    """Put tensors of the host on the devices of this process that they are for, if it has such."""
+    for part in parts:
+        if part.device.viable() is None:
+            for place, _, _ in part.lying:
+                tensors[place] = bring(tensors[place], part.device, None)
+    return tensors
 
 
 @functools.cache
@@ -239,3 +269,4 @@ def _tell_once(why: str) -> None:
 
 
 DEVICES = Devices()
+os.register_at_fork(after_in_child=DEVICES.forget_inherited)

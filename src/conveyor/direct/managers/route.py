@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ from conveyor.codec.tensors.beside import Collected
 from conveyor.direct.managers.hooks import in_words
 from conveyor.direct.managers.manager import TensorTransportManager, TensorTransportMetadata
 from conveyor.direct.managers.receiving import receive
-from conveyor.direct.managers.sending import SENDER
-from conveyor.direct.managers.wire import Source
+from conveyor.direct.managers.sending import SENDER, send_by_manager
+from conveyor.direct.managers.wire import Ask, Source
 from conveyor.direct.memory import is_tensor
 from conveyor.direct.table import TABLE
 from conveyor.exceptions import ActorDiedError, SerializationError, TransportError, WaitTimeoutError
@@ -170,6 +171,10 @@ class ManagerRoute(Route):
                 f"{'the driver' if me is None else me.name} could not get a value that {source.name} "
                 f"keeps, by the transport {self.name!r}: {in_words(error)}"
             ) from error
+
+    def send(self, asked: socket.socket, ask: Ask, stored: Any) -> None:
+        """Serve a consumer, as the process that keeps the value."""
+        send_by_manager(asked, ask, stored)
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:
         """As the base says."""

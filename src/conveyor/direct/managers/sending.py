@@ -120,6 +120,12 @@ def _send_as_asked(asked: socket.socket, ask: Ask) -> None:
         send_one(asked, Answer("the value is kept no more"))
         return
     route: Any = stored.beside.route
+    route.send(asked, ask, stored)
+
+
+def send_by_manager(asked: socket.socket, ask: Ask, stored: Any) -> None:
+    """Have the manager of a value's route send it, while whoever has asked receives."""
+    route = stored.beside.route
     manager = route.manager
     try:
         communicator = loads(ask.communicator)

@@ -40,6 +40,7 @@ from conveyor.runtime.actor.requests.messages import (
     EndUnmade,
     Find,
     FindTransport,
+    HaveGpus,
     HostsOf,
     Kill,
     Lay,
@@ -238,13 +239,16 @@ class ActorRuntime(CallingRuntime):
     def compile(
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
     ) -> CompiledGraph:
-        plan = lower(root, config, placement, self._hosts_of)
+        plan = lower(root, config, placement, self._hosts_of, self._have_gpus)
         refuse_own(plan, self._me)
         with explained(f"lay the channels of {config.name or 'the graph'}"):
             return compiled_graph(self, plan, config, self.graphs)
 
     def _hosts_of(self, actors: Sequence[ActorId]) -> Sequence[int]:
         return tuple(self._requests.ask(HostsOf(tuple(actors)))[0])
+
+    def _have_gpus(self, actors: Sequence[ActorId]) -> bool:
+        return bool(self._requests.ask(HaveGpus(tuple(actors)))[0])
 
     def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
         self.tidy()

@@ -282,7 +282,8 @@ class Driver(CallingRuntime):
     def compile(
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
     ) -> CompiledGraph:
-        plan = lower(root, config, placement, self.supervisor.hosts_of)
+        supervisor = self.supervisor
+        plan = lower(root, config, placement, supervisor.hosts_of, supervisor.have_gpus)
         with explained(f"lay the channels of {config.name or 'the graph'}"):
             return compiled_graph(self, plan, config, self.graphs)
 

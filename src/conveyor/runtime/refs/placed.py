@@ -18,8 +18,9 @@ class Placed:
         """How its value is got in this process: ``"frame"``, it came with the ref; ``"here"``, it has stayed,
         in this very process; ``"read"``, it has stayed elsewhere, and is read there; ``"network"``, it has
         stayed on another node, which sends its memory; ``"ipc"``, it has tensors of a device, whose memory is
-        opened; else by the transport of that name, a user's. ``"lost"``: it had stayed with a process that is
-        dead.
+        opened; ``"host"``, such tensors come by way of the host's memory, since this process does not see
+        the device; else by the transport of that name, a user's. ``"lost"``: it had stayed with a process
+        that is dead.
 
         It waits until the value is there.
         """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor.device import Device, Event, Stream
 from conveyor.later import LaterModule, import_later
 from conveyor.testing.accelerator.machine import KIND, Block, Machine, Part, blocks
-from conveyor.testing.accelerator.settings import Settings
+from conveyor.testing.accelerator.settings import VISIBLE, Settings
 from conveyor.testing.accelerator.storages import over
 from conveyor.testing.accelerator.streams import ForeignEvent, SimEvent, SimStream
 
@@ -37,11 +37,13 @@ class SimDevice(Device):
 
     def viable(self) -> str | None:
         """As the base says."""
+        if not self.machine.visible:
+            return f"{VISIBLE} shows it no device"
         return cannot_simulate()
 
     def count(self) -> int:
         """As the base says."""
-        return self.machine.settings.devices
+        return len(self.machine.visible)
 
     def current_index(self) -> int:
         """As the base says."""
@@ -49,7 +51,7 @@ class SimDevice(Device):
 
     def identity(self, index: int | None = None) -> str:
         """As the base says."""
-        return f"{KIND}:{self.machine.index(index)}"
+        return f"{KIND}:{self.machine.visible[self.machine.index(index)]}"
 
     def memory(self, index: int | None = None) -> tuple[int, int]:
         """As the base says."""
@@ -139,9 +141,9 @@ class SimDevice(Device):
         """As the base says."""
         nbytes, where = pickle.loads(handle)
         told = pickle.loads(where)
-        index = self.machine.index(told[0])
         _check_foreign(told[1], "memory")
         opened = self.machine.open(told)
+        index = self.machine.visible.index(told[0])
         return over(Part(self.machine, opened, opened.address + told[5], nbytes), index)
 
 

@@ -26,11 +26,13 @@ _POISONED = 1 << 20
 class Heap:
     """The memory of one device in this process, with the words of its events in front.
 
+    index, number: which device, as this process and as all processes count them.
     address: where it lies.
     """
 
-    def __init__(self, index: int, size: int) -> None:
+    def __init__(self, index: int, number: int, size: int) -> None:
         self.index = index
+        self.number = number
         self.size = size
         self._fd = os.memfd_create(f"simulated-memory-{index}")
         os.ftruncate(self._fd, _HEADER + size)
@@ -81,7 +83,7 @@ class Heap:
         """Describe an event, or anything else at an offset, to another process."""
         pid = os.getpid()
         node = os.fstat(self._fd).st_ino
-        return pickle.dumps((self.index, pid, _began(pid), self._fd, node, number), 5)
+        return pickle.dumps((self.number, pid, _began(pid), self._fd, node, number), 5)
 
     @staticmethod
     def poison(address: int, size: int) -> None:
@@ -106,7 +108,7 @@ class Opened:
     """The memory of another process's device, mapped."""
 
     def __init__(self, handle: tuple[Any, ...]) -> None:
-        self.index, self.pid, began, fd, node, _ = handle
+        _, self.pid, began, fd, node, _ = handle
         self._alive: int | None = None
         try:
             self._alive = os.pidfd_open(self.pid)

@@ -18,7 +18,7 @@ from conveyor.flag import Flag
 from conveyor.later import LaterModule
 from conveyor.testing.accelerator.heap import Heap, Opened
 from conveyor.testing.accelerator.pages import Pages
-from conveyor.testing.accelerator.settings import KernelTime, Settings
+from conveyor.testing.accelerator.settings import KernelTime, Settings, visible
 from conveyor.testing.accelerator.storages import Memory, over
 from conveyor.testing.accelerator.streams import SimStream
 
@@ -46,6 +46,7 @@ class Machine:
 
     device: their protocol.
     settings: what they are like.
+    visible: the number that all processes have for each device that this one sees.
     current: what each thread uses.
     ending: it is set when the interpreter ends, and nothing is waited for any more.
     """
@@ -53,6 +54,7 @@ class Machine:
     def __init__(self, device: Device, settings: Settings) -> None:
         self.device: Device = device
         self.settings = settings
+        self.visible = visible(settings)
         self.current = _Current()
         self.ending = Flag()
         self._pid = os.getpid()
@@ -83,11 +85,9 @@ class Machine:
     def index(self, index: int | None = None) -> int:
         """Check an index; the current one for ``None``."""
         if index is None:
-            return self.current.index
-        if not 0 <= index < self.settings.devices:
-            raise RuntimeError(
-                f"there is no device {KIND}:{index}: there are {self.settings.devices}"
-            )
+            index = self.current.index
+        if not 0 <= index < len(self.visible):
+            raise RuntimeError(f"there is no device {KIND}:{index}: there are {len(self.visible)}")
         return index
 
     def heap(self, index: int) -> Heap:
@@ -95,7 +95,7 @@ class Machine:
         with self._lock:
             found = self._heaps.get(index)
             if found is None:
-                found = self._heaps[index] = Heap(index, self.settings.memory)
+                found = self._heaps[index] = Heap(index, self.visible[index], self.settings.memory)
             return found
 
     # Streams.
@@ -160,8 +160,17 @@ class Machine:
         return over(Block(self, heap, address, nbytes), index)
 
     def open(self, handle: tuple[Any, ...]) -> Opened:
-        """Map the memory of another process's device."""
+        """Map the memory of another process's device.
+
+        Raises:
+            RuntimeError: the process has ended, or this one does not see that device.
+        """
         self.check_process()
+        if handle[0] not in self.visible:
+            raise RuntimeError(
+                f"the memory of process {handle[1]} cannot be opened: it is on the device "
+                f"{KIND}:{handle[0]}, which this process does not see"
+            )
         key = handle[:5]
         with self._lock:
             found = self._opened.get(key)

@@ -1,13 +1,19 @@
-"""What a simulated accelerator is like."""
+"""What a simulated accelerator is like, and which of its devices a process sees."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 KernelTime: TypeAlias = "float | Callable[[str, Sequence[tuple[int, ...]]], float]"
 """Seconds that a kernel takes, or what says so by its name (``"addmm"``) and the shapes of its tensors."""
+
+
+VISIBLE = "SIM_VISIBLE_DEVICES"
+"""The variable that says which devices a process sees, as ``CUDA_VISIBLE_DEVICES`` does: numbers with commas
+between them. Empty: none. Unset: all."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,15 @@ class Settings:
         if self.bandwidth is not None:
             _check("bandwidth", self.bandwidth, self.bandwidth > 0, (int, float))
         _check("kernel_time", self.kernel_time, self.kernel_time >= 0, (int, float))
+
+
+def visible(settings: Settings) -> tuple[int, ...]:
+    """List the devices that this process sees, by the numbers that all processes have for them."""
+    named = os.environ.get(VISIBLE)
+    if named is None:
+        return tuple(range(settings.devices))
+    numbers = [int(number) for number in named.split(",") if number.strip()]
+    return tuple([number for number in numbers if 0 <= number < settings.devices])
 
 
 def _check(name: str, value: Any, right: bool, kinds: Any) -> None:

@@ -8,6 +8,9 @@ No stream waits for an event of the other process: if that is killed, the event 
 does nothing any more. So the hosts ask for events, and a thread does where one has not happened yet. Nobody
 else waits for it.
 
+A reader that cannot open the memory, since it does not see the writer's device, asks for each transfer by way
+of the host: a thread of the writer's copies the stretch to memory of the host, which goes over the wire.
+
 There are two copies, and not one or none. What the writer's next task enqueues may write to the tensors, so
 it would have to wait for the readers; and what a reader holds must be there when the writer is not.
 """
@@ -25,9 +28,8 @@ class DeviceIpcConduit(Conduit):
     """What both ends have."""
 
     def __init__(self, wire: Wire, device: Device) -> None:
-        why_not = device.viable()
-        if why_not is not None:
-            raise RuntimeError(f"there is no {device.kind!r} here: {why_not}")
+        #: Why this process has no device of the kind.
+        self._why_none = device.viable()
         self._wire = wire
         self._device = device
         self._over: BaseException | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Part(NamedTuple):
@@ -29,6 +29,29 @@ class Taken(NamedTuple):
     transfer: int
     reads: tuple[bytes, ...]
     reader: int
+
+
+class Refused(NamedTuple):
+    """A reader cannot open the memory of a transfer, and asks for its tensors by way of the host.
+
+    sizes: how many bytes of each part's stretch it needs.
+    """
+
+    transfer: int
+    sizes: tuple[int, ...]
+
+
+class ByHost(NamedTuple):
+    """The answer, for the reader of that rank; others have no use for it.
+
+    memory: what each part's stretch has, in memory of the host.
+    error: why there is none, in words.
+    """
+
+    reader: int
+    transfer: int
+    memory: tuple[Any, ...]
+    error: str | None = None
 
 
 class Gone(NamedTuple):

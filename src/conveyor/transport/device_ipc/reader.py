@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from collections import deque
@@ -11,6 +12,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from conveyor import _core
+from conveyor.codec.tensors.staged import bring
 from conveyor.device import Device, Event
 from conveyor.device.lasting import outlast
 from conveyor.device.waits import happened, wait_until
@@ -19,12 +21,11 @@ from conveyor.futures import Future
 from conveyor.transport.base import Enqueued, Sending, TensorSpec, Wire
 from conveyor.transport.device_ipc.conduit import DeviceIpcConduit
 from conveyor.transport.device_ipc.leaving import Left, let_go
-from conveyor.transport.device_ipc.messages import Closed, Gone, Part, Taken
+from conveyor.transport.device_ipc.messages import ByHost, Closed, Gone, Part, Refused, Taken
 from conveyor.transport.packing import Layout
 
-#: A writer that dies is known to be dead, and its graph to be torn down, within milliseconds. Until then
-#: nobody is told that its memory cannot be opened, which would say less.
-_GRACE = 1.0
+_log = logging.getLogger("conveyor")
+
 #: How many copies that its device has not done yet a reader has enqueued at most. As many stretches more than
 #: the edge is deep are in use then.
 _AHEAD = 4
@@ -45,12 +46,16 @@ class _Opened(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A transfer whose copies are not enqueued yet. ``opened`` is empty where nobody wants it any more."""
+    """A transfer whose copies are not enqueued yet. ``opened`` is empty where nobody wants it any more.
+
+    refused: the parts of one that comes by way of the host, since they cannot be opened.
+    """
 
     transfer: int
     specs: Sequence[TensorSpec]
     opened: list[tuple[Part, _Opened]]
     future: Future[Any]
+    refused: tuple[Part, ...] = ()
 
 
 class Reader(DeviceIpcConduit):
@@ -63,6 +68,9 @@ class Reader(DeviceIpcConduit):
         self._opened: dict[int, _Opened] = {}
         #: In order.
         self._asked: deque[_Asked] = deque()
+        #: By transfer, what has come by way of the host.
+        self._come: dict[int, ByHost] = {}
+        self._told = False
         #: The events of the last copies. Those that have happened are taken out when it is looked at.
         self._copies: deque[Event] = deque()
         #: What the thread looks at: ``_awaited``, when ``_looks`` is set.
@@ -80,23 +88,42 @@ class Reader(DeviceIpcConduit):
         if self._over is not None:
             future.set_exception(self._over)
             return future
+        parts: tuple[Part, ...] = tuple(pickle.loads(note))
         try:
-            opened = [(part, self._open(part)) for part in pickle.loads(note)]
+            opened = [(part, self._open(part)) for part in parts]
         except Exception as error:
-            words = f"the memory of {self._wire.members[0]} cannot be opened: {error}"
-            self._fail_later(future, ConnectionError(words))
-            # In its turn the writer is told that it has been taken.
-            self._asked.append(_Asked(transfer, specs, [], Future()))
+            # If the writer has died, it does not answer, and the graph is torn down for that.
+            self._refuse(transfer, specs, parts, error)
+            self._asked.append(_Asked(transfer, specs, [], future, parts))
         else:
             self._asked.append(_Asked(transfer, specs, opened, future))
         self._go_on()
         return future
 
+    def _refuse(
+        self, transfer: int, specs: Sequence[TensorSpec], parts: Sequence[Part], why: Exception
+    ) -> None:
+        """Ask for a transfer by way of the host."""
+        if not self._told:
+            self._told = True
+            _log.warning(
+                "%s: tensors of %s's %r device come to %s by way of the host's memory, since it cannot open "
+                "that device's: %s",
+                self._wire.edge,
+                self._wire.members[0],
+                self._device.kind,
+                self._wire.members[self._wire.rank],
+                why,
+            )
+        sizes = [Layout.of([specs[place] for place in part.places]).size for part in parts]
+        self._wire.send(Refused(transfer, tuple(sizes)))
+
     def drop(self, transfer: int) -> None:
         """As for :class:`Conduit`. The writer is told of it in its turn."""
         for place, asked in enumerate(self._asked):
             if asked.transfer == transfer:
-                self._asked[place] = asked._replace(opened=[])
+                self._asked[place] = asked._replace(opened=[], refused=())
+        self._come.pop(transfer, None)
         self._go_on()
 
     def progress(self) -> None:
@@ -124,10 +151,17 @@ class Reader(DeviceIpcConduit):
         for _, message in self._wire.receive():
             if isinstance(message, Closed):
                 self._writer_closed = True
+            elif isinstance(message, ByHost):
+                if message.reader == self._wire.rank and any(
+                    one.refused and one.transfer == message.transfer for one in self._asked
+                ):
+                    self._come[message.transfer] = message
             elif isinstance(message, Gone):
                 let_go(self._wire, [left for one in message.numbers for left in self._forget(one)])
 
     def _open(self, part: Part) -> _Opened:
+        if self._why_none is not None:
+            raise RuntimeError(self._why_none)
         if part.number not in self._opened:
             memory = self._device.open_memory(part.memory)
             filled = self._device.open_event(part.filled, memory.device.index)
@@ -137,6 +171,13 @@ class Reader(DeviceIpcConduit):
     def _go_on(self) -> None:
         """Enqueue the copies of what is there, in order, and have a thread look after the next."""
         while self._asked:
+            asked = self._asked[0]
+            if asked.refused and not self._writer_closed:
+                come = self._come.pop(asked.transfer, None)
+                if come is None:
+                    return
+                self._put(self._asked.popleft(), come)
+                continue
             self._awaited = self._not_yet(self._asked[0])
             if self._awaited and not _soon(self._awaited):
                 if not self._has_thread:
@@ -167,12 +208,13 @@ class Reader(DeviceIpcConduit):
 
     def _take(self, asked: _Asked) -> None:
         """Enqueue the copies of what is there, and tell the writer."""
-        index = self._device.current_index()
-        made: Enqueued | Exception
+        made: Enqueued | Exception = Enqueued([], lambda: None)  # nobody wants it
         reads = []
         opened = [] if self._writer_closed else asked.opened
         try:
-            made = self._copy(index, asked.specs, opened)
+            if opened:
+                index = self._device.current_index()
+                made = self._copy(index, asked.specs, opened)
             for _, one in opened:
                 read = self._read_event(one, index)
                 read.record(self._stream(index))
@@ -190,6 +232,26 @@ class Reader(DeviceIpcConduit):
             asked.future.set_exception(made)
         else:
             asked.future.set_result(made)
+
+    def _put(self, asked: _Asked, come: ByHost) -> None:
+        """Hand on what has come by way of the host, to the current device, if this process has one."""
+        made: list[Any] = [None] * len(asked.specs)
+        failed: Exception | None = None
+        try:
+            if come.error is not None:
+                raise ConnectionError(f"{self._wire.members[0]} could not copy it: {come.error}")
+            for part, memory in zip(asked.refused, come.memory, strict=True):
+                layout = Layout.of([asked.specs[place] for place in part.places])
+                there = memory if self._why_none else bring(memory, self._device, None)
+                for place, tensor in zip(part.places, layout.open(there), strict=True):
+                    made[place] = tensor
+        except Exception as error:
+            failed = error
+        self._tell_taken(asked.transfer, ())
+        if failed is None:
+            asked.future.set_result(made)
+        else:
+            asked.future.set_exception(failed)
 
     def _tell_taken(self, transfer: int, reads: tuple[bytes, ...]) -> None:
         self._wire.send(Taken(transfer, reads, os.getpid()))
@@ -228,14 +290,6 @@ class Reader(DeviceIpcConduit):
         if index not in opened.reads:
             opened.reads[index] = self._device.new_event(index, interprocess=True)
         return opened.reads[index]
-
-    def _fail_later(self, future: Future[Any], error: BaseException) -> None:
-        def fail() -> None:
-            self._ends.wait(_GRACE)
-            with suppress(InvalidStateError):
-                future.set_exception(error)
-
-        self._wire.start_thread(fail, "device-ipc")
 
     def _forget(self, number: int) -> list[Left]:
         """What is to be let go of of a stretch, once its reads are done."""

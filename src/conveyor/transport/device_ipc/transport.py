@@ -16,7 +16,8 @@ class DeviceIpcTransport(Transport):
     of the device. A reader's task begins when they are there at the writer, and comes behind their copy on
     the reader's stream. No stream waits for another process.
 
-    What else a value has, tensors of the CPU too, travels in its frame.
+    What else a value has, tensors of the CPU too, travels in its frame. To a reader that does not see the
+    writer's device, as where each actor has a card, its tensors go by way of the host's memory.
     """
 
     def __init__(self, device: Device) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import pickle
+import queue
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from conveyor.device import Device
+from conveyor.device.waits import happened, wait_until
 from conveyor.futures import Future
 from conveyor.transport.base import Sending, TensorSpec, Wire
 from conveyor.transport.device_ipc.conduit import DeviceIpcConduit
 from conveyor.transport.device_ipc.leaving import let_go
-from conveyor.transport.device_ipc.messages import Closed, Gone, Part, Taken
+from conveyor.transport.device_ipc.messages import ByHost, Closed, Gone, Part, Refused, Taken
 from conveyor.transport.device_ipc.stretches import Stretch, Stretches
 from conveyor.transport.packing import Layout
 
@@ -31,8 +34,15 @@ class Writer(DeviceIpcConduit):
 
     def __init__(self, wire: Wire, device: Device) -> None:
         super().__init__(wire, device)
+        if self._why_none is not None:
+            raise RuntimeError(f"there is no {device.kind!r} here: {self._why_none}")
         self._stretches = Stretches(device)
         self._under_way: dict[int, _Transfer] = {}
+        #: What readers want by way of the host, for the thread that copies it: who, and of what how much.
+        self._wanted: queue.SimpleQueue[tuple[int, Refused, list[Stretch]] | None]
+        self._wanted = queue.SimpleQueue()
+        self._copies = False
+        self._copied: deque[ByHost] = deque()
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
         """As for :class:`Conduit`. The copy is enqueued here, since the note must tell of an event that has
@@ -76,10 +86,15 @@ class Writer(DeviceIpcConduit):
         for rank, message in self._wire.receive():
             if isinstance(message, Taken):
                 self._taken(rank, message)
+            elif message.transfer in self._under_way:
+                self._want(rank, message)
+        while self._copied:
+            self._wire.send(self._copied.popleft())
 
     def abort(self, reason: BaseException) -> None:
         """As for :class:`Conduit`."""
         super().abort(reason)
+        self._wanted.put(None)
         for transfer in self._under_way.values():
             with suppress(InvalidStateError):
                 transfer.sent.set_exception(reason)
@@ -123,6 +138,28 @@ class Writer(DeviceIpcConduit):
             # The next task may write to them.
             program.wait_event(stretch.filled)
         return stretch
+
+    def _want(self, rank: int, refused: Refused) -> None:
+        if not self._copies:
+            self._wire.start_thread(self._copy_to_host, "device-ipc-copies")
+            self._copies = True
+        self._wanted.put((rank, refused, self._under_way[refused.transfer].stretches))
+
+    def _copy_to_host(self) -> None:
+        """Copy what readers cannot open. It is a thread."""
+        while (wanted := self._wanted.get()) is not None:
+            rank, (transfer, sizes), stretches = wanted
+            filled = [stretch.filled for stretch in stretches]
+            wait_until(lambda: all(map(happened, filled)), self._ends.wait)  # noqa: B023 - called at once
+            if self._ends.is_set():
+                return
+            try:
+                memory = [s.memory[:size].cpu() for s, size in zip(stretches, sizes, strict=True)]
+                made = ByHost(rank, transfer, tuple(memory))
+            except Exception as error:
+                made = ByHost(rank, transfer, (), f"{type(error).__name__}: {error}")
+            self._copied.append(made)
+            self._wire.ring()
 
     def _taken(self, rank: int, message: Taken) -> None:
         """A reader has all transfers up to this one. Also when this end is over, its reads are waited for."""

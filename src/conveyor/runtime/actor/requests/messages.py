@@ -98,6 +98,12 @@ class HostsOf(Request, frozen=True):
     actors: tuple[ActorId, ...]
 
 
+class HaveGpus(Request, frozen=True):
+    """Whether any of ``actors`` may have a GPU."""
+
+    actors: tuple[ActorId, ...]
+
+
 class Lay(Request, frozen=True):
     """Channels of a graph that the asking actor executes: ``LaidChannels``, with their segment, and arena
     and eventfd of each member. ``tasks`` are those of each actor; ``labels`` are what they are called."""

@@ -252,6 +252,11 @@ class Supervisor:
         """The numbers of the hosts on which the actors' processes are."""
         return tuple([self._abroad.host_of(self.current(actor).slot) for actor in actors])
 
+    def have_gpus(self, actors: Sequence[ActorId]) -> bool:
+        """Whether any of the actors was given a GPU, or may have one of its own system's."""
+        options = [self.callable(actor).actor.options for actor in actors]
+        return any(one.num_gpus or one.attached is not None for one in options)
+
     def revive(self, actor: ActorId, patience: Patience | None = None) -> ActorRecord:
         """The actor's living process; a dead actor is started again. ``ActorDiedError`` if that is
         not possible, ``WaitTimeoutError`` if it takes too long."""

@@ -342,6 +342,7 @@ class Switchboard:
         asked.Kill: _kill,
         asked.WhyDead: _why_dead,
         asked.HostsOf: lambda self, _, request: (self._supervisor.hosts_of(request.actors), []),
+        asked.HaveGpus: lambda self, _, request: (self._supervisor.have_gpus(request.actors), []),
         asked.Lay: _lay,
         asked.LayAgain: _lay_again,
         asked.ComesBack: _comes_back,
