@@ -139,10 +139,14 @@ class Executor:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """A sum of ``size`` bytes of float32 over ``ranks``, each bound to a core."""
+    """A sum of ``size`` bytes of float32 over ``ranks``, each bound to a core.
+
+    bound: it is bound in a graph; else methods call it.
+    """
 
     ranks: int
     size: int
+    bound: bool = False
 
 
 @dataclass(frozen=True)

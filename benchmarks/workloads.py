@@ -249,16 +249,29 @@ def _executors() -> Iterator[Workload]:
 
 
 def _collectives() -> Iterator[Workload]:
+    sizes = (
+        ("8B", 8),
+        ("4KB", 4 << 10),
+        ("64KB", 64 << 10),
+        ("1MB", 1 << 20),
+        ("16MB", 16 << 20),
+        ("64MB", 64 << 20),
+    )
+    tiers: dict[str, dict[str, Tier]] = {
+        "": {"conveyor": "default", "gloo": "default"},
+        "/bound": {"conveyor": "default"},
+    }
     for ranks in (2, 4):
-        for size_name, size in (("8B", 8), ("4KB", 4 << 10), ("1MB", 1 << 20), ("64MB", 64 << 20)):
-            yield Workload(
-                f"allreduce{ranks}/{size_name}",
-                "collectives",
-                AllReduce(ranks, size),
-                f"allreduce{ranks}",
-                {"conveyor": "default", "gloo": "default"},
-                limit_s=60.0,
-            )
+        for form, systems in tiers.items():
+            for size_name, size in sizes:
+                yield Workload(
+                    f"allreduce{ranks}{form}/{size_name}",
+                    "collectives",
+                    AllReduce(ranks, size, bool(form)),
+                    f"allreduce{ranks}{form}",
+                    systems,
+                    limit_s=60.0,
+                )
 
 
 def _overlaps() -> Iterator[Workload]:

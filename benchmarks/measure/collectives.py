@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from benchmarks.measure.bench import Bench, Figures, percentile
 from benchmarks.model import AllReduce
-from benchmarks.reducing import SMALL
 
 
 def allreduce(bench: Bench, spec: AllReduce) -> Figures:
     """One allreduce, as rank 0 sees it."""
-    calls = 1000 if spec.size < SMALL else max(6, min(100, (256 << 20) // spec.size))
+    calls = max(6, min(1000, (256 << 20) // spec.size))
     path = bench.system.allreduce_path(spec)
     try:
         times = sorted(path.once(max(5, int(calls * bench.effort))))

@@ -7,18 +7,15 @@ from typing import Any
 import conveyor
 from benchmarks.making import FILLED, Maker
 from benchmarks.model import AllReduce, Direct, Overlap
-from benchmarks.reducing import bind_to_core, time_allreduce
+from benchmarks.reducing import Steps
 from benchmarks.systems.actors import GraphSystem
 from benchmarks.systems.base import Path
 from conveyor.experimental import collective
 
 
-class _Rank:
-    def __init__(self, rank: int) -> None:
-        bind_to_core(rank)
-
-    def time(self, size: int, calls: int) -> list[float]:
-        return time_allreduce(collective.allreduce, collective.barrier, size, calls)
+class _Rank(Steps):
+    def time_calls(self, calls: int) -> list[float]:
+        return self.time(collective.allreduce, collective.barrier, calls)
 
 
 class _InPlaceMaker(Maker):
@@ -61,14 +58,35 @@ class ConveyorSystem(GraphSystem):
         return bound.compile()
 
     def allreduce_path(self, spec: AllReduce) -> Path:
-        actors = [self.spawn(_Rank, rank) for rank in range(spec.ranks)]
+        actors = [self.spawn(_Rank, rank, spec.size) for rank in range(spec.ranks)]
+        if spec.bound:
+            return self._bound_path(actors)
         group = collective.create_collective_group(actors)
 
         def once(calls: int) -> Any:
-            return conveyor.get([actor.time.remote(spec.size, calls) for actor in actors])[0]
+            return conveyor.get([actor.time_calls.remote(calls) for actor in actors])[0]
 
         def close() -> None:
             collective.destroy_collective_group(group)
+            self.stop_actors(actors)
+
+        return Path(once, once, once, close)
+
+    def _bound_path(self, actors: list[Any]) -> Path:
+        """The same steps, each an execution of a graph."""
+        with conveyor.dag.InputNode() as given:
+            written = collective.barrier.bind([actor.write.bind(given) for actor in actors])
+            begun = [a.begin.bind(node) for a, node in zip(actors, written, strict=True)]
+            reduced = collective.allreduce.bind(begun)
+            read = [a.read.bind(node) for a, node in zip(actors, reduced, strict=True)]
+        graph = conveyor.dag.MultiOutputNode(read).compile()
+
+        def once(calls: int) -> Any:
+            times = [conveyor.get(graph.execute(step))[0] for step in range(calls + 1)]
+            return times[1:]
+
+        def close() -> None:
+            graph.teardown()
             self.stop_actors(actors)
 
         return Path(once, once, once, close)

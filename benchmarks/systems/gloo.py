@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.making import fill, peek, read
 from benchmarks.model import AllReduce, Direct
-from benchmarks.reducing import bind_to_core, time_allreduce
+from benchmarks.reducing import Steps
 from benchmarks.systems.base import DirectPath, Path, System
 from benchmarks.systems.spawned import RemoteMaker
 
@@ -18,12 +18,12 @@ from benchmarks.systems.spawned import RemoteMaker
 def _serve(rank: int, spec: AllReduce, meeting: str, line: Connection) -> None:
     import torch.distributed as dist
 
-    bind_to_core(rank)
+    steps = Steps(rank, spec.size)
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=spec.ranks
     )
     while (calls := line.recv()) is not None:
-        line.send(time_allreduce(dist.all_reduce, dist.barrier, spec.size, calls))
+        line.send(steps.time(dist.all_reduce, dist.barrier, calls))
     dist.destroy_process_group()
 
 
