@@ -10,6 +10,8 @@
 #include <array>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "fork_mutex.h"
@@ -22,7 +24,7 @@ namespace conveyor {
 
 constexpr uint32_t kBoardMagic = 0x42564e43;
 constexpr uint32_t kMostSlots = 1 << 16;  // of a board that is opened: more than any has
-constexpr uint32_t kBoardVersion = 5;
+constexpr uint32_t kBoardVersion = 6;
 constexpr size_t kBellWords = 14;
 constexpr uint32_t kBellBits = kBellWords * 64;
 constexpr uint32_t kHazards = kPage / sizeof(uint64_t);
@@ -47,6 +49,34 @@ static_assert(sizeof(Bell) == 2 * kCacheLine);
 enum class Condition : uint32_t { kFree = 0, kStarting = 1, kAlive = 2, kDying = 3, kDead = 4 };
 enum class State : uint32_t { kIdle = 0, kRunning = 1, kWaiting = 2 };
 
+// A short text of one writer, for people: a seqlock. Zero terminated, whoever has died while writing it.
+template <size_t kSize>
+struct NotedText {
+  void set(std::string_view said) {
+    const uint32_t before = version.load(std::memory_order_relaxed);
+    version.store(before + 1, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    const size_t n = std::min(said.size(), kSize - 1);
+    ::memcpy(text, said.data(), n);
+    text[n] = 0;
+    version.store(before + 2, std::memory_order_release);
+  }
+  // A writer that died half way leaves an odd version, and then the text may be torn.
+  std::string get() const {
+    char copy[kSize];
+    for (int attempt = 0; attempt < 100; ++attempt) {
+      const uint32_t before = version.load(std::memory_order_acquire);
+      ::memcpy(copy, text, sizeof copy);
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (!(before & 1) && version.load(std::memory_order_relaxed) == before) break;
+    }
+    return {copy, ::strnlen(copy, sizeof copy - 1)};
+  }
+
+  std::atomic<uint32_t> version;
+  char text[kSize];
+};
+
 // What a process is doing, for others to read at any time, also when it is stopped or dead.
 struct Status {
   std::atomic<uint32_t> state;
@@ -57,8 +87,9 @@ struct Status {
   std::atomic<uint32_t> leaving;    // 1: it ends because user code has raised SystemExit
   std::atomic<uint64_t> execution;  // execution or call number
   std::atomic<uint64_t> since_ns;   // CLOCK_MONOTONIC
-  std::atomic<uint32_t> what_version;
-  char what[88];                    // method name, zero terminated
+  NotedText<88> what;               // method name
+  std::atomic<uint64_t> decoding_since_ns;  // when it began to decode a value in Python; 0: it decodes none
+  NotedText<60> importing;          // the module that is imported for that; empty: none is
 };
 
 // Which value of another process's memory a process waits for; of several the first. For people, who may see parts of two.

@@ -158,19 +158,13 @@ void bind_board(nb::module_& m) {
            }, "slot"_a)
       .def("status", [](Board& b, uint32_t slot) {
              Status& s = slot_of(b, slot)->status;
-             char what[sizeof s.what];
-             // A seqlock: take the text only if nobody wrote it meanwhile; a writer that died half way
-             // leaves an odd version, and then the text may be torn but is still terminated.
-             for (int attempt = 0; attempt < 100; ++attempt) {
-               const uint32_t version = s.what_version.load(std::memory_order_acquire);
-               std::memcpy(what, s.what, sizeof what);
-               std::atomic_thread_fence(std::memory_order_acquire);
-               if (!(version & 1) && s.what_version.load(std::memory_order_relaxed) == version) break;
-             }
-             what[sizeof what - 1] = 0;
-             nb::object text = nb::steal(PyUnicode_DecodeUTF8(what, Py_ssize_t(std::strlen(what)), "replace"));
              return nb::make_tuple(uint32_t(s.state.load()), s.graph.load(), s.node.load(), s.execution.load(),
-                                   s.since_ns.load(), s.signal.load(), text);
+                                   s.since_ns.load(), s.signal.load(), text_of(s.what.get()));
+           }, "slot"_a)
+      .def("decoding", [](Board& b, uint32_t slot) -> nb::object {
+             const Status& s = slot_of(b, slot)->status;
+             const uint64_t since = s.decoding_since_ns.load();
+             return since == 0 ? nb::none() : nb::object(nb::make_tuple(since, text_of(s.importing.get())));
            }, "slot"_a);
 
   nb::class_<PumpWait>(m, "PumpWait")
@@ -239,13 +233,7 @@ void bind_board(nb::module_& m) {
              const char* text = PyUnicode_AsUTF8AndSize(name.ptr(), &length);
              if (text == nullptr) throw nb::python_error();
              s.graph.store(0, std::memory_order_relaxed);
-             const uint32_t version = s.what_version.load(std::memory_order_relaxed);
-             s.what_version.store(version + 1, std::memory_order_relaxed);
-             std::atomic_thread_fence(std::memory_order_release);
-             const size_t n = std::min(size_t(length), sizeof s.what - 1);
-             std::memcpy(s.what, text, n);
-             s.what[n] = 0;
-             s.what_version.store(version + 2, std::memory_order_release);
+             s.what.set({text, size_t(length)});
              s.execution.store(call, std::memory_order_relaxed);
              i.begins(now_ns());
            }, "name"_a, "call"_a)

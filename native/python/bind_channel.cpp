@@ -64,6 +64,7 @@ void bind_channel(nb::module_& m) {
       .def_prop_ro("count", [](Reader& r) { return r.ring.next(); })
       .def_prop_ro("available", [](Reader& r) { return r.ring.head() - r.ring.next(); })
       .def_ro("tag", &Reader::tag)
+      .def_rw("brings_work", &Reader::brings_work)
       .def_prop_ro("front", [](Reader& r) { return r.ring.empty() ? int64_t(-1) : int64_t(r.ring.front()->tag); })
       .def("want", [](Reader& r, uint64_t tag) { r.ring.want(tag); }, "tag"_a)
       .def_prop_ro("kind", [](Reader& r) { return uint32_t(r.kind); })

@@ -28,7 +28,57 @@ struct FetchMode {
 };
 thread_local FetchMode* FetchMode::now = nullptr;
 
+// This process's page of the board. Guarded by the GIL.
+struct OwnPage {
+  Status& status() { return board->slot(slot)->status; }
+  bool inherited() const { return fork != fork_generation.load(std::memory_order_relaxed); }
+  const std::shared_ptr<Board> board;
+  const uint32_t slot;
+  const uint64_t fork = fork_generation.load(std::memory_order_relaxed);
+  uint32_t decoding = 0;  // values, in all threads
+  bool importing = false;
+};
+std::shared_ptr<OwnPage>& own_page = *new std::shared_ptr<OwnPage>;  // lives as long as the process
+
+// While a value is decoded in Python, which may run any code, the page says so.
+class Shown {
+ public:
+  Shown() {
+    if (page_ && !page_->inherited() && page_->decoding++ == 0) page_->status().decoding_since_ns.store(now_ns(), std::memory_order_relaxed);
+  }
+  ~Shown() {
+    if (!page_ || page_->inherited() || --page_->decoding != 0) return;
+    page_->status().decoding_since_ns.store(0, std::memory_order_relaxed);
+    end_import();
+  }
+  Shown(const Shown&) = delete;
+  Shown& operator=(const Shown&) = delete;
+
+ private:
+  const std::shared_ptr<OwnPage> page_ = own_page;
+};
+
 }  // namespace
+
+void show_decoding_on(std::shared_ptr<Board> board, uint32_t slot) {
+  own_page.reset(board ? new OwnPage{std::move(board), slot} : nullptr);
+}
+
+bool note_import(const std::string& module) {
+  if (FetchMode::now == nullptr || !own_page || own_page->inherited() || own_page->importing) return false;
+  own_page->importing = true;
+  own_page->status().importing.set(module);
+  return true;
+}
+
+void end_import() {
+  if (!own_page || own_page->inherited() || !std::exchange(own_page->importing, false)) return;
+  own_page->status().importing.set("");
+}
+
+void note_idle() {
+  if (own_page && !own_page->inherited()) own_page->status().state.store(uint32_t(State::kIdle), std::memory_order_relaxed);
+}
 
 TableView table_of(const Frame& frame) {
   const bool external = frame.flags & kExternal;
@@ -84,6 +134,7 @@ nb::object buffers_of(const Frame& frame, const TableView& table, bool as_it_lie
 namespace {
 
 nb::object decode_in_python(uint16_t number, const nb::bytes& meta, const nb::object& buffers) {
+  const Shown shown;
   nb::object codec = nb::int_(number);
   Calling python;
   nb::object value = nb::steal(PyObject_CallFunctionObjArgs(hooks.decode, codec.ptr(), meta.ptr(), buffers.ptr(), nullptr));

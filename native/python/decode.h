@@ -36,6 +36,14 @@ nb::object decode_native(uint16_t codec, const char* body, size_t size);
 nb::object decode(const Frame& frame, bool fetches = true);
 // Whether the frame that this thread is decoding is to be fetched. Code that is run meanwhile may decode others.
 bool fetches() noexcept;
+// The page of the board that says when this process decodes values in Python; null: none does.
+void show_decoding_on(std::shared_ptr<Board> board, uint32_t slot);
+// It says that this thread imports a module for the value that it decodes, if it decodes one, until end_import(). False if
+// it says so of another one.
+bool note_import(const std::string& module);
+void end_import();
+// It says that this process runs nothing: what its loop takes next is decoded first.
+void note_idle();
 // The lease that keeps the value of that number, where it lies in the memory of who has made it, as long as that process
 // or the lease lives: that of the frame which this thread is decoding, if it is kSure and names the value. Else null.
 std::shared_ptr<Lease> sure_lease(uint64_t number);

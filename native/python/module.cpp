@@ -1,5 +1,6 @@
 // The Python face of the native core. Names and meanings: src/conveyor/_core.pyi.
 #include "bind.h"
+#include "decode.h"
 #include "encode.h"
 #include "exit.h"
 #include "forked_child.h"
@@ -79,6 +80,9 @@ NB_MODULE(_core, m) {
 
   m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "discard"_a, "final_error"_a, "arena_full"_a, "storage_held_alone"_a, "state_error"_a, "refused"_a,
         "take"_a.none() = nb::none(), "known"_a.none() = nb::none());
+  m.def("show_decoding_on", &show_decoding_on, "board"_a.none(), "slot"_a);
+  m.def("note_import", &note_import, "module"_a);
+  m.def("end_import", &end_import);
   m.def("count_untold", [](int change) { untold += change; }, "change"_a);
   m.attr("UNSAID") = nb::bytes(kUnsaidMeta);
   m.attr("BROKEN") = nb::bytes(kBrokenMeta);

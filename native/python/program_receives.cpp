@@ -70,7 +70,9 @@ void Program::look() {
 }
 
 void Program::take(Receive& step) {
-  step.waited = recorder_->receive_begins(step.index, execution_, step.reader->decodes_natively());
+  const bool quick = step.reader->decodes_natively();
+  if (!quick && !begin_fetch_.is_valid()) note_idle();  // on an event loop other steps may run
+  step.waited = recorder_->receive_begins(step.index, execution_, quick);
   const uint64_t before = step.reader->bytes;
   nb::object value;
   try {

@@ -181,6 +181,7 @@ nb::object Reader::receive() {
   std::optional<Frame> f;
   try {
     if (decodes_natively()) return receive_native();
+    if (brings_work) note_idle();
     definitions = front_definitions();
     f = take();
   } catch (...) {

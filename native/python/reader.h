@@ -59,6 +59,9 @@ class Reader : public Receiver {
   // decodes it. Throws what is Python's, and has been closed then, too.
   void close();
 
+  // What this process's loop does comes here, one thing after the other: nothing runs while receive() decodes it.
+  bool brings_work = false;
+
   // What the next frame's bytes refer to, to be held as long as it may be decoded. Invalid if it brings all that it needs.
   nb::object front_definitions();
 

@@ -40,6 +40,16 @@ Holding = tuple[str, int, int, str, int, list[int]]
 """Values that a process still holds, at an arena's cap: the process, the graph's number (0: of none),
 the edge, what the channel carries in words, bytes, executions (or calls)."""
 
+def show_decoding_on(board: Board | None, slot: int) -> None:
+    """Have that slot's status say from now on when this process decodes values; ``None``: no slot's."""
+
+def note_import(module: str) -> bool:
+    """If this thread decodes a value: have the status say that ``module`` is imported for it, until
+    :func:`end_import`. ``False``: it decodes none, or the status names another module."""
+
+def end_import() -> None:
+    """Have the status name no module."""
+
 def count_untold(change: int) -> None:
     """Count ``change`` more definitions in the ``gone`` of channels' ``sent``: their next frames tell of them."""
 
@@ -276,6 +286,11 @@ class Board:
     def status(self, slot: int) -> tuple[int, int, int, int, int, int, str]:
         """(state, graph, node, execution, since in ns, fatal signal, method name); states are 0
         idle, 1 running, 2 waiting.
+        """
+
+    def decoding(self, slot: int) -> tuple[int, str] | None:
+        """Since when (in ns) that process decodes values in Python, and the module that is imported for it, or ``""``;
+        ``None``: it decodes none.
         """
 
 class PumpWait:
@@ -880,6 +895,9 @@ class Writer:
 
 class Reader:
     """A reading end of a ring."""
+
+    brings_work: bool
+    """This process's loop takes its work from here alone: it runs nothing while ``receive`` decodes."""
 
     def __init__(
         self,

@@ -111,5 +111,6 @@ def _member_as_json(session: Session, member: Member, stacks: bool) -> dict[str,
         "start_waits_for": status.start_waits_for,
         "blocked_on": status.blocked_on,
         "fetching": status.fetching,
+        "decoding": status.decoding,
         "stack": _stack(member) if stacks else None,
     }

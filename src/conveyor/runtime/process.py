@@ -133,6 +133,7 @@ class Process:
         self, board: _core.Board, slot: int, eventfd: int, arena_fd: int, arena: ArenaSize
     ) -> None:
         set_up_codec()
+        _core.show_decoding_on(board, slot)
         self.board = board
         self.slot = slot
         #: This process among those that have had its slot, as others know it.
@@ -290,6 +291,7 @@ class Process:
             reading = list(self._reading)
         self.alarm.close()
         with ExitStack() as last:
+            last.callback(_core.show_decoding_on, None, 0)
             last.callback(_core.let_go_of_kept)  # last of all: what the arena has let go of
             for close in (self.inbox.close_fds, self.arena.close, self.board.close_fds):
                 last.callback(close)

@@ -18,7 +18,9 @@ from conveyor import _core
 from conveyor.runtime.waiting.works import FOR_THE_DRIVER, STEPS
 from conveyor.system_limits import FORK_SERVER
 
-ActorState = Literal["starting", "idle", "waiting", "running", "stopped", "dead", "elsewhere"]
+ActorState = Literal[
+    "starting", "idle", "decoding", "waiting", "running", "stopped", "dead", "elsewhere"
+]
 Label = Callable[[int, int], str | None]
 
 _RUNNING = 1
@@ -65,11 +67,30 @@ class Fetching(Struct, frozen=True):
         )
 
 
+class Decoding(Struct, frozen=True):
+    """A value, or several, that a process rebuilds from bytes, which may run any code.
+
+    seconds: for how long it has. importing: the module that is imported for that; empty: none is.
+    arguments: it is what the actor is to be called with.
+    """
+
+    seconds: float
+    importing: str
+    arguments: bool
+
+    def describe(self) -> str:
+        """In words, to follow what the process does."""
+        what = "its arguments" if self.arguments else "a value"
+        imports = f" (importing {self.importing})" if self.importing else ""
+        return f"decoding {what}{imports} since {self.seconds:.1f} s"
+
+
 @dataclass(frozen=True, slots=True)
 class ActorStatus:
     """What one actor is doing.
 
     state: ``"stopped"`` by a signal or a debugger; ``"waiting"`` for the input in ``waits_for``;
+        ``"decoding"`` what it is to be called with;
         ``"elsewhere"``: it lives, on another host, which has not said what it does.
     method: what it runs (or ran, when it was stopped): a graph's task by its label, or a method.
     node, execution: of that task; the execution alone where it is between two steps, or in a
@@ -77,6 +98,7 @@ class ActorStatus:
     fetches_from: whose memory it wants to read a value from, where that takes its time: it is on another
         host, a device has not computed it yet, or it is held back (``conveyor.testing.hold_transfers``).
         fetching: which value, and how far it is.
+    decoding: a value that it rebuilds from bytes, in a method or before it.
     since: when that began (``time.time()``). blocked_on: the actor whose result the method waits for.
     error: how it died. stack: where its Python code is, if that was asked for.
     host: where it is, if not on the host of who asks. unknown: why what it does is not known.
@@ -95,6 +117,7 @@ class ActorStatus:
     blocked_on: str | None = None
     fetches_from: str | None = None
     fetching: Fetching | None = None
+    decoding: Decoding | None = None
     error: str | None = None
     stack: str | None = None
     host: str | None = None
@@ -122,6 +145,9 @@ class ActorStatus:
         if self.fetching is not None:
             fetching = self.fetching.describe()
             text += f", {fetching}" if text else fetching
+        if self.decoding is not None:
+            decoding = self.decoding.describe()
+            text += f", {decoding}" if text else decoding
         if self.state == "stopped":
             # Not dead: SIGCONT, or the debugger's "continue", and nothing is lost.
             return "stopped (by a signal, or by a debugger)" + (f" while {text}" if text else "")
@@ -150,8 +176,8 @@ class Page(Struct, frozen=True):
     """What a slot of a board says of its process, and ``/proc``, for who cannot read either.
 
     works: what it runs: graph, node, execution or call, since how many nanoseconds, and the method's name.
-    blocked_on, fetching, start_waits_for: as in :class:`ActorStatus`. memory: its part of the host's shared
-    memory.
+    blocked_on, fetching, decoding, start_waits_for: as in :class:`ActorStatus`. memory: its part of the
+    host's shared memory.
     """
 
     name: str
@@ -161,6 +187,7 @@ class Page(Struct, frozen=True):
     works: tuple[int, int, int, int, str] | None = None
     blocked_on: str | None = None
     fetching: Fetching | None = None
+    decoding: Decoding | None = None
     memory: int = 0
     stack: str | None = None
     start_waits_for: str | None = None
@@ -176,7 +203,7 @@ def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> 
     if board.elsewhere(slot):
         return Page(name, 0, "elsewhere")
     state, graph, node, execution, since_ns, _signal, what = board.status(slot)
-    works, blocked_on = None, None
+    works, blocked_on, decoding = None, None, _decoding(board, slot, state)
     if state == _RUNNING:
         waits = (board.waits(slot, STEPS) or (0, 0, 0, []))[3]
         works = (graph, node, execution, _core.monotonic_ns() - since_ns, what)
@@ -184,11 +211,12 @@ def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> 
     return Page(
         name,
         pid,
-        "starting" if condition == 1 else "idle",
+        "starting" if condition == 1 else "idle" if decoding is None else "decoding",
         bool(pid) and is_stopped(pid),
         works,
         blocked_on,
         _fetching(board, slot),
+        decoding,
         board.memory(slot),
         start_waits_for=_start_waits_for(board) if condition == 1 and not pid else None,
     )
@@ -216,6 +244,14 @@ def _blocked_on(board: _core.Board, slot: int, _work: int, text: str) -> str:
     """Who that is, and of the driver what it is to do: what it does does not show elsewhere."""
     _, waits, what = text.partition(f" waits for {FOR_THE_DRIVER}")
     return f"{FOR_THE_DRIVER}{what}" if waits else board.name(slot)
+
+
+def _decoding(board: _core.Board, slot: int, state: int) -> Decoding | None:
+    found = board.decoding(slot)
+    if found is None:
+        return None
+    seconds = (_core.monotonic_ns() - found[0]) / 1e9
+    return Decoding(seconds, found[1], state != _RUNNING and slot != _DRIVER_SLOT)
 
 
 def _fetching(board: _core.Board, slot: int) -> Fetching | None:
@@ -246,6 +282,7 @@ def status_of(page: Page, label: Label | None = None) -> ActorStatus:
         page.state,
         fetches_from=None if page.fetching is None else page.fetching.keeper,
         fetching=page.fetching,
+        decoding=page.decoding,
         stack=page.stack,
         start_waits_for=page.start_waits_for,
     )

@@ -1,5 +1,6 @@
 """graph.status(), and what long waits say: who does what, since when, and what is still to come."""
 
+import importlib
 import logging
 import os
 import shutil
@@ -321,3 +322,106 @@ def test_waiting_for_a_restart_is_logged(session, lines, wait_until, latches):
             pass
     watcher.join(WAIT)
     assert "Slow" in lines()[0]
+
+
+class Rebuilt:
+    """A value whose rebuilding says that it has begun, and waits."""
+
+    def __init__(self, inside, go):
+        self.paths = inside, go
+
+    def __setstate__(self, state):
+        self.__dict__ = state
+        inside, go = self.paths
+        open(inside, "w").close()
+        hold(go)
+
+
+@conveyor.remote
+class Gets:
+    def echo(self, x):
+        return x
+
+    def kind(self, x):
+        return type(x).__name__
+
+    def get(self, refs):
+        return type(conveyor.get(refs[0])).__name__
+
+
+_MODULE = """
+import os, time
+if os.getpid() != {driver}:
+    open({inside!r}, "w").close()
+    while not os.path.exists({go!r}):
+        time.sleep(0.002)
+
+class Slow:
+    def __init__(self, inside, go):
+        self.paths = inside, go
+
+    def __setstate__(self, state):
+        open(state["paths"][0], "w").close()
+        while not os.path.exists(state["paths"][1]):
+            time.sleep(0.002)
+"""
+
+
+def told(ref):
+    """Return the text of the error of a wait that is not over."""
+    with pytest.raises(WaitTimeoutError) as raised:
+        conveyor.get(ref, timeout=0.01)
+    return str(raised.value)
+
+
+def test_an_actor_decodes_the_arguments_of_a_call(session, latches):
+    actor = Gets.options(name="decodes").remote()
+    inside, go = latches(), latches()
+    refs = [actor.kind.remote(1), actor.kind.remote(Rebuilt(inside.path, go.path))]
+    hold(inside.path)
+    assert "decodes is decoding its arguments since" in told(refs[1])
+    go.open()
+    assert get(refs) == ["int", "Rebuilt"]
+
+
+def test_an_actor_imports_a_module_for_its_arguments(session, latches, tmp_path, monkeypatch):
+    inside, go, later, end = (latches() for _ in range(4))
+    source = _MODULE.format(driver=os.getpid(), inside=inside.path, go=go.path)
+    (tmp_path / "slow_to_import.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("slow_to_import")
+    actor = Gets.options(name="imports").remote()
+    ref = actor.kind.remote(module.Slow(later.path, end.path))
+    hold(inside.path)
+    assert "imports is decoding its arguments (importing slow_to_import) since" in told(ref)
+    go.open()
+    hold(later.path)
+    assert "imports is decoding its arguments since" in told(ref)
+    end.open()
+    assert get(ref) == "Slow"
+
+
+def test_an_actor_decodes_the_input_of_a_graph(session, latches):
+    actor = Gets.options(name="steps").remote()
+    begun, done = latches(), latches()
+    with chain(actor.kind).compile() as graph:
+        assert get(graph.execute(1)) == "int"  # what it has run last is not what it does
+        ref = graph.execute(Rebuilt(begun.path, done.path))
+        hold(begun.path)
+        (status,) = graph.status().actors
+        assert status.state == "decoding"
+        assert "steps is decoding its arguments since" in told(ref)
+        done.open()
+        assert get(ref) == "Rebuilt"
+
+
+def test_a_method_decodes_what_it_has_got(session, latches):
+    actor = Gets.options(name="gets").remote()
+    begun, done = latches(), latches()
+    ref = actor.get.remote([conveyor.put(Rebuilt(begun.path, done.path))])
+    hold(begun.path)
+    text = told(ref)
+    assert "gets is running get (call" in text
+    assert "decoding a value since" in text
+    done.open()
+    assert get(ref) == "Rebuilt"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from conveyor import _core
 from conveyor.codec.encoded import DEFINING
 from conveyor.codec.faults import is_fault
 from conveyor.codec.header import unpack
@@ -20,6 +22,10 @@ from conveyor.exceptions import (
     TransportError,
     WaitTimeoutError,
 )
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 #: What comes of a part that has stayed elsewhere, and cannot be fetched.
 _FETCHING = (
@@ -77,3 +83,59 @@ def _cannot_rebuild(error: BaseException) -> str:
             "actor's PYTHONPATH, or call cloudpickle.register_pickle_by_value on it in the sender"
         )
     return text
+
+
+class _Imports:
+    """A finder of modules that finds what those behind it find, and has the process's status name the module
+    that is imported for a value. It is asked only for modules that are not there yet."""
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not _core.note_import(name):
+            return None
+        shown = False
+        try:
+            spec = cls._find(name, path, target)
+            shown = spec is not None and _end_with(spec.loader)
+        finally:
+            if not shown:
+                _core.end_import()
+        return spec
+
+    @classmethod
+    def _find(
+        cls, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is not cls and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+
+def _end_with(loader: Any) -> bool:
+    """Have the status name no module any more when this loader's has been executed; whether it will."""
+    execute = getattr(loader, "exec_module", None)
+    if execute is None or isinstance(loader, type):  # a loader of many modules, which are built in
+        return False
+
+    def exec_module(module: ModuleType) -> None:
+        del loader.exec_module  # the class has its own
+        try:
+            execute(module)
+        finally:
+            _core.end_import()
+
+    try:
+        loader.exec_module = exec_module
+    except AttributeError:
+        return False
+    return True
+
+
+def show_imports() -> None:
+    """Have this process's status name what is imported for values that it decodes."""
+    sys.meta_path.insert(0, _Imports)

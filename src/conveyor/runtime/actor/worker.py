@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor import _core, system_limits
 from conveyor.codec import faults
-from conveyor.codec.pickling import byvalue
+from conveyor.codec.pickling import byvalue, unpickler
 from conveyor.runtime import context
 from conveyor.runtime.actor import grace
 from conveyor.runtime.actor.calls.calls import Calls
@@ -92,6 +92,7 @@ class Worker:
         )
         self.calls.serve_orders = self.control.serve_first
         if not hello.has_async and (hello.max_concurrency or 1) == 1:
+            self.calls.one_by_one = True
             # Where methods run side by side one that fails says nothing of the others.
             self.process.on_failure = self.runtime.collectives.step_failed
             self.calls.on_failure = self.runtime.collectives.call_failed
@@ -330,6 +331,7 @@ def main(payload: bytes, fds: list[int]) -> None:
     worker = Worker(hello, fds)
     context.install(worker.runtime)
     byvalue.name_in(sys.modules["__main__"])
+    unpickler.show_imports()
     faults.nobody_presses_ctrl_c()
     try:
         worker.run()

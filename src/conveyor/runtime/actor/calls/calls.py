@@ -59,6 +59,8 @@ class Calls:
         self._stop = stop
         self._leave = leave
         self._ending = self._stopping = False
+        #: Whether the actor runs one method at a time, on its main thread.
+        self.one_by_one = False
         self._mailboxes: list[Mailbox] = []
         # Calls that have overtaken the constructor's, which came another way.
         self._early: list[tuple[Mailbox, int, Call]] = []
@@ -78,7 +80,7 @@ class Calls:
         self, segment: _core.Segment, caller: tuple[int, int], arena: _core.ArenaView, bit: int
     ) -> Callable[[], None]:
         """Take calls from here too; what is to be called when the bit is rung."""
-        mailbox = Mailbox(self._process, segment, caller, arena, bit)
+        mailbox = Mailbox(self._process, segment, caller, arena, bit, self.one_by_one)
         self._mailboxes.append(mailbox)
         # Frames may have come before the handler was there.
         self._process.board.ring(self._process.slot, bit)

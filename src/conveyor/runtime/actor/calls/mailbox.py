@@ -29,8 +29,10 @@ class Mailbox:
         caller: tuple[int, int],
         arena: _core.ArenaView,
         bit: int,
+        one_by_one: bool = False,
     ) -> None:
-        """``caller``: its place on the board, and which of the processes there it is; ``arena``: its own."""
+        """``caller``: its place on the board, and which of the processes there it is; ``arena``: its own.
+        ``one_by_one``: the actor runs one method at a time."""
         self.bit = bit
         self.caller = caller
         there = Place(*caller, RESULT_BIT)
@@ -38,6 +40,7 @@ class Mailbox:
         self.reader = process.reader(
             segment, 0, 0, there, arena, f"calls from {name}", shared=False
         )
+        self.reader.brings_work = one_by_one
         self.replies = process.writer(segment, reply_offset(segment), [there], "results of calls")
         self.replies.moved_refs = REFERENCES_OF_A_LOCAL
         self.limits = link_limits(segment)
