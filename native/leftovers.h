@@ -6,6 +6,10 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "waiter.h"
 
@@ -22,6 +26,12 @@ struct Leftover {
     next->previous = previous;
     previous = next = this;
   }
+};
+
+// An error that somebody was to get, and nobody has. `more`: there was more to come from there.
+struct Unseen {
+  std::string error;
+  bool more;
 };
 
 // The thread is idle while there are no leftovers; then nothing wakes it. The first one makes a sweep due,
@@ -42,13 +52,21 @@ class Leftovers {
       all_.previous->next = &one;
       all_.previous = &one;
     }
-    const State state = state_.load(std::memory_order_relaxed);
-    if (state == State::kDue || (state == State::kWatching && !here())) return;
-    words_.wanted.store(1, std::memory_order_seq_cst);
-    state_.store(State::kDue, std::memory_order_seq_cst);
-    words_.wake();
-    if (state == State::kWatching) board_->stir(bell_);
+    make_due(here);
   }
+
+  // Nobody will get this error: the thread says so. More of them at a time than a log takes are forgotten. As enter().
+  void note_unseen(std::string_view error, bool more) noexcept {
+    constexpr size_t kMost = 64;
+    if (unseen_.size() >= kMost) return;
+    try {
+      unseen_.push_back({std::string(error), more});
+    } catch (const std::bad_alloc&) {  // nor is there memory to say it
+      return;
+    }
+    make_due([] { return true; });
+  }
+  std::vector<Unseen> take_unseen() { return std::exchange(unseen_, {}); }
 
   // Sleep until a sweep is due, or somebody needs the memory (Board::ask_for_leftovers). False: stop. Without
   // that lock. `quiet_ns`: how long the thread waits for more.
@@ -109,11 +127,21 @@ class Leftovers {
 
  private:
   enum class State : uint32_t { kIdle, kWatching, kDue };
+  template <class Here>
+  void make_due(const Here& here) noexcept {
+    const State state = state_.load(std::memory_order_relaxed);
+    if (state == State::kDue || (state == State::kWatching && !here())) return;
+    words_.wanted.store(1, std::memory_order_seq_cst);
+    state_.store(State::kDue, std::memory_order_seq_cst);
+    words_.wake();
+    if (state == State::kWatching) board_->stir(bell_);
+  }
   std::shared_ptr<Board> board_;
   Returns& words_;
   Bell& bell_;
   Waiter waiter_;  // the thread's own: it neither spins nor learns
   Leftover all_;
+  std::vector<Unseen> unseen_;
   std::atomic<State> state_{State::kIdle};
   std::atomic<bool> stop_{false};
   uint32_t seen_ = 0;    // the bell's count before the last sweep

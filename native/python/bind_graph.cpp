@@ -241,6 +241,11 @@ void bind_graph(nb::module_& m) {
              return l.wait(uint64_t(quiet * 1e9));
            }, "quiet"_a)
       .def("sweep", &sweep)
+      .def("take_unseen", [](Leftovers& l) {
+             nb::list taken;
+             for (const Unseen& one : l.take_unseen()) taken.append(nb::make_tuple(nb::bytes(one.error.data(), one.error.size()), one.more));
+             return taken;
+           })
       .def("stop", &Leftovers::stop);
 
   nb::class_<Gated>(m, "Gate")
@@ -263,7 +268,8 @@ void bind_graph(nb::module_& m) {
              g.gate->set_limits(nb::cast<Limits*>(limits));
              g.limits = std::move(limits);
            }, "limits"_a)
-      .def("set_failures", [](Gated& g, nb::object readers, bool together) { g.gate->set_failures(std::move(readers), together); }, "readers"_a, "together"_a)
+      .def("set_failures", [](Gated& g, nb::object readers, bool together, const std::vector<size_t>& siblings) { g.gate->set_failures(std::move(readers), together, siblings); },
+           "readers"_a, "together"_a, "siblings"_a)
       .def("failed", [](Gated& g, uint64_t number, size_t reader) { return g.gate->failed(number, reader); }, "number"_a, "reader"_a)
       .def("hear", [](Gated& g) { return g.gate->hear(); })
       .def("failures", [](Gated& g) { return g.gate->failures(); })

@@ -113,8 +113,24 @@ nb::list Failures::told(uint64_t first) const {
 
 // The gate's side
 
-void Gate::set_failures(nb::object readers, bool together) {
+void Gate::set_failures(nb::object readers, bool together, const std::vector<size_t>& siblings) {
   failures_ = std::make_shared<Failures>(std::move(readers), *limits_, together);
+  is_sibling_.assign(readers_.size(), false);
+  if (!together || siblings.size() < 2) return;
+  siblings_ = siblings;
+  for (const size_t i : siblings) is_sibling_.at(i) = true;
+}
+
+// Whether it is not known yet if another result of the execution has failed. Whoever has seen all of them has all
+// that is told of it to read, and reads it here.
+bool Gate::awaits_siblings(uint64_t number, size_t i) {
+  if (siblings_.empty() || !is_sibling_[i]) return false;
+  const bool all = std::ranges::all_of(siblings_, [&](size_t j) {
+    const RingReader& ring = readers_[j]->ring;
+    return number - first_ < ring.next() || number - first_ < ring.head();  // a broken one is everybody's error
+  });
+  hear();
+  return !all && !failures_->has(number, i);
 }
 
 bool Gate::hear_news() {
@@ -135,8 +151,8 @@ void Gate::hear_before_submission() {
   if (failures_ && (failures_->news() || !failures_->empty())) hear_news();
 }
 
-// What is there can still be got, unless it is an error: then the first one counts here too. Cannot fail,
-// also where a ring breaks just now: half of it noted would be noted again.
+// What is there can still be got, unless it is an error, or one of several results that fail as one: then the first
+// error counts here too. Cannot fail, also where a ring breaks just now: half of it noted would be noted again.
 void Gate::note_open(uint64_t number, std::vector<bool>& open) noexcept {
   if (!failures_->together || number < first_ || number >= next_) return;
   for (size_t i = 0; i < readers_.size(); ++i) {
@@ -146,9 +162,10 @@ void Gate::note_open(uint64_t number, std::vector<bool>& open) noexcept {
     const bool published = ring.has_come(number - first_);
     if (published && first_ + ring.next() > number) {
       auto found = stashes_[i].find(number);
-      if (found == stashes_[i].end() || found->second.kind != Kind::kError) continue;
-      stashes_[i].erase(found);  // an error defines nothing that somebody must hear of
-    } else if (published && ring.kind_of(number - first_) != Kind::kError) {
+      if (found == stashes_[i].end()) continue;
+      if (found->second.kind == Kind::kError) stashes_[i].erase(found);  // an error defines nothing that somebody must hear of
+      else if (!is_sibling_[i]) continue;
+    } else if (published && !is_sibling_[i] && ring.kind_of(number - first_) != Kind::kError) {
       continue;
     } else {
       note_dropped(number, i);

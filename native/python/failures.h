@@ -65,6 +65,8 @@ class Failures {
   // The outcome of a result that is not to come any more, once; an invalid object for all others.
   nb::object take(uint64_t number, size_t reader);
   bool has(uint64_t number, size_t reader) const;
+  // The error of an execution that has() one.
+  const std::string& error_of(uint64_t number) const { return failed_.find(number)->second.errors->front(); }
   // Nobody wants that result. False if it is none of these.
   bool close(uint64_t number, size_t reader);
   // Of executions below `completed` nothing more will be heard.

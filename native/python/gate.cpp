@@ -3,6 +3,11 @@
 
 namespace conveyor {
 
+namespace {
+// Of how many submissions it is noted what is known of their errors.
+constexpr size_t kNoted = 256;
+}  // namespace
+
 bool Gate::has_room() {
   check_owner(fork_);
   // The slots that this submission's results will need must be free: results that nobody has asked
@@ -73,16 +78,17 @@ void Gate::stash_front(size_t i) {
   const uint64_t tag = read_once(reader.ring.front()->tag);
   const uint64_t number = reader.ring.next();
   const uint64_t began = recorder_ && recorder_->tracing() ? now_ns() : 0;
-  if (!dropped_[i].empty() && dropped_[i].contains(tag)) {
+  // An error is read: it may be that nobody knows of it.
+  if (!dropped_[i].empty() && dropped_[i].contains(tag) && reader.ring.front()->kind != Kind::kError) {
     const SlotHeader slot = read_once(*reader.ring.front());
     try {
       reader.skip();
     } catch (...) {
-      if (reader.ring.next() != number) dropped_[i].erase(tag);
+      if (reader.ring.next() != number) forget_dropped(tag, i);
       throw;
     }
     if (reader.ring.next() == number) return;
-    dropped_[i].erase(tag);
+    forget_dropped(tag, i);
     return taken(tag, i, began, slot.size, slot.kind == Kind::kError);
   }
   nb::object refs, definitions;
@@ -98,8 +104,9 @@ void Gate::stash_front(size_t i) {
   }
   if (!dropped_[i].empty() && dropped_[i].contains(tag)) {  // while its definitions were learnt
     const Frame f = reader.take_loaded();
-    dropped_[i].erase(tag);
     taken(f.tag, i, began, f.size + f.beside, f.kind == Kind::kError);
+    if (f.kind == Kind::kError && f.body != nullptr) note_unseen(tag, {f.body, f.size});
+    forget_dropped(tag, i);
     return discard(f);
   }
   auto place = stashes_[i].try_emplace(tag).first;  // if this throws, the frame is still in the ring
@@ -185,6 +192,8 @@ void Gate::leave() {
 bool Gate::ready(uint64_t number, size_t i) {
   check_owner(fork_);
   if (handed_.contains({number, i})) return true;
+  if (awaits_siblings(number, i)) return false;
+  if (failures_ && failures_->has(number, i)) return true;
   const auto is_here = [&](Kind kind) {
     if (kind == Kind::kError) hear();
     return !too_early(number, kind);
@@ -221,14 +230,22 @@ nb::object Gate::take_stashed(uint64_t number, size_t i) {
 }
 
 nb::object Gate::take(uint64_t number, size_t i, uint64_t since) {
+  nb::object value = find(number, i, since);
+  if (failures_ && value.is_valid() && nb::isinstance<ErrorFrame>(value)) note_told(number);
+  return value;
+}
+
+nb::object Gate::find(uint64_t number, size_t i, uint64_t since) {
   check_owner(fork_);
   if (!handed_.empty()) {
     auto found = handed_.find({number, i});
     if (found != handed_.end()) return found->second;
   }
+  if (awaits_siblings(number, i)) return nb::object();
   if (failures_ && !failures_->empty()) {
     nb::object failure = failures_->take(number, i);
     if (failure.is_valid()) {
+      discard_stashed(number, i);
       taking(number, i, since);
       return failure;
     }
@@ -239,7 +256,7 @@ nb::object Gate::take(uint64_t number, size_t i, uint64_t since) {
   if (!stash.empty()) {
     auto found = stash.find(number);
     if (found != stash.end()) {
-      if (found->second.kind == Kind::kError && hear()) return take(number, i, since);
+      if (found->second.kind == Kind::kError && hear()) return find(number, i, since);
       if (too_early(number, found->second.kind)) return nb::object();
       nb::object value = take_stashed(number, i);
       taking(number, i, since);
@@ -249,18 +266,18 @@ nb::object Gate::take(uint64_t number, size_t i, uint64_t since) {
   Reader& reader = *readers_[i];
   while (!reader.ring.empty()) {
     if (reader.ring.front()->tag == number) {
-      if (reader.ring.front()->kind == Kind::kError && hear()) return take(number, i, since);
+      if (reader.ring.front()->kind == Kind::kError && hear()) return find(number, i, since);
       if (too_early(number, reader.ring.front()->kind)) return nb::object();
       const uint64_t before = reader.bytes;
       nb::object value = reader.receive_kept();
-      if (!value.is_valid()) return take(number, i, since);  // somebody has stashed it meanwhile
+      if (!value.is_valid()) return find(number, i, since);  // somebody has stashed it meanwhile
       const uint64_t began = taking(number, i, since);
       taken(number, i, began, reader.bytes - before, began != 0 && nb::isinstance<ErrorFrame>(value));
       return value;
     }
     stash_front(i);
   }
-  return hear() && failures_->has(number, i) ? take(number, i, since) : nb::object();
+  return hear() && failures_->has(number, i) ? find(number, i, since) : nb::object();
 }
 
 void Gate::hand(uint64_t number, size_t i, nb::object value) {
@@ -289,19 +306,94 @@ void Gate::drop(uint64_t number, size_t i) {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
   if (settled(number, i)) return;
   if (recorder_) asked_since_[i].erase(number);
-  if (failures_ && failures_->close(number, i)) return;  // its frame is dropped anyway
-  auto found = stashes_[i].find(number);
-  if (found != stashes_[i].end()) {
-    const Stashed f = std::move(found->second);
-    stashes_[i].erase(found);
-    try {
-      discard(f);
-    } catch (...) {
-      readers_[i]->lose(f);
-      throw;
+  if (failures_ && failures_->has(number, i)) {  // a frame that is to come is dropped anyway
+    note_unseen(number, failures_->error_of(number));
+    failures_->close(number, i);
+    return discard_stashed(number, i);
+  }
+  if (stashes_[i].contains(number)) return discard_stashed(number, i);
+  note_dropped(number, i);
+}
+
+// Nobody gets this error of that submission. Others may still get one.
+void Gate::note_unseen(uint64_t number, std::string_view error) noexcept {
+  if (!leftovers_ || error == kCancelledMeta || error == kOverdueMeta) return;
+  if (failures_) {
+    if (told_.contains(number)) return;
+    if (!abandoned_.contains(number)) {
+      try {
+        unseen_.try_emplace(number, error);
+        if (unseen_.size() > kNoted) unseen_.erase(unseen_.begin());
+      } catch (const std::bad_alloc&) {
+      }
+      return;
     }
-  } else {
-    note_dropped(number, i);
+    note_told(number);
+  }
+  leftovers_->note_unseen(error, next_ > number + 1);
+}
+
+void Gate::note_told(uint64_t number) noexcept {
+  unseen_.erase(number);
+  try {
+    told_.insert(number);
+  } catch (const std::bad_alloc&) {
+  }
+  if (told_.size() > kNoted) told_.erase(told_.begin());
+}
+
+void Gate::abandon(uint64_t number) noexcept {
+  if (!failures_ || fork_ != fork_generation.load(std::memory_order_relaxed)) return;
+  // What is still to come of it may be an error.
+  if (std::ranges::any_of(dropped_, [&](const NumberSet& dropped) { return dropped.contains(number); })) abandoned_.insert(number);
+  auto found = unseen_.find(number);
+  if (found == unseen_.end()) return;
+  const std::string error = std::move(found->second);
+  unseen_.erase(found);
+  if (told_.contains(number)) return;
+  note_told(number);
+  if (leftovers_) leftovers_->note_unseen(error, next_ > number + 1);
+}
+
+// What was dropped has come, or is lost.
+void Gate::forget_dropped(uint64_t number, size_t i) noexcept {
+  dropped_[i].erase(number);
+  if (abandoned_.empty() || std::ranges::any_of(dropped_, [&](const NumberSet& dropped) { return dropped.contains(number); })) return;
+  abandoned_.erase(number);
+}
+
+// Nobody has a result any more: of what has come the errors are read.
+void Gate::note_last() noexcept {
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
+  for (size_t i = 0; i < readers_.size(); ++i) {
+    RingReader& ring = readers_[i]->ring;
+    try {
+      for (uint64_t n = ring.next(); !ring.empty(); n = ring.next()) {
+        if (ring.front()->kind == Kind::kError) stash_front(i);
+        else readers_[i]->skip();
+        if (ring.next() == n) break;
+      }
+    } catch (...) {  // what is left of it is given up
+      if (PyErr_Occurred()) PyErr_Clear();
+    }
+    for (auto& [number, f] : stashes_[i])
+      if (f.kind == Kind::kError && f.body != nullptr) note_unseen(number, {f.body, f.size});
+  }
+  for (auto& [number, error] : std::exchange(unseen_, {}))
+    if (leftovers_ && !told_.contains(number)) leftovers_->note_unseen(error, next_ > number + 1);
+}
+
+void Gate::discard_stashed(uint64_t number, size_t i) {
+  auto found = stashes_[i].find(number);
+  if (found == stashes_[i].end()) return;
+  const Stashed f = std::move(found->second);
+  stashes_[i].erase(found);
+  if (f.kind == Kind::kError && f.body != nullptr) note_unseen(number, {f.body, f.size});
+  try {
+    discard(f);
+  } catch (...) {
+    readers_[i]->lose(f);
+    throw;
   }
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <map>
+#include <set>
+#include <string>
 #include <unordered_map>
 
 #include "execution_limits.h"
@@ -32,7 +34,7 @@ class Gate {
  public:
   // Numbers begin with `first`.
   Gate(std::vector<Writer*> writers, std::vector<Reader*> readers, uint32_t depth, Kind kind, uint64_t first = 0)
-      : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size(), NumberSet(depth)), depth_(depth), kind_(kind), first_(first), next_(first) {
+      : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size(), NumberSet(depth)), abandoned_(depth), depth_(depth), kind_(kind), first_(first), next_(first) {
     for (Writer* w : writers_) w->passes_on = kind == Kind::kCall;
   }
 
@@ -66,8 +68,9 @@ class Gate {
   void set_limits(Limits* limits) { limits_ = limits; }
   // Hear of tasks that have failed, on the readers that `open()` gives when there is something to hear.
   // With `together` each execution fails as one: what it has not come to when that is heard comes to the
-  // same error. After set_limits.
-  void set_failures(nb::object readers, bool together);
+  // same error, and a result of one of the readers `siblings` is there when those of all of them are, so that it is
+  // known by then whether one has failed. After set_limits.
+  void set_failures(nb::object readers, bool together, const std::vector<size_t>& siblings);
   // Hear of what has failed. False if there is nothing new.
   bool hear();
   // Executions under way in which tasks have failed: (number, what was told of it).
@@ -95,6 +98,10 @@ class Gate {
   }
   // The result is not wanted, and nobody takes it after this. O(1). Throws only what is Python's.
   void drop(uint64_t number, size_t reader);
+  // Nobody has any of the results of that submission any more, each of which was dropped or taken.
+  void abandon(uint64_t number) noexcept;
+  // Nobody has any result any more: have the errors among them told of.
+  void note_last() noexcept;
   // Take what has come out of the rings.
   void drain();
   // Nobody asks for results any more: those that refer to refs let go of them.
@@ -135,6 +142,12 @@ class Gate {
   }
   bool hear_news();
   bool too_early(uint64_t number, Kind kind) const;
+  nb::object find(uint64_t number, size_t reader, uint64_t since);
+  void note_unseen(uint64_t number, std::string_view error) noexcept;
+  void note_told(uint64_t number) noexcept;
+  void forget_dropped(uint64_t number, size_t reader) noexcept;
+  bool awaits_siblings(uint64_t number, size_t reader);
+  void discard_stashed(uint64_t number, size_t reader);
   void hear_before_submission();
   void note_open(uint64_t number, std::vector<bool>& open) noexcept;
   std::vector<Writer*> writers_;
@@ -143,6 +156,12 @@ class Gate {
   // No more than `depth_` each: their frames are all still to be taken out of the ring.
   std::vector<NumberSet> dropped_;
   std::shared_ptr<Leftovers> leftovers_;
+  // Of executions, where an error may come more than once: those of which somebody has got one, or the log (the last
+  // ones), and an error that has come to nobody, while others may get one; those of which nobody has a result any more,
+  // as long as something of them is dropped_.
+  std::set<uint64_t> told_;
+  std::map<uint64_t, std::string> unseen_;
+  NumberSet abandoned_;
   GateLeftover leftover_;
   std::map<std::pair<uint64_t, size_t>, nb::object> handed_;
   decltype(handed_)::node_type spare_hand_;
@@ -152,6 +171,8 @@ class Gate {
   uint64_t next_;
   Limits* limits_ = nullptr;
   std::shared_ptr<Failures> failures_;
+  std::vector<size_t> siblings_;  // readers, if there are several whose results fail as one
+  std::vector<bool> is_sibling_;
   std::shared_ptr<Recorder> recorder_;
   std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs_;
   std::vector<std::shared_ptr<Recorder>> all_;

@@ -52,8 +52,9 @@ nb::object Gated::start(nb::handle self, nb::handle value, nb::handle source, nb
 }
 
 Gated::~Gated() {
-  gate->forget_leftovers();  // before code runs that could have them swept
   nb::error_scope keep;
+  gate->note_last();
+  gate->forget_leftovers();  // before code runs that could have them swept
   try {
     gate->discard_all();
   } catch (nb::python_error& error) {
@@ -65,11 +66,16 @@ Gated::~Gated() {
 }
 
 RefCore::~RefCore() {
+  const bool last = next == this;
   // First: what follows may run Python code, which might look for its siblings.
   previous->next = next;
   next->previous = previous;
+  if (gate == nullptr || number < 0) return;
+  if (outcome.is_valid()) {
+    if (last) gate->gate->abandon(uint64_t(number));
+    return;
+  }
   // The result is not wanted: its memory comes back when it arrives, or now.
-  if (gate == nullptr || number < 0 || outcome.is_valid()) return;
   nb::error_scope keep;  // this may be the unwinding of a Python exception
   try {
     gate->gate->drop(uint64_t(number), reader);
@@ -79,6 +85,7 @@ RefCore::~RefCore() {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     PyErr_WriteUnraisable(nullptr);
   }
+  if (last) gate->gate->abandon(uint64_t(number));
 }
 
 void RefCore::settle(nb::object value) {

@@ -986,6 +986,10 @@ class Leftovers:
     def sweep(self) -> None:
         """Have each of them let go of what was dropped and has come."""
 
+    def take_unseen(self) -> list[tuple[bytes, bool]]:
+        """The errors that have been let go of and that nobody has got, since this was last asked; and of each
+        whether more was sent to where it came from, after what it is the result of."""
+
     def stop(self) -> None: ...
 
 class Gate:
@@ -1023,7 +1027,7 @@ class Gate:
     def set_limits(self, limits: Limits) -> None:
         """Where deadlines are written."""
 
-    def set_failures(self, readers: list[Reader], together: bool) -> None:
+    def set_failures(self, readers: list[Reader], together: bool, siblings: Sequence[int]) -> None:
         """Hear of tasks that have failed, on these readers: frames as ``FailureTeller`` sends them. With
         ``together`` each execution fails as one. After ``set_limits``.
         """

@@ -57,8 +57,9 @@ class Config:
     submit_timeout, get_timeout: seconds that ``execute`` and ``get`` wait where they are given no
         ``timeout``; ``None``: no limit. ``timeout=-1`` is no limit in any case.
     fail_fast: an execution fails as one: as soon as one of its tasks raises, all of its results that
-        are not there yet come to that error, and tasks that have not begun are skipped. ``False``: each
-        result comes to what it depends on, and every task runs whose inputs are there.
+        were not got yet come to that error, and tasks that have not begun are skipped; a result is there
+        when the others are. ``False``: each result comes to what it depends on, and every task runs whose
+        inputs are there.
     cancel_with_await: an execution is cancelled when the last task that awaits one of its results is
         (``asyncio.wait_for``, a client that disconnects). ``False``: it goes on.
     overlap: tensors that travel beside the frames (``docs/guide/transports.md``) are received as early as the

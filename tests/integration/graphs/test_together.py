@@ -292,7 +292,8 @@ def test_depth_comes_back_and_nothing_is_kept():
     assert graph.status().executions == ()
 
 
-def test_results_that_are_there_can_still_be_got(latches, wait_until):
+@pytest.mark.parametrize("fail_fast", [True, False])
+def test_a_result_that_is_there_waits_for_what_its_siblings_come_to(latches, fail_fast):
     go, bad = latches(), latches()
     a, b, c = (Rank.remote() for _ in range(3))
     with InputNode() as inp:
@@ -303,18 +304,58 @@ def test_results_that_are_there_can_still_be_got(latches, wait_until):
                 c.bad_after.bind(inp, bad.path, "c"),
             ]
         )
-    with dag.compile() as graph:
+    with dag.compile(fail_fast=fail_fast) as graph:
         first, second, third = graph.execute("x")
-        conveyor.wait([first], timeout=WAIT)
-        bad.open()
-        with pytest.raises(KeyError):
-            get(second)
-        assert get(first) == "x"
-        with pytest.raises(KeyError):
-            get(third)
+        if fail_fast:
+            assert conveyor.wait([first], timeout=0.1)[0] == []
+            bad.open()
+            for ref in first, second, third, first:
+                with pytest.raises(KeyError, match="c"):
+                    get(ref)
+        else:
+            assert get(first) == "x"
+            bad.open()
+            with pytest.raises(KeyError):
+                get(third)
         go.open()
-        with pytest.raises(KeyError):  # its result has come, and is not wanted any more
-            get(second)
+        if not fail_fast:
+            assert get(second) == "x"
+
+
+GOT_ALONE = {
+    "get": lambda graph: get(graph.execute(-1)[0]),
+    "wait": lambda graph: _waited(graph.execute(-1)[0]),
+    "future": lambda graph: graph.execute(-1)[0].future().result(WAIT),
+    "await": lambda graph: asyncio.run(_first_of(graph)),
+    "argument": lambda graph: get(Rank.remote().echo.remote(graph.execute(-1)[0])),
+}
+
+
+def _waited(ref):
+    conveyor.wait([ref], timeout=WAIT)
+    assert ref.has_failed()
+    ref.get(timeout=0)
+
+
+async def _first_of(graph):
+    return await (await graph.execute_async(-1))[0]
+
+
+@pytest.mark.parametrize("engine_of_it", ["local", "inline"])
+def test_one_result_raises_what_the_others_raise_that_were_dropped(engine_of_it):
+    conveyor.shutdown()
+    conveyor.init(engine=engine_of_it)
+    ranks = [Rank.remote() for _ in range(3)]
+    with InputNode() as inp:
+        made = [ranks[0].echo.bind(inp), ranks[1].fail_if.bind(inp, -1), ranks[2].echo.bind(inp)]
+    with MultiOutputNode(made).compile() as graph:
+        for call in GOT_ALONE.values():
+            with pytest.raises(ValueError, match="-1 is bad"):
+                call(graph)
+            assert get(graph.execute(1)[0]) == 1
+    with MultiOutputNode(made).compile(fail_fast=False) as graph:
+        assert get(graph.execute(-1)[0]) == -1
+    conveyor.shutdown()
 
 
 def test_the_siblings_errors_are_in_the_text_and_in_the_notes(latches, wait_until, tmp_path):

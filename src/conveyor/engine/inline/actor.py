@@ -19,6 +19,7 @@ from conveyor.runtime.calls.generators import OpenGenerators
 from conveyor.runtime.calls.methods import find_method
 from conveyor.runtime.driver.processes.record import Actor as Lasting
 from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.refs.outcome import tell_unseen
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.call import CallJob
@@ -111,6 +112,8 @@ class Actor:
             return
         self._session_end = error
         self._end = (how, doing, code)
+        if self.start_failure is not None and not self.start_failure.told:
+            tell_unseen(self.start_failure.error())
         if self.lasting.ended:
             self.lasting.kept = None
         self.finishing = finish

@@ -9,12 +9,13 @@ from conveyor.engine.inline.actor import Actor
 from conveyor.engine.inline.crossing import ArrivalError
 from conveyor.engine.inline.failure import Failure, interrupts, is_cancellation
 from conveyor.engine.inline.lines import Job, Line
-from conveyor.exceptions import SerializationError
+from conveyor.exceptions import SerializationError, TaskError
 from conveyor.runtime.calls.arguments import Taken
 from conveyor.runtime.calls.call import Call, with_arguments
 from conveyor.runtime.calls.methods import find
 from conveyor.runtime.calls.returns import returned
 from conveyor.runtime.calls.unsendable import blame_call, blame_result
+from conveyor.runtime.refs.outcome import Unseen, failure_of
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
 from conveyor.runtime.refs.values import with_values
 from conveyor.runtime.waiting.works import Again, Blockers
@@ -184,6 +185,8 @@ class CallJob(Job):
                 ref._fail(error)
             else:
                 ref._arrived(value)
+            if isinstance(raised := failure_of(ref._outcome), TaskError):
+                ref._outcome.unseen = Unseen(raised)
         if self.actor.retired:
             self.actor.retire()
 

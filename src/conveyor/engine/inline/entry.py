@@ -17,7 +17,7 @@ from conveyor.runtime.graph.submission.entry import GateEntry, Source
 from conveyor.runtime.graph.submission.source import GraphSource
 from conveyor.runtime.graph.submission.submitter import Attempt, BellWays, Need, Terms
 from conveyor.runtime.graph.supervision import Supervision
-from conveyor.runtime.refs.outcome import failure_of
+from conveyor.runtime.refs.outcome import Unseen, failure_of
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import wait_for
 from conveyor.runtime.waiting.patience import Patience
@@ -101,6 +101,11 @@ class InlineEntry(GateEntry):
         for ref in every:
             ref.raised = run.raised
         failed = {ref: ref._settle(None) for ref in every if ref.has_failed()}
+        errors = [outcome for outcome in failed.values() if isinstance(outcome.error, TaskError)]
+        if errors:
+            unseen = Unseen(errors[0].error)
+            for outcome in errors:
+                outcome.unseen = unseen
         if failed and epoch.limits.failed(number):  # as one: then generators end, too
             ref, outcome = next(iter(failed.items()))
             for production in run.productions.values():

@@ -11,7 +11,7 @@ from conveyor.exceptions import TaskError
 class Failure:
     """An error as it travels, and as it was raised: with its traceback and everything in it."""
 
-    __slots__ = ("_meta", "_original")
+    __slots__ = ("_meta", "_original", "told")
 
     def __init__(
         self,
@@ -25,9 +25,12 @@ class Failure:
         begun = begun and not constructor
         self._meta = encode_error(error, actor, label, constructor=constructor, begun=begun)
         self._original = error
+        #: Whether something was answered with it.
+        self.told = False
 
     def error(self) -> BaseException:
         """The error to raise at the receiver. Its ``__cause__`` is for the debugger."""
+        self.told = True
         made = decode_error(self._meta)
         made.__cause__ = self._original
         return made

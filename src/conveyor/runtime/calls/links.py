@@ -23,6 +23,7 @@ from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
 from conveyor.runtime.refs.elements import elements_of
+from conveyor.runtime.refs.outcome import Unseen
 from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error, final
 from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.refs.values import RefFailed, refs_among
@@ -113,7 +114,7 @@ class Link:
                             call, has_refs = unmade(failed.error, self.actor_name), False
                         else:
                             sent = CallRef(self, -1, method)
-                            sent._fail(failed.error)
+                            self._fail(sent, failed.error)
                             instead = self._instead_of(call, _UNCALLED)
                             if instead is not None:
                                 self._submit_later(instead, False)
@@ -195,6 +196,12 @@ class Link:
             self.flush()  # what it waits for may have come before the pump knew of it
         return ref
 
+    def _fail(self, ref: CallRef, error: BaseException) -> None:
+        """The call of ``ref`` cannot be sent because of ``error``."""
+        ref._fail(error)
+        if not self.gone:  # of a death its other callers are told
+            ref._outcome.unseen = Unseen(error)
+
     def _instead_of(self, call: Call, why: str) -> Call | None:
         return instead_of(call, self._process.board, self.actor_slot, why)
 
@@ -247,7 +254,7 @@ class Link:
                     if not (self._is_control or what in (START, MISSED) or self.gone):
                         instead = self._instead_of(call, _UNCALLED)
                     self._replace(0, instead)
-                    ref._fail(outcome)
+                    self._fail(ref, outcome)
                     # So do those of what has caused it, and this is one.
                     del ref, call, taken, args, outcome
                     self._process.ring()

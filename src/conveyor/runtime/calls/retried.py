@@ -26,7 +26,7 @@ from conveyor.runtime.calls.held_up import Queue
 from conveyor.runtime.calls.retrying import Retrying
 from conveyor.runtime.calls.unsendable import arguments
 from conveyor.runtime.protocol import ActorId, Retries, Runtime
-from conveyor.runtime.refs.outcome import Failure, failure_of
+from conveyor.runtime.refs.outcome import Failure, Unseen, failure_of
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error
 from conveyor.runtime.refs.together import look_at_company
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
@@ -187,6 +187,9 @@ class Tries:
                 self._outcome = outcome
             let_go = self._make, self._given
             self._make, self._given = None, None
+        outcome = self._outcome
+        if isinstance(error := failure_of(outcome), TaskError) and outcome.unseen is None:
+            outcome.unseen = Unseen(error)
         self._others.ended(self)
         del let_go  # without the lock: these may be the last references to them
         self._runtime.process.ring()

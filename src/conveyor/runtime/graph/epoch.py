@@ -110,7 +110,10 @@ class Epoch:
         )
         self.gate.deaths = 0  # whoever submits after a death looks first whose it was
         self.gate.set_limits(self.limits)
-        self.gate.set_failures(failures, config.fail_fast)
+        # The end of a stream is waited for by who takes its items, and by nobody else.
+        ended = {edge for edge, _ in plan.streams}
+        siblings = [i for i, edge in enumerate(result_edges(plan)) if edge not in ended]
+        self.gate.set_failures(failures, config.fail_fast, siblings)
         self.recording.watch(self.gate)
         self._process = process
         process.sweeper.start()

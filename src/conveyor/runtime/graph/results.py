@@ -14,6 +14,7 @@ from conveyor.exceptions import ArgumentsError
 from conveyor.plan import fill
 from conveyor.plan.model import Passed, Plan
 from conveyor.runtime.graph.telemetry.recording import result_edges
+from conveyor.runtime.refs.outcome import Unseen
 from conveyor.runtime.refs.ref import Ref, Source
 from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.refs.together import get_together
@@ -135,9 +136,12 @@ class Results:
     def failed(self, error: BaseException, source: Source, streams: Streams) -> Any:
         """What ``execute`` returns if a ref that it was given has ``error``: nothing was sent."""
 
+        unseen = Unseen(error)
+
         def fail(reader: int) -> GraphRef:
             ref = GraphRef(source, -1, reader)
             ref._fail(error)
+            ref._outcome.unseen = unseen
             return ref
 
         leaves = () if self._shape is None else self._shape.leaves

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from conveyor import _core
 from conveyor.codec import add_sibling, afresh, completed
-from conveyor.exceptions import SessionEndedError
-from conveyor.runtime import ending
+from conveyor.exceptions import ConstructorError, SessionEndedError
+from conveyor.runtime import context, ending
+
+
+class Unseen:
+    """An error that is logged once it is garbage, unless somebody has got it by then."""
+
+    __slots__ = ("error", "got")
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error.with_traceback(None)
+        self.got = False
+
+    def __del__(self) -> None:
+        if not (self.got or sys.is_finalizing()):
+            tell_unseen(self.error)
+
+
+def tell_unseen(error: BaseException) -> None:
+    """Log ``error``, which nobody gets any more."""
+    runtime = context.running()
+    if runtime is not None:
+        runtime.process.sweeper.tell(error)
 
 
 class Failure:
     """An outcome that is an exception."""
 
-    __slots__ = ("_again", "_frame", "error")
+    __slots__ = ("_again", "_frame", "error", "unseen")
 
     def __init__(
         self,
@@ -28,6 +50,8 @@ class Failure:
         self.error = error.with_traceback(None)
         self._again = again
         self._frame = frame
+        #: What tells the log of it, where nothing else does; several outcomes may have the same.
+        self.unseen: Unseen | None = None
 
     @property
     def may_have_others(self) -> bool:
@@ -35,6 +59,10 @@ class Failure:
         return self._frame is not None and self._frame.others is not None
 
     def to_raise(self) -> BaseException:
+        if self.unseen is not None:
+            self.unseen.got = True
+        if isinstance(self.error, ConstructorError) and (runtime := context.running()) is not None:
+            runtime.process.sweeper.failed_actors.append(self.error.actor)
         if self._again is None:
             self.error = completed(self.error)
             if type(self.error) is SessionEndedError:

@@ -1,12 +1,22 @@
-"""Letting go of results that were dropped before they came."""
+"""Letting go of results that were dropped before they came, and telling of errors among them."""
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from contextlib import suppress
 
 from conveyor import _core
+from conveyor.codec import summarize_error
+from conveyor.codec.errors.encoding import read_error
+from conveyor.exceptions import ConstructorError, TaskError
 from conveyor.runtime import threads
+
+logger = logging.getLogger("conveyor")
+
+#: Lines that one process logs of errors that nobody gets.
+_MOST_LINES = 20
 
 
 class Sweeper:
@@ -20,6 +30,9 @@ class Sweeper:
         self._lock = threading.RLock()  # a signal handler may lay a channel, too
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._lines = 0
+        #: The actors whose constructor's error is known, or was logged; the last ones.
+        self.failed_actors: deque[str] = deque(maxlen=256)
 
     def start(self) -> None:
         """Results will come. Not called by finalizers, which drop them: they may start no thread."""
@@ -36,7 +49,43 @@ class Sweeper:
         if thread is not None:
             self._leftovers.stop()
             thread.join()
+            self._sweep()
+
+    def tell(self, error: BaseException) -> None:
+        """Nobody will get ``error``, which is the outcome of a reference that was dropped."""
+        if isinstance(error, ConstructorError) and self._knows(error.actor):
+            return
+        kind, where = type(error), ""
+        if isinstance(error, TaskError):
+            where = f" (raised in actor {error.actor!r} and node {error.node!r})"
+            kind = kind if error.cause is None else type(error.cause)
+        self._log(f"{kind.__name__}: {str(error).partition(chr(10))[0]}{where}")
 
     def _run(self) -> None:
         while self._leftovers.wait(self._quiet):
-            self._leftovers.sweep()
+            self._sweep()
+
+    def _sweep(self) -> None:
+        self._leftovers.sweep()
+        for meta, more in self._leftovers.take_unseen():
+            error = read_error(meta)
+            # A constructor's comes again: to whoever calls the actor, and to the order that ends it.
+            if not (error.constructor and (more or self._knows(error.actor))):
+                self._log(summarize_error(meta))
+
+    def _knows(self, actor: str) -> bool:
+        """Whether the error of that actor's constructor needs no line any more."""
+        with self._lock:
+            known = actor in self.failed_actors
+            if not known:
+                self.failed_actors.append(actor)
+        return known
+
+    def _log(self, text: str) -> None:
+        with self._lock:
+            self._lines += 1
+            lines = self._lines
+        if lines <= _MOST_LINES:
+            logger.warning("an error that nobody has got: %s", text)
+        if lines == _MOST_LINES:
+            logger.warning("further errors that nobody gets are not logged")

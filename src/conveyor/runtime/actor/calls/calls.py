@@ -204,13 +204,22 @@ class Calls:
         for waiting, number, call in early:
             self._call(waiting, number, call)
 
+    def _answer_stop(self, mailbox: Mailbox, tag: int) -> None:
+        """Nobody gets this answer: an error that nobody has got either is logged with it."""
+        instance = self._instance
+        if instance.error is not None and not instance.told:
+            mailbox.reply_error(tag, instance.error)
+        else:
+            mailbox.replies.send(None, tag)
+
     def _call(self, mailbox: Mailbox, tag: int, call: Call) -> None:
         name, _, _, _, what = call
         if what == STOP:
             self._stop()
-            mailbox.replies.send(None, tag)
+            self._answer_stop(mailbox, tag)
             return
         if self._instance.error is not None:
+            self._instance.told = True
             mailbox.reply_error(tag, self._instance.error)
             return
         if what == MISSED:

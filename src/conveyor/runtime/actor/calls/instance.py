@@ -22,6 +22,8 @@ class Instance:
         self.name = name
         self.started = False
         self.error: bytes | None = None
+        #: Whether a call or a step of a graph was answered with ``error``.
+        self.told = False
         self._object: Any = None
         self._generators = OpenGenerators()
 
@@ -90,6 +92,7 @@ class Instance:
             return find_method(self._object, name)
 
         def failed(*_args: Any, **_kwargs: Any) -> Any:
+            self.told = True
             raise decode_error(meta)
 
         return failed, False

@@ -1,0 +1,180 @@
+"""An error that nobody will ever get leaves one line in the log, and one that somebody gets leaves none."""
+
+import gc
+import logging
+
+import pytest
+from integration_helpers import WAIT, get
+
+import conveyor
+from conveyor.dag import InputNode, MultiOutputNode
+
+
+@conveyor.remote
+class Actor:
+    def __init__(self, text=None):
+        if text is not None:
+            raise RuntimeError(text)
+
+    def fail(self, text, *rest):
+        raise RuntimeError(text)
+
+    def fail_if(self, x, text):
+        if x < 0:
+            raise RuntimeError(text)
+        return x
+
+    def echo(self, x):
+        return x
+
+    def items(self, text):
+        yield 1
+        raise RuntimeError(text)
+
+
+@conveyor.remote
+def fails(text):
+    raise RuntimeError(text)
+
+
+def compiled(text, **options):
+    ranks = [Actor.remote() for _ in range(3)]
+    with InputNode() as inp:
+        dag = MultiOutputNode(
+            [ranks[0].echo.bind(inp), ranks[1].fail_if.bind(inp, text), ranks[2].echo.bind(inp)]
+        )
+    return dag.compile(**options)
+
+
+def drop_execution(text):
+    graph = compiled(text)
+    refs = graph.execute(-1)
+    refs[0].done()
+    del refs
+    gc.collect()
+    conveyor.get(graph.execute(1), timeout=WAIT)
+    graph.teardown()
+
+
+def drop_held_execution(text):
+    graph = compiled(text)
+    refs = graph.execute(-1)
+    conveyor.wait(refs, num_returns=3, timeout=WAIT)
+    del refs
+    gc.collect()
+    graph.teardown()
+
+
+def drop_one_alone(text):
+    graph = compiled(text, fail_fast=False)
+    refs = graph.execute(-1)
+    conveyor.wait(refs, num_returns=3, timeout=WAIT)
+    assert get(refs[0]) == -1
+    del refs
+    gc.collect()
+    graph.teardown()
+
+
+def drop_done(text):
+    ref = Actor.remote().fail.remote(text)
+    conveyor.wait([ref], timeout=WAIT)
+    del ref
+    gc.collect()
+
+
+def drop_dependent(text):
+    actor = Actor.remote()
+    ref = actor.echo.remote(actor.fail.remote(text))
+    conveyor.wait([ref], timeout=WAIT)
+
+
+def drop_dependent_execution(text):
+    graph = compiled("another")
+    refs = graph.execute(Actor.remote().fail.remote(text))
+    conveyor.wait(refs, num_returns=3, timeout=WAIT)
+    del refs
+    graph.teardown()
+
+
+def constructed(text):
+    actor = Actor.remote(text)
+    with InputNode() as inp:
+        return actor.echo.bind(inp).compile().execute(1)
+
+
+UNSEEN = {
+    "call of a failed one": drop_dependent,
+    "execution of a failed one": drop_dependent_execution,
+    "call": lambda text: Actor.remote().fail.remote(text),
+    "call that is done": drop_done,
+    "function": lambda text: fails.remote(text),
+    "retried": lambda text: Actor.remote().fail.options(max_task_retries=1).remote(text),
+    "constructor": lambda text: Actor.remote(text),
+    "execution": drop_execution,
+    "execution that is done": drop_held_execution,
+    "one result": drop_one_alone,
+}
+
+
+def raising(call):
+    with pytest.raises(RuntimeError):
+        call()
+
+
+SEEN = {
+    "call": lambda text: raising(lambda: get(Actor.remote().fail.remote(text))),
+    "function": lambda text: raising(lambda: get(fails.remote(text))),
+    "constructor": lambda text: raising(lambda: get(Actor.remote(text).echo.remote(1))),
+    "first of an execution": lambda text: raising(lambda: get(compiled(text).execute(-1)[0])),
+    "all of an execution": lambda text: raising(lambda: get(compiled(text).execute(-1))),
+    "items": lambda text: raising(lambda: list(Actor.remote().items.remote(text))),
+    "constructor, in a graph": lambda text: raising(lambda: get(constructed(text))),
+    "argument": lambda text: raising(
+        lambda: get(Actor.remote().echo.remote(Actor.remote().fail.remote(text)))
+    ),
+}
+
+
+def lines(caplog):
+    return [r.getMessage() for r in caplog.records if "nobody has got" in r.getMessage()]
+
+
+@pytest.mark.usefixtures("engine")
+def test_errors_that_nobody_gets(caplog, wait_until):
+    def said():
+        return {way: sum(f"lost in {way}, " in line for line in lines(caplog)) for way in UNSEEN}
+
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        for way, call in UNSEEN.items():
+            call(f"lost in {way}, of course")
+        gc.collect()
+        wait_until(lambda: all(said().values()), WAIT)
+        kept = Actor.remote("lost in a constructor whose actor is there to the end")
+        conveyor.wait([Actor.remote().echo.remote(1)], timeout=WAIT)
+        conveyor.shutdown()
+        del kept
+    assert said() == dict.fromkeys(UNSEEN, 1)
+    assert sum("there to the end" in line for line in lines(caplog)) == 1
+
+
+@pytest.mark.usefixtures("engine")
+def test_errors_that_somebody_gets(caplog):
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        for way, call in SEEN.items():
+            call(f"seen in {way}")
+        gc.collect()
+        conveyor.shutdown()
+    assert lines(caplog) == []
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_lines_are_bounded(caplog, wait_until):
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        actor = Actor.remote()
+        for number in range(50):
+            actor.fail.remote(f"number {number}")
+        get(actor.echo.remote(1))
+        wait_until(lambda: len(lines(caplog)) == 20, WAIT)
+        conveyor.shutdown()
+    assert len(lines(caplog)) == 20
+    assert sum("further errors" in r.getMessage() for r in caplog.records) == 1
