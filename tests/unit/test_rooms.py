@@ -21,6 +21,7 @@ TOGETHER = [
         "runtime.meeting",
         "runtime.protocol",
         "runtime.ranks",
+        "runtime.refs.outcome",
         "runtime.refs.pickled.asked",
         "runtime.refs.pickled.imports",
         "runtime.refs.ref",

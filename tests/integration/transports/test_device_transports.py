@@ -24,6 +24,7 @@ from conveyor.exceptions import (
     ExecutionCancelledError,
     GraphError,
     TransportError,
+    WaitTimeoutError,
 )
 from conveyor.transport.nccl import NcclTransport
 
@@ -504,7 +505,9 @@ def test_a_reader_is_not_far_ahead_of_its_device(workers, latches):
         conveyor.get(graph.execute(0), timeout=60)
         before = conveyor.get(a.free.remote())
         conveyor.get(reader.behind.remote(go.path))
-        refs = [graph.execute(number) for number in range(20)]
+        refs = []
+        with pytest.raises(WaitTimeoutError, match="room"):
+            refs.extend(graph.execute(number, timeout=0.5) for number in range(20))
         assert not refs[-1].done()
         least = conveyor.get(a.free.remote())
         go.open()
