@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import signal
 import threading
@@ -434,3 +435,36 @@ def test_a_graph_is_taken_down_when_it_is_garbage():
     del ref
     gc.collect()
     assert instance() is None
+
+
+def wrapped(method):
+    @functools.wraps(method)
+    def call(*args):
+        return method(*args)
+
+    return call
+
+
+@conveyor.remote
+class Decorated:
+    async def wait(self):
+        self.come = asyncio.Event()
+        await self.come.wait()
+        return "come"
+
+    @wrapped
+    async def release(self, x):
+        while not hasattr(self, "come"):
+            await asyncio.sleep(0)
+        self.come.set()
+        return x
+
+
+def test_a_decorated_coroutine_method_runs_on_the_actors_loop_in_a_graph():
+    actor = Decorated.remote()
+    waits = actor.wait.remote()
+    with InputNode() as inp:
+        dag = actor.release.bind(inp)
+    with dag.compile() as graph:
+        assert conveyor.get(graph.execute(1), timeout=60) == 1
+    assert conveyor.get(waits, timeout=60) == "come"

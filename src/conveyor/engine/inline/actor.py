@@ -182,7 +182,7 @@ class Actor:
             return failed, False
         instance = self.instance
         self.check_alive()  # it may have ended while the graph is compiled
-        return find_method(instance, name)
+        return find_method(instance, name, self.host.has_loop)
 
 
 class Start(Job):

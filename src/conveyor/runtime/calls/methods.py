@@ -27,8 +27,11 @@ from conveyor.runtime.calls.generators import OpenGenerators
 RAY_CALL = "__ray_call__"
 
 
-def find_method(instance: Any, name: str) -> tuple[Callable[..., Any], bool]:
+def find_method(
+    instance: Any, name: str, on_loop: bool | None = None
+) -> tuple[Callable[..., Any], bool]:
     """The bound method, and whether it is a coroutine function. Raises ``GraphError`` if there is none.
+    ``on_loop``: whether the actor has an event loop; ``None``: it has one if this is called on it.
 
     Besides methods there is ``__ray_call__``, which calls its first argument with the instance.
     """
@@ -39,7 +42,7 @@ def find_method(instance: Any, name: str) -> tuple[Callable[..., Any], bool]:
         raise GraphError(f"{type(instance).__name__} has no method {name!r}")
     if type(method) is types.MethodType:
         is_async = _is_async(method.__func__)
-        return (method, is_async) if is_async is not None else _decorated(method)
+        return (method, is_async) if is_async is not None else _decorated(method, on_loop)
     return method, inspect.iscoroutinefunction(method)  # it may refer to the instance: none is kept
 
 
@@ -76,11 +79,11 @@ def _is_async(function: Any) -> bool | None:
     return None if inspect.iscoroutinefunction(inspect.unwrap(function)) else False
 
 
-def _decorated(method: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+def _decorated(method: Callable[..., Any], on_loop: bool | None) -> tuple[Callable[..., Any], bool]:
     """Return what awaits a coroutine that ``method`` returns: on the actor's event loop if it has one."""
     import asyncio
 
-    async def on_loop(*args: Any, **kwargs: Any) -> Any:
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
         return await result if inspect.iscoroutine(result) else result
 
@@ -88,7 +91,9 @@ def _decorated(method: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
         result = method(*args, **kwargs)
         return asyncio.run(result) if inspect.iscoroutine(result) else result
 
-    return (on_loop, True) if asyncio._get_running_loop() is not None else (alone, False)
+    if on_loop is None:
+        on_loop = asyncio._get_running_loop() is not None
+    return (awaited, True) if on_loop else (alone, False)
 
 
 def _opened(*_args: Any, **_kwargs: Any) -> None:
