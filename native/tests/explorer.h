@@ -18,8 +18,12 @@
 //
 // That a property can fail is shown with a `Fault`: one operation left out, or done late, in the real code.
 //
-// What this cannot see: effects of the memory order, but for those that a late `Fault` stands for (all
-// operations are sequentially consistent here).
+// With `buffers` the threads have x86's memory (TSO: Owens, Sarkar and Sewell, "A Better x86 Memory Model", 2009): a
+// relaxed or release store goes into a buffer of its thread's, which sees its own stores there. A buffer drains first in,
+// first out, and each drain is a step that the search places. A sequentially consistent store, a read-modify-write, a
+// lock and a system call go on only when their thread's buffer is empty.
+//
+// Not modelled: reordering of loads, or of stores with each other, as on ARM; nor plain stores, which happen at once.
 #pragma once
 
 #include <sched.h>
@@ -27,6 +31,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <string>
 #include <thread>
@@ -40,10 +45,10 @@ struct Abandoned {};                        // thrown in threads that are asleep
 struct Wrong { std::string what; };         // thrown by a body that has seen what must not be
 
 // An operation of the code under test that is not done, or only after the next `kLateBy` of its thread (or
-// before it sleeps).
+// before it sleeps). kRelaxed: a sequentially consistent store that is a relaxed one; with `buffers`.
 constexpr int kLateBy = 4;
 struct Fault {
-  enum How { kNone, kOmitted, kLate } how = kNone;
+  enum How { kNone, kOmitted, kLate, kRelaxed } how = kNone;
   const char* what = "";
   const void* word = nullptr;
 };
@@ -106,7 +111,7 @@ class Explorer {
       failure_.clear();
       last_ = -1;
       drained_ = 0;
-      for (Thread& t : threads_) t.state = State::kReady, t.local = true, t.late = nullptr;
+      for (Thread& t : threads_) t.state = State::kReady, t.local = true, t.late = nullptr, t.fences = false, t.buffer.clear();
       threads_[size_t(choose())].turn.release();
       over_.acquire();
       ++(pruned_ ? redundant_ : schedules_);
@@ -124,6 +129,8 @@ class Explorer {
 
   // Bodies that may stop for ever, one bit each.
   uint64_t may_stop = 0;
+  // Whether stores that are not sequentially consistent are buffered.
+  bool buffers = false;
   // What a word is called in the steps.
   std::function<std::string(const void*)> label;
   Fault fault;
@@ -136,8 +143,9 @@ class Explorer {
   };
   std::function<std::vector<Alias>()> aliases;
 
-  // Called before every operation on shared memory. `writes`: it does not commute with a read.
-  void step(const char* what, const void* word, bool writes) {
+  // Called before every operation on shared memory. `writes`: it does not commute with a read. `fences`: it waits until
+  // the thread's buffer is empty.
+  void step(const char* what, const void* word, bool writes, bool fences = true) {
     if (abandoned_) {
       if (++drained_ > 100'000) std::fprintf(stderr, "a thread that was left alone does not end\n"), std::abort();
       return;
@@ -146,6 +154,7 @@ class Explorer {
     me.what = what;
     me.word = word = same(word);
     me.writes = writes;
+    me.fences = fences;
     me.local = false;
     hand_over(choose());
     if (abandoned_) return;
@@ -153,10 +162,33 @@ class Explorer {
     steps_.push_back({self, what, word});
     if (steps_.size() > 5000) failure_ = "has no end", end();
   }
+  // Whether a store of this order to `word` is buffered.
+  bool buffered(const void* word, bool sequentially_consistent) const {
+    if (!buffers || abandoned_) return false;
+    return !sequentially_consistent || (fault.how == Fault::kRelaxed && same(word) == same(fault.word));
+  }
+  void buffer(void* at, const void* value, size_t size) {
+    Store store{at, same(at), size, {}};
+    std::memcpy(store.value, value, size);
+    threads_[size_t(self)].buffer.push_back(store);
+  }
+  // The last value that this thread has in its buffer for `word`, or null.
+  const void* own(const void* word) const {
+    if (!buffers || abandoned_) return nullptr;
+    word = same(word);
+    const std::deque<Store>& buffer = threads_[size_t(self)].buffer;
+    for (auto at = buffer.rbegin(); at != buffer.rend(); ++at)
+      if (at->word == word) return at->value;
+    return nullptr;
+  }
+  // `word` is destroyed.
+  void forget(const void* word) {
+    for (Thread& t : threads_) std::erase_if(t.buffer, [&](const Store& store) { return store.at == word; });
+  }
   // True if the operation must be done; if it is to be done late, it has been kept for then.
   template <class Operation>
   bool does(const char* what, const void* word, Operation&& operation) {
-    if (fault.how == Fault::kNone || same(word) != same(fault.word) || std::strcmp(what, fault.what) != 0) return true;
+    if (fault.how == Fault::kNone || fault.how == Fault::kRelaxed || same(word) != same(fault.word) || std::strcmp(what, fault.what) != 0) return true;
     if (fault.how == Fault::kLate && !abandoned_) {
       threads_[size_t(self)].late = std::forward<Operation>(operation);
       threads_[size_t(self)].age = 0;
@@ -187,6 +219,12 @@ class Explorer {
  private:
   enum class State { kReady, kAsleep, kTimed, kDone };
   static constexpr int kNobody = -1, kRedundant = -2, kStopped = -3;
+  struct Store {
+    void* at;
+    const void* word;
+    size_t size;
+    char value[8];
+  };
   struct Thread {
     std::thread os;
     Semaphore turn;
@@ -195,6 +233,8 @@ class Explorer {
     const char* what = "";
     const void* word = nullptr;
     bool writes = false;
+    bool fences = false;
+    std::deque<Store> buffer;  // the oldest first
     std::vector<const void*> words;  // that it sleeps on
     std::function<void()> late;
     int age = 0;
@@ -220,11 +260,37 @@ class Explorer {
     return word;
   }
   static bool asleep(const Thread& t) { return t.state == State::kAsleep || t.state == State::kTimed; }
-  static bool commute(const Thread& a, const Thread& b) { return a.word != b.word || (!a.writes && !b.writes); }
+  // A choice is a thread, or above their number a thread whose oldest store drains. That commutes with the thread's own
+  // next operation: a load finds the value in either place, and what fences cannot go on before.
+  int count() const { return int(threads_.size()); }
+  bool commute(int a, int b) const {
+    if (a % count() == b % count()) return true;
+    const auto word = [&](int i) { return i < count() ? threads_[size_t(i)].word : threads_[size_t(i - count())].buffer.front().word; };
+    const auto writes = [&](int i) { return i >= count() || threads_[size_t(i)].writes; };
+    return word(a) != word(b) || (!writes(a) && !writes(b));
+  }
+  // How thread `i`, which is ready, goes on.
+  int move(int i) const {
+    const Thread& t = threads_[size_t(i)];
+    return t.fences && !t.buffer.empty() ? i + count() : i;
+  }
+  void drain(int i) {
+    std::deque<Store>& buffer = threads_[size_t(i)].buffer;
+    std::memcpy(buffer.front().at, buffer.front().value, buffer.front().size);
+    steps_.push_back({i, "drain", buffer.front().word});
+    buffer.pop_front();
+  }
 
   // Who goes next, or kNobody, or kRedundant: all that could happen now has been seen elsewhere, or
   // kStopped: whoever could go on never does.
   int choose() {
+    for (;;) {
+      const int next = pick();
+      if (next < count()) return next;
+      drain(next - count());
+    }
+  }
+  int pick() {
     for (size_t i = 0; i < threads_.size(); ++i)
       if (threads_[i].state == State::kReady && threads_[i].local) return int(i);  // commutes with everything
     if (choices_taken_ == choices_.size()) {
@@ -237,12 +303,15 @@ class Explorer {
           c.options.push_back(i);
       };
       if (last_ >= 0 && threads_[size_t(last_)].state == State::kReady) {
-        add(last_);
+        add(move(last_));
         c.costs = preemptions_ != kAll;
       }
       if (!c.costs || used_ < preemptions_)
-        for (size_t i = 0; i < threads_.size(); ++i)
-          if (int(i) != last_ && threads_[i].state == State::kReady) add(int(i));
+        for (int i = 0; i < count(); ++i) {
+          const bool ready = threads_[size_t(i)].state == State::kReady;
+          if (ready && i != last_) add(move(i));
+          if (!threads_[size_t(i)].buffer.empty() && !(ready && move(i) != i)) add(i + count());
+        }
       // Also where all of them need not be tried here: this state has to be looked at once, and may be seen
       // no other time.
       if (only_those_are_ready_that_may_stop()) c.options.push_back(kStopped);
@@ -257,18 +326,18 @@ class Explorer {
     used_ = c.used + (c.costs && c.taken != 0);
     const int next = c.options[c.taken];
     if (next == kStopped) return kStopped;
-    Thread& t = threads_[size_t(next)];
+    Thread& t = threads_[size_t(next % count())];
     sleep_ = 0;
-    if (t.state == State::kTimed) {
+    if (next < count() && t.state == State::kTimed) {
       t.state = State::kReady;
       t.local = true;
     } else if (preemptions_ == kAll) {
       uint64_t tried = c.sleep;
       for (size_t i = 0; i < c.taken; ++i) tried |= uint64_t(1) << c.options[i];
-      for (size_t i = 0; i < threads_.size(); ++i)
-        if ((tried >> i & 1) && commute(threads_[i], t)) sleep_ |= uint64_t(1) << i;
+      for (int i = 0; i < 2 * count(); ++i)
+        if ((tried >> i & 1) && commute(i, next)) sleep_ |= uint64_t(1) << i;
     }
-    last_ = next;
+    if (next < count() || (t.state == State::kReady && move(next - count()) == next)) last_ = next % count();
     return next;
   }
 
@@ -295,6 +364,7 @@ class Explorer {
     else if (failure_.empty() && !all_are_done(why == kStopped ? may_stop : 0))
       failure_ = why == kStopped ? "leaves somebody asleep, where somebody else has stopped" : "leaves somebody asleep";
     abandoned_ = true;
+    for (Thread& t : threads_) t.buffer.clear();
     ended_by_ = self;
     for (Thread& t : threads_)
       if (t.state != State::kDone && &t != &threads_[size_t(self)]) {
@@ -311,6 +381,7 @@ class Explorer {
   bool only_those_are_ready_that_may_stop() const {
     bool any = false;
     for (size_t i = 0; i < threads_.size(); ++i) {
+      if (!threads_[i].buffer.empty()) return false;  // it drains, whoever has stopped
       if (threads_[i].state != State::kReady && threads_[i].state != State::kTimed) continue;
       if ((may_stop >> i & 1) == 0) return false;
       any = true;

@@ -39,12 +39,12 @@
 
 namespace model {
 
-inline void step(const char* what, const void* word, bool writes) {
-  if (explorer != nullptr) explorer->step(what, word, writes);
+inline void step(const char* what, const void* word, bool writes, bool fences = true) {
+  if (explorer != nullptr) explorer->step(what, word, writes, fences);
 }
 // Plain memory that a body reads or writes.
-inline void reads(const void* word) { step("read", word, false); }
-inline void writes(const void* word) { step("write", word, true); }
+inline void reads(const void* word) { step("read", word, false, false); }
+inline void writes(const void* word) { step("write", word, true, false); }
 
 inline unsigned long thread_ident() { return (unsigned long)(self + 1); }
 
@@ -54,8 +54,20 @@ class Atomic {
   Atomic() = default;
   constexpr Atomic(T value) : value_(value) {}
   Atomic(const Atomic&) = delete;
-  T load(std::memory_order = std::memory_order_seq_cst) const { return step("load", this, false), value_; }
-  void store(T value, std::memory_order = std::memory_order_seq_cst) {
+  ~Atomic() {
+    if (explorer != nullptr && explorer->buffers) explorer->forget(this);
+  }
+  T load(std::memory_order = std::memory_order_seq_cst) const {
+    step("load", this, false, false);
+    T value;
+    const void* const own = explorer != nullptr ? explorer->own(this) : nullptr;
+    return own == nullptr ? value_ : (std::memcpy(&value, own, sizeof value), value);
+  }
+  void store(T value, std::memory_order order = std::memory_order_seq_cst) {
+    if (explorer != nullptr && explorer->buffered(this, order == std::memory_order_seq_cst)) {
+      if (explorer->does("store", this, [this, value] { value_ = value; })) explorer->buffer(this, &value, sizeof value);
+      return;
+    }
     change("store", [this, value] { value_ = value; });
   }
   T exchange(T value, std::memory_order = std::memory_order_seq_cst) {
@@ -329,13 +341,20 @@ struct Scene {
   size_t daemons = 0;
   std::function<std::vector<model::Explorer::Alias>()> aliases = {};
   uint64_t may_stop = 0;  // bodies, one bit each
+  bool buffers = false;   // each thread has a store buffer
 
+  Scene buffered() const {
+    Scene scene = *this;
+    scene.buffers = true;
+    return scene;
+  }
   // Holds under every schedule, with at most so many preemptions. At least `at_least` schedules: one that
   // is over at once explores nothing.
   void holds(int preemptions, size_t at_least) const {
     model::Explorer explorer(preemptions, bodies, daemons);
     explorer.aliases = aliases;
     explorer.may_stop = may_stop;
+    explorer.buffers = buffers;
     explorer.label = [this](const void* word) { return bells->label(word); };
     CHECK(explorer.explore(reset, judge));
     CHECK(explorer.schedules() >= at_least || check::failures() != 0);
@@ -347,6 +366,7 @@ struct Scene {
     model::Explorer explorer(preemptions, bodies, daemons);
     explorer.aliases = aliases;
     explorer.may_stop = may_stop;
+    explorer.buffers = buffers;
     explorer.fault = {how, what, word};
     return !explorer.explore(reset, judge, true);
   }
@@ -354,5 +374,6 @@ struct Scene {
 
 constexpr auto kOmitted = model::Fault::kOmitted;
 constexpr auto kLate = model::Fault::kLate;
+constexpr auto kRelaxed = model::Fault::kRelaxed;
 
 }  // namespace conveyor

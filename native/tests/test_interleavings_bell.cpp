@@ -139,6 +139,10 @@ TEST(the_main_thread_in_poll) {
   Bell& bell = p.bell(0);
   CHECK(scene.fails(kOmitted, "store", &bell.armed));
   CHECK(scene.fails(kLate, "store", &bell.armed));
+  // With store buffers: the flag is out before the look at the count.
+  const Scene buffered = scene.buffered();
+  buffered.holds(2, 100);
+  CHECK(buffered.fails(kRelaxed, "store", &bell.armed));
 }
 
 TEST(the_main_thread_in_poll_and_another_in_the_futex) {

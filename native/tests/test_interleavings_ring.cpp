@@ -81,6 +81,10 @@ TEST(a_full_ring_wakes_its_writer) {
   // The two sides of the writer's sleep (Dekker): neither may be late.
   CHECK(two.fails(kLate, "store", &p.header->cursors()[0].next, 3));
   CHECK(two.fails(kLate, "store", &p.header->room_at, 3));
+  const Scene buffered = two.buffered();
+  buffered.holds(2, 100);
+  CHECK(buffered.fails(kRelaxed, "store", &p.header->cursors()[0].next));
+  CHECK(buffered.fails(kRelaxed, "store", &p.header->room_at));
   const Scene three = p.scene({[&] { p.write(3); }, [&] { p.read(0, 3); }}, {3});
   three.holds(2, 100);
 }
