@@ -22,7 +22,7 @@ Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_
   rings_.reserve(rings.size());
   for (const RingSpec& spec : rings) {
     const auto index = uint32_t(rings_.size());
-    Entry& entry = rings_.emplace_back(Entry{segment_->ring(spec.offset), meet(spec.writer), {}, cursors});
+    Entry& entry = rings_.emplace_back(Entry{segment_->ring(spec.offset), spec.writer.slot, meet(spec.writer), {}, cursors});
     if (spec.kept & (spec.kept - 1)) throw std::system_error(EINVAL, std::generic_category(), "times of a mirrored ring");
     if (spec.readers.size() != entry.ring.readers) throw std::system_error(EINVAL, std::generic_category(), "readers of a mirrored ring");
     cursors += spec.readers.size();
@@ -85,6 +85,7 @@ void Mirror::opened(uint32_t host, const OpenHead& head, const char* entries) {
   if (std::exchange(peers_.at(host).heard, true)) return;  // what was sent since is not to be sent again
   // What it was told before may have come to where there was no such segment.
   peers_.at(host).open = false;
+  peers_.at(host).has = true;
   peers_.at(host).theirs.reset();
   std::fill(peers_.at(host).told.begin(), peers_.at(host).told.end(), CursorState{});
   for (MirroredLimits& l : limits_) l.forget(host);
@@ -99,9 +100,17 @@ void Mirror::opened(uint32_t host, const OpenHead& head, const char* entries) {
 }
 
 void Mirror::closed(uint32_t host, Haves theirs) {
-  peers_.at(host).heard = false;
+  peers_.at(host).heard = peers_.at(host).has = false;
   peers_.at(host).theirs = std::move(theirs);
   for (OutRing* ring : out(host)) ring->shut();
+}
+
+bool Mirror::owes(uint32_t host, uint32_t writer) const {
+  if (!peers_.at(host).has) return false;
+  return std::ranges::any_of(rings_, [&](const Entry& e) {
+    const auto at = e.out.find(host);
+    return e.writer == writer && at != e.out.end() && at->second->owes();
+  });
 }
 
 Haves Mirror::haves(uint32_t host) const {

@@ -90,6 +90,8 @@ class Mirror {
 
   InRing& in(uint32_t host, uint32_t ring);
   std::vector<OutRing*> out(uint32_t host);
+  // Whether something that this process here has written is still to come to `host`, which has the segment.
+  bool owes(uint32_t host, uint32_t writer) const;
   // Whether that frame was sent to `host`, which has not said yet that it is there.
   bool lends(uint32_t host, uint32_t ring, uint64_t number) const;
   // Whether all frames below `head` of a ring from `host` are here; also where no ring leads here from there.
@@ -100,6 +102,7 @@ class Mirror {
  private:
   struct Entry {
     Ring ring;
+    uint32_t writer;
     uint32_t writer_host;
     std::vector<uint32_t> reader_hosts;
     size_t first_cursor;  // among all
@@ -110,6 +113,7 @@ class Mirror {
     std::vector<CursorState> told;
     bool open = false;   // it was told that the segment is here
     bool heard = false;  // it has told so
+    bool has = false;    // over whatever connection, and not closed it since
     std::optional<Haves> theirs{};  // that it is not there any more
   };
   CursorState state(const Entry& entry, uint32_t reader) const;

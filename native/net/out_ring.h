@@ -55,6 +55,9 @@ class OutRing {
   // Whether there is something to be sent, and whether something of another ring has to be sent before.
   bool pending() const { return open_ && (begun_ || (sent_ < next_.upto && wanted_)); }
   bool held() noexcept;
+  // Whether its host has not been sent all there was at the last look(); while that host has not opened it again, all
+  // that it has not said it has.
+  bool owes() const { return wanted_ && (open_ ? pending() : have_ < next_.upto); }
   // Put the next frame, or the next piece of its block, which must be there; the bytes it takes.
   size_t step(Connection& to);
   // Its host has all frames below `have`. Throws Violation.

@@ -194,13 +194,25 @@ void Peer::greeting(const Hello& hello) {
 
 // --- out ---
 
-bool Peer::put_control() {
-  const size_t before = connection_->waiting();
-  for (const Death& death : deaths_) {
+void Peer::tell_death(const Death& death) {
+  if (!greeted_) return;
+  deaths_.push_back(death);
+  for (Mirror* mirror : hub_.mirrors_of(host)) look_.insert(mirror);  // what it wrote last may not have been seen yet
+}
+
+void Peer::put_deaths() {
+  if (deaths_.empty() || !look_.empty()) return;
+  const std::vector<Mirror*> mirrors = hub_.mirrors_of(host);
+  std::erase_if(deaths_, [&](const Death& death) {
+    if (std::ranges::any_of(mirrors, [&](const Mirror* m) { return m->owes(host, death.slot); })) return false;
     connection_->put(Prefix{What::kDeath, 0, sizeof death, 0});
     connection_->put(death);
-  }
-  deaths_.clear();
+    return true;
+  });
+}
+
+bool Peer::put_control() {
+  const size_t before = connection_->waiting();
   put_closed();
   // What a mirror's frames are sent up to is read before what goes ahead of them: see wire.h.
   while (!look_.empty()) {
@@ -227,6 +239,7 @@ bool Peer::put_control() {
   }
   rung_.clear();
   put_returned();
+  put_deaths();
   put_clock();  // last, as what is put before it is on its way longer
   return connection_->waiting() != before;
 }

@@ -73,10 +73,8 @@ class Peer {
   // This host has it no more, as soon as this has returned.
   void close(Mirror& mirror) noexcept;
   void ring(uint32_t slot, uint32_t incarnation, uint32_t bit) { rung_.insert({slot, incarnation, bit}); }
-  // One that is not connected hears of all when it is.
-  void tell_death(const Death& death) {
-    if (greeted_) deaths_.push_back(death);
-  }
+  // Behind all that the process has written for that host. One that is not connected hears of all when it is.
+  void tell_death(const Death& death);
   // Have the host's clock asked so often, one question after the other. How many answers there will be then, of all.
   uint64_t ask_clock(uint32_t times);
   uint64_t clock_answers() const { return clock_answers_; }
@@ -110,6 +108,7 @@ class Peer {
   void put_frames();
   void put_returned();
   void put_closed();
+  void put_deaths();
   void hear_closed(const Prefix& prefix, const char* body);
   // Neither host has that segment any more: see to what was sent of it, and has not come.
   void settle(uint64_t id, const Haves& theirs);

@@ -162,6 +162,29 @@ TEST(a_death_while_there_is_no_connection_is_told_over_the_next_one) {
   CHECK(!b.board->gone(0, 1));
 }
 
+// Also where the connection breaks in the middle of it.
+TEST(a_death_comes_behind_what_the_process_has_written_over_a_connection_before) {
+  const Shapes rings = {{0, {1}, 0}};
+  Host a(0, {0, 1}), b(1, {0, 1});
+  a.mirror(kId, rings);
+  b.mirror(kId, rings);
+  const auto sender = a.sender(kId, rings, 0);
+  const auto receiver = b.receiver(kId, rings, 0, 0);
+  {
+    Cable cable(a, b, 2 * kMiB, 1);
+    CHECK(check::soon([&] { return a.pump->connected(1) && b.pump->connected(0); }));
+    send(a, 0, *sender, 5, 17 * kMiB);
+    a.board->announce_death(0);
+    CHECK(check::soon([&] { return cable.is_cut(); }));
+  }
+  CHECK(check::soon([&] { return !a.pump->connected(1) && !b.pump->connected(0); }));
+  CHECK(!b.board->gone(0, 1));
+  join(a, b);
+  REQUIRE(b.wait(1, [&] { return b.board->gone(0, 1); }));
+  REQUIRE(!receiver->ring.empty());
+  CHECK(is_whole(receiver->take(), 5, 17 * kMiB));
+}
+
 TEST(a_host_that_stays_away_is_dead) {
   const Homes homes = {0, 1, 1};
   Host a(0, homes), b(1, homes);

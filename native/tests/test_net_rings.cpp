@@ -306,6 +306,24 @@ TEST(a_death_is_known_on_the_other_host) {
   carry(t.a, 0, t.b, 1, *sender, *receiver, 30, false);
 }
 
+// A process ends as soon as it has answered: what it has written last is not lost with it.
+TEST(a_death_comes_behind_what_the_process_has_written) {
+  for (const size_t size : {size_t(8), 17 * kMiB}) {
+    Two t({0, 1}, {{0, {1}, 0}});
+    join(t.a, t.b);
+    CHECK(check::soon([&] { return t.a.pump->connected(1) && t.b.pump->connected(0); }));
+    const auto sender = t.a.sender(kId, t.rings, 0);
+    const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
+    for (uint64_t n = 0; n < 4; ++n) send(t.a, 0, *sender, n, size);
+    t.a.board->announce_death(0);
+    REQUIRE(t.b.wait(1, [&] { return t.b.board->gone(0, 1); }));
+    for (uint64_t n = 0; n < 4; ++n) {
+      REQUIRE(!receiver->ring.empty());
+      CHECK(is_whole(receiver->take(), n, size));
+    }
+  }
+}
+
 TEST(news_of_a_taken_frame_comes_by_way_of_a_third_host) {
   // 0 -> 1 -> 2 -> 0 on three hosts, with no more frames under way than there are slots, and none whose writer waits.
   const Homes homes = {0, 1, 2};

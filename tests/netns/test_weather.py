@@ -6,6 +6,7 @@ from netns_actors import get, on
 from weather_run import run
 from wire import IN, OUT
 
+import conveyor
 from conveyor.dag import InputNode
 from conveyor.runtime import context
 
@@ -13,6 +14,7 @@ pytestmark = pytest.mark.cold_start
 #: Connections are not to be lost because the machine has other work.
 TIMEOUT = 30
 MEGABYTES = np.arange(1 << 18)
+LARGE = np.arange(1 << 19)
 
 
 def lost(cluster):
@@ -60,3 +62,15 @@ def test_large_values_in_both_directions(cluster, session):
                 assert np.array_equal(get(ref), MEGABYTES + i + 11)
             assert lost(cluster) > before
         assert context.running().abroad.pump.counts(1)[4] > 1
+
+
+def test_the_last_result_of_an_actor_that_nobody_holds(cluster, session):
+    """It ends as soon as it has answered, while its answer is still on its way."""
+    with session(TIMEOUT):
+        cluster.wires[1].set(jitter=0.02, loss=0.01)
+        for reset in False, True:
+            ref = on(1, 1).run.remote(LARGE)
+            if reset:
+                conveyor.wait([ref], timeout=0.5)
+                cluster.reset_connections()
+            assert np.array_equal(get(ref), LARGE + 1)

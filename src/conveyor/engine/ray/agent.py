@@ -62,6 +62,7 @@ from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
+from conveyor.runtime.waiting.lookout import due_to
 
 #: Seconds for the first connection to another host.
 _PATIENCE = 10.0
@@ -318,7 +319,15 @@ class Agent:
         if self._station.has(one.slot, one.incarnation):  # else the slot may be another's by now
             page, left = self._station.last_page(one.slot)
         self._news.put(
-            Ended(one.number, one.wait_status(), page, left, tail(one.stderr), one.went_on)
+            Ended(
+                one.number,
+                one.wait_status(),
+                page,
+                left,
+                tail(one.stderr),
+                one.went_on,
+                due_to(self._station.pump, _DRIVER),
+            )
         )
 
     def _asked(self, slot: int, incarnation: int, data: bytes) -> None:

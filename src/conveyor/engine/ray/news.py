@@ -7,6 +7,7 @@ from msgspec import Struct
 from conveyor.codec import Reader
 from conveyor.engine.net.carrier import Parcel
 from conveyor.runtime.driver.hosts.protocol import Page
+from conveyor.runtime.waiting.inquiry import Frames
 
 
 class Arrived(Struct, frozen=True):
@@ -27,7 +28,8 @@ class Asked(Struct, frozen=True):
 class Ended(Struct, frozen=True):
     """A process has ended: its wait status, what its slot said of it, whether it was left by ``sys.exit``,
     the last lines that it has written, and whether it had to be killed, since it went on without its main
-    thread."""
+    thread. ``due``: the frames that the driver's host is to have before it takes the process for ended, since
+    its last results are among them."""
 
     number: int
     status: int
@@ -35,6 +37,7 @@ class Ended(Struct, frozen=True):
     left: bool
     tail: str
     went_on: bool
+    due: Frames
 
 
 class LostHost(Struct, frozen=True):

@@ -20,7 +20,7 @@ from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.agents import Agents
 from conveyor.engine.ray.connected import Connected
 from conveyor.engine.ray.greeting import Birth, Elsewhere, Locality, Told, made_for
-from conveyor.engine.ray.news import Arrived, Asked, Come, LostHost, News, Reached
+from conveyor.engine.ray.news import Arrived, Asked, Come, Ended, LostHost, News, Reached
 from conveyor.engine.ray.placement import ray_options, start, still_waits
 from conveyor.engine.ray.processes import Processes
 from conveyor.engine.ray.shell import Shell
@@ -280,10 +280,14 @@ class RayHosts:
         elif isinstance(news, Arrived):
             self._come_abroad(host, news)
         else:
-            actor = self._abroad.pop(news.number, None)
-            if actor is not None:
-                actor.over, actor.ended, actor.went_on = True, news, news.went_on
-                self._report(actor)
+            ended = partial(self._ended_abroad, news)
+            self._home.when_come(host.number, news.due, ended, ended)
+
+    def _ended_abroad(self, news: Ended) -> None:
+        actor = self._abroad.pop(news.number, None)
+        if actor is not None:  # else it was lost with its node meanwhile
+            actor.over, actor.ended, actor.went_on = True, news, news.went_on
+            self._report(actor)
 
     def _come_abroad(self, host: AgentHost, news: Arrived) -> None:
         actor = self._abroad.get(news.number)

@@ -28,6 +28,7 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.graphs.layer import Layer
 from conveyor.runtime.driver.graphs.laying import Laying
 from conveyor.runtime.driver.hosts.far_host import Home
+from conveyor.runtime.driver.hosts.looks import HERE
 from conveyor.runtime.driver.hosts.protocol import Hosts
 from conveyor.runtime.driver.last_steps import LastSteps
 from conveyor.runtime.driver.network.collectives import DriverCollectives
@@ -128,7 +129,7 @@ class Driver(CallingRuntime):
         self.supervisor = Supervisor(
             self.table, household, hosts, self.chores, grace, self._life_event, self.abroad
         )
-        come = ask_readers(self.exports.orphans, self.table, self.abroad, process, self.chores)
+        ask_readers(self.exports.orphans, self.table, self.abroad, process, self.chores)
         self._attachments = Attachments(self.table, self.supervisor)
         self.network = Network(self.table, self.chores, self.abroad)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
@@ -164,7 +165,8 @@ class Driver(CallingRuntime):
             self.abroad.gone,
             self.abroad.host_of,
             self.abroad.looks.kept_afar,
-            come,
+            partial(self.abroad.looks.when_come, HERE),
+            self.abroad.looks.come,
             self.abroad.reached,
             process,
         )

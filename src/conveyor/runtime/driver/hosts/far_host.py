@@ -20,7 +20,7 @@ from conveyor.runtime.driver.hosts.far_orders import FarOrder
 from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.process import ArenaSize, Process
-from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
+from conveyor.runtime.waiting.inquiry import Frames, LookAtWaits, WaitsThere
 
 
 class Handed(Struct, frozen=True):
@@ -39,8 +39,10 @@ class Home(Struct, frozen=True):
     pump: gives that of its host, which is made for so many seconds without a connection, and for other hosts
     to come to that IP address. heard: takes what a process of another host asks, by slot and incarnation.
     gone: is told of a host that is no more, by its number. host_of: the number of the host of the process
-    that has a slot. kept_afar: what processes of other hosts keep. come: is told by which number a host was
-    asked to tell when something has come there, when it has. reached: is told what has come of it that a host
+    that has a slot. kept_afar: what processes of other hosts keep. when_come: calls the first function when
+    these frames of a host have come to the driver's, or nothing of it comes any more, and the second one
+    where that is not told, since the session is over. come: is told by which number a host was asked to tell
+    when something has come there, when it has. reached: is told what has come of it that a host
     was to connect to another one, and why it cannot. process: the driver's own, which is given what
     fetches memory of other hosts as soon as there are any.
     """
@@ -50,6 +52,7 @@ class Home(Struct, frozen=True):
     gone: Callable[[int], None]
     host_of: Callable[[int], int]
     kept_afar: Callable[[], list[KeptAt]]
+    when_come: Callable[[int, Frames, Callable[[], None], Callable[[], None]], None]
     come: Callable[[int], None]
     reached: Callable[[int, int, Exception | None], None]
     process: Process

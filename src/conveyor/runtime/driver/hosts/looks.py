@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from conveyor import _core
@@ -48,6 +50,9 @@ class Looks:
         self._hosts, self._lost = hosts, lost
         self._host_of, self._pump = host_of, pump
         self._lookout = Lookout(process.board)
+        self._numbers = itertools.count(1)
+        #: What is done when something has come, and where that is not told, by the number of the question.
+        self._awaited: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
 
     def look(self, host: int, look: Look, segment: _core.Segment) -> Future[Seen]:
         """Have a host look at actors of a graph that are there. ``segment``: the graph's, as it is here."""
@@ -100,13 +105,33 @@ class Looks:
             return self._hosts[host].tell(CountDue(to))
         return self._of_the_pump(lambda pump: due_to(pump, to))
 
-    def tell_when_come(self, to: int, host: int, frames: Frames, number: int) -> Future[None]:
-        """Have ``Home.come`` told of ``number`` when these frames of ``host`` have come to host ``to``, or
-        none of its comes there any more. It fails as :meth:`due` does, of ``to``; nothing is told either
-        where that one is given up later."""
+    def when_come(
+        self,
+        to: int,
+        host: int,
+        frames: Frames,
+        then: Callable[[], None],
+        untold: Callable[[], None],
+    ) -> None:
+        """Call ``then`` when these frames of ``host`` have come to host ``to``, or none of its comes there
+        any more; ``untold`` where ``to`` is given up already, or the session over. Neither is called where
+        ``to`` is given up later."""
+        number = next(self._numbers)
+        self._awaited[number] = then, untold
         if to != HERE:
-            return self._hosts[to].tell(TellWhenCome(host, frames, number))
-        return self._of_the_pump(lambda pump: pump.tell_when_come(host, frames, number))
+            asked = self._hosts[to].tell(TellWhenCome(host, frames, number))
+        else:
+            asked = self._of_the_pump(lambda pump: pump.tell_when_come(host, frames, number))
+        asked.add_done_callback(partial(self._is_asked, number))
+
+    def _is_asked(self, number: int, asked: Future[None]) -> None:
+        if asked.exception() is not None and number in self._awaited:
+            self._awaited.pop(number)[1]()
+
+    def come(self, number: int) -> None:
+        """What question ``number`` was about has come, or does not come any more. Called by the hosts."""
+        if number in self._awaited:
+            self._awaited.pop(number)[0]()
 
     def _of_the_pump(self, ask: Callable[[_core.HostPump], T]) -> Future[T]:
         """What the pump of the driver's host answers."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
@@ -65,12 +64,9 @@ class Arrivals:
         elif not due.result():
             self.come(number)
         else:
-            asked = self._abroad.looks.tell_when_come(to, host, due.result(), number)
-            asked.add_done_callback(partial(self._is_asked, number))
-
-    def _is_asked(self, number: int, asked: Future[None]) -> None:
-        if asked.exception() is not None:
-            self._end(number)  # the readers' host is being given up, or the session over
+            # It is not told where the readers' host is being given up, or the session over.
+            come, end = partial(self.come, number), partial(self._end, number)
+            self._abroad.looks.when_come(to, host, due.result(), come, end)
 
     def _ways(self, number: int) -> list[_Way]:
         """What that question is about: one, or none where it was given up meanwhile."""
@@ -101,9 +97,8 @@ class Arrivals:
 
 def ask_readers(
     orphans: Orphans, table: Table, abroad: FarHosts, process: Process, chores: Chores
-) -> Callable[[int], None]:
-    """From now on they are asked. ``process``: the driver's, which is one of them. Returns what is to be told
-    when a host tells that something has come (:class:`conveyor.runtime.driver.hosts.far_host.Home`)."""
+) -> None:
+    """From now on they are asked. ``process``: the driver's, which is one of them."""
 
     def ask(reader: Reader, question: int, writers: tuple[Reader, ...]) -> None:
         if reader == process.identity:
@@ -118,4 +113,3 @@ def ask_readers(
     arrivals = Arrivals(orphans, abroad, chores)
     orphans.begin(arrivals.pending, ask)
     abroad.on_given_up = arrivals.given_up
-    return arrivals.come
