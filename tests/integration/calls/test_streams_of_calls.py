@@ -392,6 +392,13 @@ def test_what_is_not_said_to_stream_says_what_to_do(engine):
         conveyor.get(actor.unsaid.remote(2))
     with pytest.raises(SerializationError, match=r"unsaid has returned a coroutine: .*async def"):
         conveyor.get(other.unsaid.remote())
+    with conveyor.dag.InputNode() as inp:  # what a task gives is settled before it runs
+        dag = actor.items.bind(inp)
+    with (
+        dag.compile() as graph,
+        pytest.raises(SerializationError, match=r"type generator .*num_returns='streaming'"),
+    ):
+        conveyor.get(graph.execute(2))
 
 
 @pytest.mark.parametrize("kind", [AloneAsync, DecoratedAsync])

@@ -86,6 +86,11 @@ def _text(given: Given, error: BaseException, why_not: WhyNot) -> str:
     what += f": {type(error).__name__}: {error}"
     if isinstance(error, ConveyorError):
         return what  # it says what to do
+    if isinstance(culprit, (types.GeneratorType, types.AsyncGeneratorType)):
+        return (
+            f"{what}. To stream its items, have a method return it that is declared with "
+            "@conveyor.method(num_returns='streaming'); else return a list of them"
+        )
     return (
         f"{what}. Leave the part out of the value, give its class a __reduce__ or __getstate__, or make "
         "the object in the actor that uses it"
