@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from contextlib import suppress
@@ -12,8 +11,6 @@ from conveyor.codec import summarize_error
 from conveyor.codec.errors.encoding import read_error
 from conveyor.exceptions import ConstructorError, TaskError
 from conveyor.runtime import threads
-
-logger = logging.getLogger("conveyor")
 
 #: Lines that one process logs of errors that nobody gets.
 _MOST_LINES = 20
@@ -85,7 +82,11 @@ class Sweeper:
         with self._lock:
             self._lines += 1
             lines = self._lines
-        if lines <= _MOST_LINES:
-            logger.warning("an error that nobody has got: %s", text)
+        if lines > _MOST_LINES:
+            return
+        import logging  # slow to import, and rarely needed
+
+        logger = logging.getLogger("conveyor")
+        logger.warning("an error that nobody has got: %s", text)
         if lines == _MOST_LINES:
             logger.warning("further errors that nobody gets are not logged")
