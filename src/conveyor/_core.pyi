@@ -1029,7 +1029,8 @@ class Gate:
 
     def set_failures(self, readers: list[Reader], together: bool, siblings: Sequence[int]) -> None:
         """Hear of tasks that have failed, on these readers: frames as ``FailureTeller`` sends them. With
-        ``together`` each execution fails as one. After ``set_limits``.
+        ``together`` each execution fails as one, and the results that are ``siblings`` (by their readers) come
+        when it is known of all of them whether they have failed. After ``set_limits``.
         """
 
     def failed(self, number: int, reader: int) -> bool:

@@ -87,7 +87,7 @@ class Devices(Route):
         return pickle.dumps((parts, Source.here(*SENDER.begin())), 5)
 
     def fetch(self, where: Located, specs: Sequence[TensorSpec], note: bytes) -> list[Any]:
-        """As the base says. They come to the current device of this process; to memory of the host where it
+        """Fetch the tensors. They come to the current device of this process; to memory of the host where it
         has none.
 
         Raises:
@@ -110,12 +110,12 @@ class Devices(Route):
         return made
 
     def way(self, note: bytes) -> str:
-        """As the base says: ``"host"`` where this process does not see a device."""
+        """Name the way: ``"host"`` where this process does not see a device."""
         parts, _ = pickle.loads(note)
         return self.name if all(map(_is_seen, parts)) else "host"
 
     def forget_inherited(self) -> None:
-        """What a forked child has inherited was offered by its parent."""
+        """Let go of what was offered by the process that this one was forked from."""
         _inherited.append(self._filled)
         self._filled = {}
 

@@ -49,7 +49,7 @@ class Sweeper:
             self._sweep()
 
     def tell(self, error: BaseException) -> None:
-        """Nobody will get ``error``, which is the outcome of a reference that was dropped."""
+        """Log ``error``, the outcome of a reference that was dropped: nobody will get it."""
         if isinstance(error, ConstructorError) and self._knows(error.actor):
             return
         kind, where = type(error), ""

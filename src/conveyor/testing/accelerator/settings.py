@@ -1,4 +1,4 @@
-"""What a simulated accelerator is like, and which of its devices a process sees."""
+"""Settings of a simulated accelerator, and which of its devices a process sees."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class Calls:
             self._call(waiting, number, call)
 
     def _answer_stop(self, mailbox: Mailbox, tag: int) -> None:
-        """Nobody gets this answer: an error that nobody has got either is logged with it."""
+        """Answer a stop. Nobody gets the answer: an error that nobody has got either is logged with it."""
         instance = self._instance
         if instance.error is not None and not instance.told:
             mailbox.reply_error(tag, instance.error)

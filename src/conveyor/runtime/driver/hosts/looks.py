@@ -129,7 +129,7 @@ class Looks:
             self._awaited.pop(number)[1]()
 
     def come(self, number: int) -> None:
-        """What question ``number`` was about has come, or does not come any more. Called by the hosts."""
+        """Note that what question ``number`` was about has come, or never comes. Called by the hosts."""
         if number in self._awaited:
             self._awaited.pop(number)[0]()
 
