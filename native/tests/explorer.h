@@ -16,6 +16,10 @@
 // may also end there, and all others must be done. That is every point at which each of them, and any
 // number of them together, can stop.
 //
+// A body may kill others between any two of their steps (`kill`), which take no more of them: a process that dies. Nothing
+// is thrown in them, and nothing of theirs is destroyed. What is left in their store buffers is lost, as if they had died
+// before those stores; the search drains them before the kill as well, so all that can be left behind is seen.
+//
 // That a property can fail is shown with a `Fault`: one operation left out, or done late, in the real code.
 //
 // With `buffers` the threads have x86's memory (TSO: Owens, Sarkar and Sewell, "A Better x86 Memory Model", 2009): a
@@ -99,6 +103,7 @@ class Explorer {
   // Runs all schedules, `reset` before each and `judge` after each. False at the first one that hangs or
   // is judged wrong; then its steps are printed (or not, if `quiet`).
   bool explore(const std::function<void()>& reset, const std::function<bool()>& judge, bool quiet = false) {
+    judge_ = &judge;
     do {
       now = 1;
       reset();
@@ -115,7 +120,6 @@ class Explorer {
       threads_[size_t(choose())].turn.release();
       over_.acquire();
       ++(pruned_ ? redundant_ : schedules_);
-      if (!pruned_ && failure_.empty() && !judge()) failure_ = "ends wrong";
       if (!failure_.empty()) {
         if (quiet) return false;
         std::fprintf(stderr, "\nschedule %zu %s:\n", schedules_, failure_.c_str());
@@ -215,9 +219,22 @@ class Explorer {
       if (asleep(t) && std::find(t.words.begin(), t.words.end(), word) != t.words.end()) t.state = State::kReady, t.local = true;
   }
   bool abandoned() const { return abandoned_; }
+  // The bodies in `victims`, one bit each, take no more steps: a process dies, with all of its threads. Who announces it
+  // comes behind.
+  void kill(uint64_t victims) {
+    threads_[size_t(self)].victims = victims;
+    step("kill", this, true);
+    threads_[size_t(self)].victims = 0;
+    if (abandoned_) return;
+    for (size_t i = 0; i < threads_.size(); ++i) {
+      if ((victims >> i & 1) == 0) continue;
+      threads_[i].buffer.clear();
+      if (threads_[i].state != State::kDone) threads_[i].state = State::kKilled;
+    }
+  }
 
  private:
-  enum class State { kReady, kAsleep, kTimed, kDone };
+  enum class State { kReady, kAsleep, kTimed, kDone, kKilled };
   static constexpr int kNobody = -1, kRedundant = -2, kStopped = -3;
   struct Store {
     void* at;
@@ -234,6 +251,7 @@ class Explorer {
     const void* word = nullptr;
     bool writes = false;
     bool fences = false;
+    uint64_t victims = 0;      // of what it does next: kill
     std::deque<Store> buffer;  // the oldest first
     std::vector<const void*> words;  // that it sleeps on
     std::function<void()> late;
@@ -261,10 +279,13 @@ class Explorer {
   }
   static bool asleep(const Thread& t) { return t.state == State::kAsleep || t.state == State::kTimed; }
   // A choice is a thread, or above their number a thread whose oldest store drains. That commutes with the thread's own
-  // next operation: a load finds the value in either place, and what fences cannot go on before.
+  // next operation: a load finds the value in either place, and what fences cannot go on before. A kill commutes with
+  // nothing that its victims do.
   int count() const { return int(threads_.size()); }
+  bool kills(int a, int b) const { return a < count() && (threads_[size_t(a)].victims >> (b % count()) & 1) != 0; }
   bool commute(int a, int b) const {
     if (a % count() == b % count()) return true;
+    if (kills(a, b) || kills(b, a)) return false;
     const auto word = [&](int i) { return i < count() ? threads_[size_t(i)].word : threads_[size_t(i - count())].buffer.front().word; };
     const auto writes = [&](int i) { return i >= count() || threads_[size_t(i)].writes; };
     return word(a) != word(b) || (!writes(a) && !writes(b));
@@ -356,13 +377,15 @@ class Explorer {
     threads_[size_t(self)].turn.acquire();
   }
 
-  // Nobody goes on under this schedule: the others come to their ends alone, one after the other, and
+  // Nobody goes on under this schedule, and so it is judged: the others come to their ends alone, one after the other, and
   // what they do does not count. Sleepers throw; nobody else does, who may be in a destructor.
   void end(int why = kNobody) {
     if (why == kRedundant)
       pruned_ = true;
     else if (failure_.empty() && !all_are_done(why == kStopped ? may_stop : 0))
       failure_ = why == kStopped ? "leaves somebody asleep, where somebody else has stopped" : "leaves somebody asleep";
+    else if (failure_.empty() && !is_right())
+      failure_ = "ends wrong";
     abandoned_ = true;
     for (Thread& t : threads_) t.buffer.clear();
     ended_by_ = self;
@@ -372,10 +395,17 @@ class Explorer {
         left_.acquire();
       }
   }
-  // But for the daemons, and those in `stopped`.
+  // What the judge does are no steps.
+  bool is_right() {
+    Explorer* const me = std::exchange(explorer, nullptr);
+    const bool right = (*judge_)();
+    explorer = me;
+    return right;
+  }
+  // But for the daemons, the dead, and those in `stopped`.
   bool all_are_done(uint64_t stopped) const {
     for (size_t i = 0; i < threads_.size() - daemons_; ++i)
-      if (threads_[i].state != State::kDone && (stopped >> i & 1) == 0) return false;
+      if (threads_[i].state != State::kDone && threads_[i].state != State::kKilled && (stopped >> i & 1) == 0) return false;
     return true;
   }
   bool only_those_are_ready_that_may_stop() const {
@@ -412,10 +442,8 @@ class Explorer {
         const int other = choose();
         if (other >= 0)
           next = &threads_[size_t(other)].turn;
-        else if (!std::all_of(threads_.begin(), threads_.end(), [](Thread& t) { return t.state == State::kDone; }))
-          end(other);
         else
-          ended_by_ = number;
+          end(other);
       }
       me.state = State::kDone;
       if (next == nullptr) next = ended_by_ == number ? &over_ : &left_;
@@ -424,6 +452,7 @@ class Explorer {
   }
 
   const int preemptions_;
+  const std::function<bool()>* judge_ = nullptr;
   std::vector<std::function<void()>> bodies_;
   const size_t daemons_;
   std::vector<Thread> threads_;

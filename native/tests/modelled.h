@@ -260,12 +260,22 @@ using model_thread = model::Thread;
 #include "inbox.cpp"
 #include "python/waiting.cpp"
 #include "death_watch.cpp"
+#undef write
+#undef read
+#ifdef MODELLED_COLLECTIVES  // half as much again to compile, for one program
+#include "directory.cpp"
+#include "recorder.cpp"
+#include "sender.cpp"
+#include "receiver.cpp"
+#include "collective/between.cpp"
+#include "collective/group.cpp"
+#include "collective/links.cpp"
+#include "collective/steps.cpp"
+#endif
 #undef atomic
 #undef mutex
 #undef thread
 #undef syscall
-#undef write
-#undef read
 #undef ppoll
 #undef clock_gettime
 #undef sched_yield
@@ -280,6 +290,7 @@ constexpr uint32_t kSlots = 4;
 struct Bells {
   std::shared_ptr<Board> board = Board::create(kSlots);
   Bells() { reset(); }
+  virtual ~Bells() = default;
   void reset() {
     for (uint32_t i = 0; i < kSlots; ++i) {
       board->prepare(i, "");
@@ -290,7 +301,7 @@ struct Bells {
   }
   Bell& bell(uint32_t i) { return board->slot(i)->bell; }
 
-  std::string label(const void* word) const {
+  virtual std::string label(const void* word) const {
     const auto* at = static_cast<const char*>(word);
     for (uint32_t i = 0; i < kSlots; ++i) {
       BoardSlot* slot = board->slot(i);
@@ -302,6 +313,7 @@ struct Bells {
       if (word == &slot->condition) return "condition" + of;
       if (word == &slot->nudge) return "nudge" + of;
       if (word == life_word(slot)) return "life word" + of;
+      if (word == &slot->memory) return "bytes" + of;
       if (word == &slot->pins.count) return "pins' news" + of;
       if (word == &slot->leftovers.count) return "news" + of;
       if (word == &slot->leftovers.wanted) return "wanted" + of;
@@ -313,6 +325,7 @@ struct Bells {
     if (word == &board->header()->deaths) return "deaths";
     if (word == &board->header()->alarm) return "alarm";
     if (word == &board->header()->memory.given) return "given";
+    if (word == &board->header()->memory.bytes) return "the session's bytes";
     if (word == &model::descriptors) return "descriptors";
     return "something else";
   }

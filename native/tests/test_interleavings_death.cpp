@@ -55,6 +55,39 @@ struct Deaths : Bells {
 
 }  // namespace
 
+// The harness itself: a body is killed before and behind each of its steps, and does nothing any more.
+TEST(what_is_killed_stops_at_any_of_its_steps) {
+  Bells b;
+  model::Atomic<int> x{0}, y{0};
+  model::Mutex mutex;
+  using Seen = std::set<std::pair<int, int>>;
+  for (const bool buffers : {false, true})
+    for (const int preemptions : {1, 5, model::kAll}) {
+      Seen seen;
+      const auto order = buffers ? std::memory_order_relaxed : std::memory_order_seq_cst;
+      const auto look = [&] {
+        const int first = x.load();
+        return std::pair(first, y.load());
+      };
+      Scene scene{&b, {[&] { x.store(1, order), y.store(1, order), x.store(2, order); },
+                       [&] {
+                         model::explorer->kill(1);
+                         const auto at = look();
+                         if (look() != at) throw model::Wrong{"goes on behind its death"};
+                         seen.insert(at);
+                       }},
+                  [&] { x.store(0), y.store(0); }};
+      scene.buffers = buffers;
+      scene.holds(preemptions, 4);
+      CHECK((seen == Seen{{0, 0}, {1, 0}, {1, 1}, {2, 1}}));
+    }
+  // What the dead has locked stays so.
+  const Scene locked{&b, {[&] { mutex.lock(), mutex.unlock(); }, [&] { model::explorer->kill(1), mutex.lock(), mutex.unlock(); }},
+                     [&] { mutex.unlock(); }};
+  CHECK(locked.fails(model::Fault::kNone, "", nullptr, 1));
+  CHECK(locked.fails(model::Fault::kNone, "", nullptr, model::kAll));
+}
+
 TEST(two_announce_one_death) {
   Deaths d;
   const Scene scene{&d, {[&] { d.announced[0] = d.board->announce_death(1); }, [&] { d.announced[1] = d.board->announce_death(1); },

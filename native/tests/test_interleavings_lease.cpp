@@ -357,3 +357,38 @@ TEST(what_a_process_has_is_never_more_than_the_session_counts) {
   scene.holds(2, 5);
   CHECK(more != 0);  // there were moments between the two
 }
+
+// A process is killed at any of its steps, and another one cleans up. A death between the two counts leaves in the
+// session's what was on its way from one to the other: the others may get less for it, and never more than there is.
+TEST(what_a_killed_process_had_is_the_session_s_again) {
+  Counted b;
+  const uint64_t others = 5 * kGranule;
+  uint64_t most = 0;
+  size_t exact = 0;
+  const Scene scene{&b, {[&] {
+                           b.arena->release(b.arena->allocate(64, {}, true));
+                           b.arena->release(b.arena->allocate(kGranule));
+                           b.arena->release(b.block);
+                           b.arena->give_back(0);
+                         },
+                         [&] {
+                           model::explorer->kill(1);
+                           b.board->announce_death(0);
+                           b.board->forget_memory(0);
+                         }},
+                    [&] {
+                      b.reset();
+                      b.board->header()->memory.bytes.fetch_add(others);
+                    },
+                    [&] {
+                      if (b.in_process() != 0 || b.in_session() < others) return false;
+                      const uint64_t more = b.in_session() - others;
+                      exact += more == 0;
+                      most = std::max(most, more);
+                      return more <= 2 * kGranule;  // what the largest of the blocks has
+                    }};
+  scene.holds(2, 20);
+  CHECK(exact > 20 && most != 0);
+  CHECK(scene.fails(kOmitted, "exchange", &b.board->slot(0)->memory));
+  CHECK(scene.fails(kOmitted, "fetch_sub", &b.board->header()->memory.bytes));
+}
