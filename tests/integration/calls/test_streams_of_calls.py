@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import gc
 import itertools
 import os
+import signal
 import threading
 import time
 from typing import Any
@@ -17,7 +19,15 @@ import pytest
 from integration_helpers import WAIT, hold
 
 import conveyor
-from conveyor.exceptions import SerializationError, WaitTimeoutError
+from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.exceptions import (
+    CapacityError,
+    DeadlineExceededError,
+    GraphTornDownError,
+    SerializationError,
+    SessionEndedError,
+    WaitTimeoutError,
+)
 from conveyor.runtime.calls import call as calls
 
 
@@ -40,6 +50,16 @@ class Source:
 
     def given(self, *args: Any, **named: Any) -> Any:
         return args, named
+
+    def count_and_hold(self, n: int, go: str) -> Any:
+        yield from range(n)
+        open(f"{go} held", "w").close()
+        hold(go)
+
+    def interrupt_and_hold(self, pid: int, go: str) -> Any:
+        yield 0
+        os.kill(pid, signal.SIGINT)
+        hold(go)
 
     def held(self, go: str) -> int:
         hold(go)
@@ -198,6 +218,151 @@ def test_what_waits_for_an_argument_does_not_hold_up_a_stream(local, latches):
     assert [stream.next(WAIT) for _ in range(3)] == [1, 2, 3]
     go.open()
     assert conveyor.get(waits)[0] == (2,)
+
+
+def _given_graph(actor: Any) -> Any:
+    with InputNode() as inp:
+        return actor.given.bind(inp).compile()
+
+
+@pytest.mark.parametrize("method", ["count", "later"])
+def test_as_an_input_of_a_graph_it_is_its_list(engine, method):
+    actor, user = (conveyor.remote(Source).remote() for _ in range(2))
+    with contextlib.ExitStack() as graphs, InputNode() as inp:
+        graph = graphs.enter_context(user.given.bind(inp).compile())
+        parts = graphs.enter_context(user.given.bind(inp[0], x=inp["x"]).compile())
+        streams = graphs.enter_context(getattr(actor, method).bind(inp).compile())
+
+        async def execute_async(stream: Any) -> Any:
+            return await (await graph.execute_async(stream))
+
+        of_calls = getattr(user, method).remote, getattr(actor, method).remote
+        for items in (*of_calls, streams.execute):
+            for n in (0, 1, 70):
+                whole = ([*range(n)],), {}
+                assert conveyor.get(graph.execute(items(n), timeout=WAIT), timeout=WAIT) == whole
+                assert asyncio.run(execute_async(items(n))) == whole
+            both = parts.execute(items(2), x=items(3))
+            assert conveyor.get(both, timeout=WAIT) == (([0, 1],), {"x": [0, 1, 2]})
+            begun, taken, made = items(3), items(2), items(2)
+            assert next(begun) == 0
+            assert list(taken) == [0, 1]
+            conveyor.wait([made])
+            results = [graph.execute(stream, timeout=WAIT) for stream in (begun, taken, made)]
+            assert conveyor.get(results) == [(([1, 2],), {}), (([],), {}), (([0, 1],), {})]
+
+
+def test_the_stream_of_a_graph_as_its_own_input(engine):
+    user = conveyor.remote(Source).remote()
+    with InputNode() as inp:
+        dag = MultiOutputNode([user.given.bind(inp[0]), user.count.bind(inp[1])])
+    with dag.compile() as graph:
+        _, stream = graph.execute(0, 70)
+        given, _ = graph.execute(stream, 0)
+        assert conveyor.get(given, timeout=WAIT) == (([*range(70)],), {})
+
+
+def test_as_an_input_of_a_functions_graph_and_of_a_handle(engine):
+    @conveyor.remote
+    class Holder:
+        def run(self, graph: Any, actor: Any) -> Any:
+            return conveyor.get(graph.execute(actor.count.remote(3)), timeout=WAIT)
+
+    actor, double = conveyor.remote(Source).remote(), conveyor.remote(lambda x: x * 2)
+    with InputNode() as inp, double.bind(inp).compile() as graph:
+        assert conveyor.get(graph.execute(actor.count.remote(2)), timeout=WAIT) == [0, 1, 0, 1]
+        running = Holder.remote().run.remote(graph, actor)
+        assert conveyor.get(running, timeout=WAIT) == [0, 1, 2, 0, 1, 2]
+
+
+def test_an_execution_is_tried_until_its_stream_is_whole(engine, wait_until):
+    actor, user = (conveyor.remote(Source).remote() for _ in range(2))
+    stream, results = actor.count.remote(3), []
+
+    def tried() -> bool:
+        with contextlib.suppress(CapacityError):
+            results.append(graph.try_execute(stream))
+        return bool(results)
+
+    with _given_graph(user) as graph:
+        wait_until(tried)
+        assert conveyor.get(results[0]) == (([0, 1, 2],), {})
+
+
+def test_the_error_of_a_stream_is_that_of_the_execution(engine):
+    actor, user = (conveyor.remote(Source).remote() for _ in range(2))
+    with _given_graph(user) as graph:
+        failed = graph.execute(actor.breaks.remote(2), timeout=WAIT)
+        with pytest.raises(ValueError, match="after 2"):
+            conveyor.get(failed)
+        assert conveyor.get(graph.execute(1)) == ((1,), {})
+
+
+def test_a_wait_for_an_input_that_ends_early_burns_nothing_and_loses_no_item(local, latches):
+    actor, user, go = conveyor.remote(Source).remote(), conveyor.remote(Source).remote(), latches()
+    stream = actor.count_and_hold.remote(3, go.path)
+    with pytest.raises(WaitTimeoutError):
+        stream.get(timeout=0.05)  # which leaves items that have been taken
+    with InputNode() as inp, user.given.bind(inp).compile(submit_timeout=0.1) as graph:
+        begun, used = time.monotonic(), time.process_time()
+        with pytest.raises(WaitTimeoutError, match="an argument of"):
+            graph.execute(stream, timeout=0.3)
+        assert time.process_time() - used < 0.2
+        with pytest.raises(WaitTimeoutError, match="an argument of"):
+            graph.execute(stream)
+        with pytest.raises(DeadlineExceededError):
+            graph.execute(stream, deadline=0.1)
+        with pytest.raises(CapacityError):
+            graph.try_execute(stream)
+        assert time.monotonic() - begun < WAIT
+        assert conveyor.get(graph.execute(1)) == ((1,), {})
+        assert [stream.next(WAIT), stream.next(WAIT)] == [0, 1]
+        go.open()
+        assert conveyor.get(graph.execute(stream, timeout=WAIT)) == (([2],), {})
+        assert list(stream) == []
+
+
+def test_items_that_are_awaited_while_a_call_waits_for_all(local, latches):
+    actor, user, go = conveyor.remote(Source).remote(), conveyor.remote(Source).remote(), latches()
+    stream = actor.count_and_hold.remote(3, go.path)
+    waits = user.given.remote(stream)
+
+    async def take() -> list[int]:
+        return [await asyncio.wait_for(anext(stream), WAIT) for _ in range(2)]
+
+    assert asyncio.run(take()) == [0, 1]
+    go.open()
+    assert conveyor.get(waits, timeout=WAIT) == (([2],), {})
+
+
+def test_ctrl_c_ends_the_wait_of_an_execution_and_a_stream_that_is_dropped_is_closed(
+    local, latches
+):
+    actor, user, go = conveyor.remote(Source).remote(), conveyor.remote(Source).remote(), latches()
+    with _given_graph(user) as graph:
+        with pytest.raises(KeyboardInterrupt):
+            graph.execute(actor.interrupt_and_hold.remote(os.getpid(), go.path))
+        go.open()
+        with pytest.raises(WaitTimeoutError):
+            graph.execute(actor.endless.remote(), timeout=0.1)
+        assert conveyor.get(graph.execute(2)) == ((2,), {})
+        assert conveyor.get(actor.given.remote(1), timeout=WAIT) == ((1,), {})
+
+
+@pytest.mark.parametrize("end", ["teardown", "shutdown"])
+def test_the_end_of_its_graph_or_session_ends_the_wait_of_an_execution(
+    local, latches, end, wait_until
+):
+    actor, user, go = conveyor.remote(Source).remote(), conveyor.remote(Source).remote(), latches()
+    graph = _given_graph(user)
+    stream = actor.count_and_hold.remote(3, go.path)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(lambda: conveyor.get(graph.execute(stream)))
+        wait_until(lambda: os.path.exists(f"{go.path} held"))  # its items have been taken
+        conveyor.shutdown() if end == "shutdown" else graph.teardown()
+        with pytest.raises(SessionEndedError if end == "shutdown" else GraphTornDownError):
+            waits.result(WAIT)
+    go.open()
 
 
 @pytest.mark.parametrize("method", ["count", "later"])

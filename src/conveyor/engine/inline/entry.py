@@ -9,8 +9,7 @@ from typing import Any
 from conveyor.engine.inline.failure import Raised, interrupts
 from conveyor.engine.inline.graph import InlineGraph
 from conveyor.engine.inline.streams import InlineStream, Production
-from conveyor.exceptions import RuntimeStateError, SessionEndedError, TaskError
-from conveyor.runtime import ending
+from conveyor.exceptions import RuntimeStateError, TaskError
 from conveyor.runtime.graph.results import GraphRef, Results, Streams
 from conveyor.runtime.graph.submission.arguments import match_inputs
 from conveyor.runtime.graph.submission.entry import GateEntry, Source
@@ -72,8 +71,7 @@ class InlineEntry(GateEntry):
         yield from ()  # it lacks nothing, and is an attempt all the same
         if error is not None:
             return self._results.failed(error, execution, self._streams({}))
-        if type(self._supervision.closed) is SessionEndedError:
-            raise ending.ended()
+        self._check_session()
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
         return self._graph.in_turn(

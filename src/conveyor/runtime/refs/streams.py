@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Generator, Hashable, Sequence
@@ -44,15 +45,14 @@ class StreamRef(Ref[list[ItemT]]):
     waits. Dropping the reference closes it. An error that it raises comes after its items.
     """
 
-    __slots__ = ("_back", "_gathered", "_gathers", "_is_whole")
+    __slots__ = ("_back", "_gathering", "_is_whole")
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, -1)
-        # Items that a `get` had taken when it was to end with an error.
+        # Items that have been taken and come before the others: by a `get` that ended with an error, or for a
+        # call or an execution that this is an argument of.
         self._back: deque[ItemT] = deque()
-        # Items taken for a call that this is an argument of, until all are there.
-        self._gathered: deque[ItemT] = deque()
-        self._gathers = False
+        self._gathering: _Gathering | None = None
         self._is_whole = False
 
     def _look(self) -> Any:
@@ -93,9 +93,7 @@ class StreamRef(Ref[list[ItemT]]):
         return _core.with_fetch_limit(timeout, self._next, timeout)
 
     def _next(self, timeout: float | None) -> ItemT:
-        if self._back:
-            return self._back.popleft()
-        item: ItemT = self._look()
+        item: ItemT = self._take_next()
         if item is not EMPTY:
             return item
         runtime = context.current()
@@ -103,7 +101,7 @@ class StreamRef(Ref[list[ItemT]]):
 
         def ready() -> bool:
             nonlocal item
-            item = self._look()
+            item = self._take_next()
             if item is EMPTY:
                 look_at_company(self)
             return item is not EMPTY
@@ -111,6 +109,13 @@ class StreamRef(Ref[list[ItemT]]):
         with runtime.lanes.waiting(self._blockers, True, patience.bounded) as wait:
             wait_patiently(runtime.inbox, ready, patience, self._describe, self._doing, wait)
         return item
+
+    def _take_next(self) -> Any:
+        """Return the next item as ``_look`` does, also one that has been taken before."""
+        if self._gathering is None:
+            return self._back.popleft() if self._back else self._look()
+        with self._gathering.lock:
+            return self._back.popleft() if self._back else self._look()
 
     def __next__(self) -> ItemT:
         __tracebackhide__ = True  # by pytest
@@ -128,7 +133,7 @@ class StreamRef(Ref[list[ItemT]]):
             while True:
                 if not self.done():
                     wait = asyncio_waits().wait_or_cancel
-                    await wait(self._is_there, self._blockers, self._awaited_as(), self._abandon)
+                    await wait(self.done, self._blockers, self._awaited_as(), self._abandon)
                 if self._may_have_stayed():
                     item = await import_later("conveyor.direct.awaiting").when_there(
                         self._look_async
@@ -142,10 +147,8 @@ class StreamRef(Ref[list[ItemT]]):
             raise trimmed(error)  # noqa: B904
 
     def _look_async(self) -> Any:
-        if self._back:
-            return self._back.popleft()
         try:
-            return self._look()
+            return self._take_next()
         except StopIteration:
             raise StopAsyncIteration from None
 
@@ -194,41 +197,30 @@ class StreamRef(Ref[list[ItemT]]):
 
     def gather(self) -> bool:
         """Whether ``to_send`` would not wait. From now on items are taken as they come, until all are here:
-        who sends them has locks, and waits for nobody.
+        who sends them may have locks, and waits for nobody.
 
         Raises:
             SystemLimitError: no thread is to be had that would take them.
         """
-        if not (self._gathers or self._is_whole):
-            self._gather_later(context.current())
-            self._gathers = True
+        if self._gathering is None and not self._is_whole:
+            gathering = _Gathering(self)
+            gathering.go_on_later(context.current())
+            self._gathering = gathering
         return self._is_whole
 
-    def _gather_later(self, runtime: Runtime) -> None:
-        # It does not hold the stream: one that nobody has any more is closed.
-        known, watcher = weakref.ref(self), runtime.watcher
-
-        def gather() -> None:
-            stream = known()
-            if stream is not None:
-                stream._gather(runtime)
-
-        watcher.watch(self, lambda: watcher.completions.put(gather))
-
-    def _gather(self, runtime: Runtime) -> None:
+    def _gather(self, lock: threading.RLock) -> bool:
+        """Take what is there. Whether more is to come."""
         try:
             with PassingOn():
-                while self._is_there() and (item := self._look()) is not EMPTY:
-                    self._gathered.append(item)
-            if not runtime.watcher.closed:
-                self._gather_later(runtime)
-                return
+                while self._is_there():
+                    with lock:
+                        item = self._look()
+                        if item is EMPTY:
+                            break
+                        self._back.append(item)
+            return True
         except (Exception, StopIteration):
-            pass  # the end, or an error, which comes again for who sends them
-        self._back.extend(self._gathered)
-        self._gathered.clear()
-        self._is_whole = True
-        runtime.process.ring()  # whoever waits to send them looks again
+            return False  # the end, or an error, which comes again for who sends them
 
     def __await__(self) -> Generator[Any, None, list[ItemT]]:
         return self._all().__await__()
@@ -251,6 +243,43 @@ class StreamRef(Ref[list[ItemT]]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._describe()}>"
+
+
+class _Gathering:
+    """Takes the items of a stream as they come. It does not hold the stream: one that nobody has any more is
+    closed."""
+
+    __slots__ = ("__weakref__", "_stream", "lock")
+
+    def __init__(self, stream: StreamRef) -> None:
+        self._stream = weakref.ref(stream)
+        #: Held by who takes an item, so that they keep their order. Reentrant, for signal handlers.
+        self.lock = threading.RLock()
+
+    def done(self) -> bool:
+        """Whether there is something to take. What has been taken does not count."""
+        stream = self._stream()
+        return stream is None or stream._is_there()
+
+    def go_on_later(self, runtime: Runtime) -> None:
+        known, watcher = weakref.ref(self), runtime.watcher
+
+        def go_on() -> None:
+            gathering = known()
+            if gathering is not None:
+                gathering._go_on(runtime)
+
+        watcher.watch(self, lambda: watcher.completions.put(go_on))
+
+    def _go_on(self, runtime: Runtime) -> None:
+        stream = self._stream()
+        if stream is None:
+            return
+        if stream._gather(self.lock) and not runtime.watcher.closed:
+            self.go_on_later(runtime)
+        else:
+            stream._is_whole = True
+        runtime.process.ring()  # who waits for an item, or for all of them, looks again
 
 
 class ExecutionStream(StreamRef):

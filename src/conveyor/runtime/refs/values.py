@@ -40,7 +40,8 @@ class RefFailed(Exception):
 
 
 def lacking(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Ref | None:
-    """The first ref among the arguments that is not done."""
+    """The first ref among the arguments for which nothing can be sent yet. It begins nothing: who waits for
+    the ref does, with ``is_there`` or ``wait_for``."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, StreamRef):
             if not value.is_whole:
@@ -50,10 +51,15 @@ def lacking(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Ref | No
     return None
 
 
+def is_there(ref: Ref) -> bool:
+    """Whether what is sent for it is there. A stream begins to take its items, all of which are sent."""
+    return ref.gather() if isinstance(ref, StreamRef) else ref.done()
+
+
 def at_hand(ref: Ref) -> bool:
-    """Whether it is done, and its result is had without waiting for a thread that is just taking it: that may
-    be this very one, or one that waits for a lock which the caller has. If there is one, the bell rings when
-    it has the result."""
+    """Whether what is sent for it is there, and is had without waiting for a thread that is just taking it:
+    that may be this very one, or one that waits for a lock which the caller has. If there is one, the bell
+    rings when it has the result."""
     if isinstance(ref, StreamRef):
         return ref.gather()
     return ref.done() and all(_is_free(part) for part in ref.parts())

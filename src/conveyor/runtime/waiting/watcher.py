@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 from conveyor import _core
 from conveyor.runtime import threads
@@ -15,6 +16,12 @@ from conveyor.runtime.waiting.completions import Completions
 from conveyor.system_limits import explained
 
 logger = logging.getLogger("conveyor")
+
+
+class Awaited(Protocol):
+    """A ref, or part of one."""
+
+    def done(self) -> bool: ...
 
 
 class Watcher:
@@ -28,7 +35,7 @@ class Watcher:
         # their own. Reentrant, because finalizers may run in the middle of anything.
         self._lock = threading.RLock()
         # By what stands for one request: several may be for the same ref.
-        self._watched: dict[object, tuple[weakref.ref[Ref], Callable[[], object]]] = {}
+        self._watched: dict[object, tuple[weakref.ref[Awaited], Callable[[], object]]] = {}
         self._descriptors: weakref.WeakKeyDictionary[Ref, int] = weakref.WeakKeyDictionary()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -51,7 +58,7 @@ class Watcher:
                 weakref.finalize(ref, self._close, fd, key).atexit = False
             return fd
 
-    def watch(self, ref: Ref, callback: Callable[[], object]) -> object:
+    def watch(self, ref: Awaited, callback: Callable[[], object]) -> object:
         """Call back once when ``ref`` is done, on the watcher's thread or here; at the latest when the
         session ends. Not if the ref becomes garbage before. Returns what stands for this request."""
         key = object()

@@ -153,10 +153,16 @@ class GateEntry:
         check_inputs(self._plan, self._name, args, kwargs)
 
     def until_done(self, need: Need, execution: Source) -> Need:
+        supervision, there = self._supervision, need.ready
+        self._check_session()
+        supervision.check_open()
         self._check_time(execution)
         self._wake_up_for(execution)
-        bounded = bool(execution.deadline)
-        return replace(need, ready=_either(need.ready, execution), bounded=bounded)
+        return replace(
+            need,
+            ready=_either(lambda: supervision.is_teardown or there(), execution),
+            bounded=bool(execution.deadline),
+        )
 
     def refs_of(self, error: BaseException) -> Any:
         return self._results.failed(error, self._source, self._supervision.epoch.streams)
@@ -176,8 +182,7 @@ class GateEntry:
         if error is not None:
             return self._results.failed(error, execution, self._supervision.epoch.streams)
         self._supervision.check_turn()
-        if type(self._supervision.closed) is SessionEndedError:
-            raise ending.ended()
+        self._check_session()
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
         if terms.way != "block":
@@ -280,6 +285,10 @@ class GateEntry:
             return first
         made = first._with_siblings(self._outputs)
         return self._results.arrange(made, passed, self._supervision.epoch.streams)
+
+    def _check_session(self) -> None:
+        if type(self._supervision.closed) is SessionEndedError:
+            raise ending.ended()
 
     # Deadlines
 

@@ -13,7 +13,7 @@ from conveyor.exceptions import CapacityError
 from conveyor.runtime.graph.submission.arguments import Options
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import Ref, blockers_of
-from conveyor.runtime.refs.values import RefFailed, lacking, refs_among, with_values
+from conveyor.runtime.refs.values import RefFailed, is_there, lacking, refs_among, with_values
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Ask
 
@@ -201,7 +201,7 @@ class Submitter(Generic[T]):
 
     def _argument(self, ref: Ref) -> Need:
         return Need(
-            ref.done,
+            functools.partial(is_there, ref),
             functools.partial(blockers_of, ref),
             lambda: f"{ref!r}, an argument of {self._name}",
             lambda: "it is not done",
@@ -256,8 +256,10 @@ class BellWays:
                     need = next(attempt)
                 except StopIteration as over:
                     return over.value
-                if need.refusal is not None:
+                if need.refusal is None:
+                    self._block(need, Patience(None))
+                # To ask for an argument is what has a later attempt find it.
+                elif need.ref is None or not need.ready():
                     raise CapacityError(need.refusal())
-                self._block(need, Patience(None))
         finally:
             attempt.close()
