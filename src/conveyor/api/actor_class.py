@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from conveyor.api.actor_handle import ActorHandle
@@ -22,7 +23,7 @@ from conveyor.api.options import ActorOptions
 from conveyor.api.retries import with_default
 from conveyor.dag.methods import check_arguments
 from conveyor.runtime import context
-from conveyor.runtime.protocol import ActorSpec, MethodInfo
+from conveyor.runtime.protocol import ActorSpec, MethodInfo, NameTakenError, Runtime
 from conveyor.tracebacks import trimmed
 from conveyor.typevars import Unpack
 
@@ -62,35 +63,40 @@ class ActorClass(Generic[T]):
         """
         __tracebackhide__ = True  # by pytest
         try:
-            cls = self.__wrapped__
-            check_arguments(cls.__name__, self._signature, args, kwargs)
+            check_arguments(self.__wrapped__.__name__, self._signature, args, kwargs)
             runtime = context.current()
-            options = self._options
-            if options.get_if_exists:
-                if options.name is None:
-                    raise ValueError("get_if_exists looks for an actor by its name: give it a name")
-                try:
-                    actor, class_name, methods = runtime.find_actor(options.name)
+            if not self._options.get_if_exists:
+                return self._start(runtime, args, kwargs)
+            name = self._options.name
+            if name is None:
+                raise ValueError("get_if_exists looks for an actor by its name: give it a name")
+            while True:
+                with suppress(ValueError):  # there is none yet
+                    actor, class_name, methods = runtime.find_actor(name)
                     return ActorHandle(runtime, actor, class_name, make_table(methods))
-                except ValueError:  # there is none yet
-                    pass
-            spec = ActorSpec(
-                cls=cls,
-                args=args,
-                kwargs=kwargs,
-                methods=self._methods,
-                name=options.name,
-                num_cpus=options.num_cpus,
-                num_gpus=options.num_gpus,
-                max_concurrency=options.max_concurrency,
-                max_restarts=options.max_restarts,
-                env_vars=dict(options.env_vars),
-                placement=options.placement_for(runtime.places),
-            )
-            actor = runtime.create_actor(spec)
-            return ActorHandle(runtime, actor, cls.__name__, self._table)
+                with suppress(NameTakenError):  # another thread or process has been faster
+                    return self._start(runtime, args, kwargs)
         except Exception as error:
             raise trimmed(error)  # noqa: B904
+
+    def _start(
+        self, runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ActorHandle[T]:
+        cls, options = self.__wrapped__, self._options
+        spec = ActorSpec(
+            cls=cls,
+            args=args,
+            kwargs=kwargs,
+            methods=self._methods,
+            name=options.name,
+            num_cpus=options.num_cpus,
+            num_gpus=options.num_gpus,
+            max_concurrency=options.max_concurrency,
+            max_restarts=options.max_restarts,
+            env_vars=dict(options.env_vars),
+            placement=options.placement_for(runtime.places),
+        )
+        return ActorHandle(runtime, runtime.create_actor(spec), cls.__name__, self._table)
 
     def options(self, **options: Unpack[ActorOptionTypes]) -> ActorClass[T]:
         """The same class with other options; see ``remote`` for them.

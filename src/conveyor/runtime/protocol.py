@@ -38,6 +38,16 @@ Returns: TypeAlias = "int | tuple[int, str, bool]"
 are, or, if true, as they were then."""
 
 
+class NameTakenError(ValueError):
+    """Another actor has this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+
+    def __str__(self) -> str:
+        return f"there is an actor named {self.args[0]!r} already"
+
+
 class Retries(Struct, frozen=True, eq=False):
     """How often a call is made again where it fails. ``most``: times (-1: without limit), or ``None``: as its
     actor's options say. ``exceptions``: whether also where the method has raised, or the classes of what it

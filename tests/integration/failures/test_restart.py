@@ -661,7 +661,7 @@ def test_who_calls_while_the_last_restart_is_decided_on_gets_the_next_process(mo
     counter = Counter.options(max_restarts=1).remote(5)
     pid = get(counter.pid.remote())
     decided, waits = threading.Event(), threading.Event()
-    decide, wait = Restarts.decide, restart._wait
+    decide, wait = Restarts.decide, restart.wait_for_flag
 
     def decides(restarts, record):
         decide(restarts, record)
@@ -674,7 +674,7 @@ def test_who_calls_while_the_last_restart_is_decided_on_gets_the_next_process(mo
         wait(*args)
 
     monkeypatch.setattr(Restarts, "decide", decides)
-    monkeypatch.setattr(restart, "_wait", waiting)
+    monkeypatch.setattr(restart, "wait_for_flag", waiting)
     os.kill(pid, signal.SIGKILL)
     assert decided.wait(WAIT)
     try:

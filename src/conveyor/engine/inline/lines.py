@@ -134,9 +134,10 @@ class Host:
         with self.lines.lock:
             return list(self._running.items())
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job, before: Callable[[], object] = lambda: None) -> None:
         """Do ``job`` in its turn. It may not be done yet when this returns, where waiting for it
-        would be wrong or in vain."""
+        would be wrong or in vain. ``before`` is called first, with the lock held: no other job comes
+        between."""
         raise NotImplementedError
 
     def finish(self, job: Job, timeout: float | None = None) -> None:

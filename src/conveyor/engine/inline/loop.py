@@ -41,12 +41,13 @@ class Loop(Host):
         self._thread = threads.Background(target=self._main, name=f"inline {name}", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job, before: Callable[[], object] = lambda: None) -> None:
         lines = self.lines
         with lines.lock:
+            before()
             job.runner = self.line
-        waits = not lines.from_a_loop(job)
-        self.soon(lambda: self._start(job))
+            waits = not lines.from_a_loop(job)
+            self.soon(lambda: self._start(job))
         if waits:
             with suppress(DeadlockError):
                 lines.block(job, lambda: job.done or lines.rests(job))

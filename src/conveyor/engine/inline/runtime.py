@@ -36,7 +36,7 @@ from conveyor.runtime.driver.processes.record import Actor as Lasting
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size, close_all
-from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
+from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo, NameTakenError
 from conveyor.runtime.refs.pickled.exports import Exports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import StreamRef
@@ -137,7 +137,7 @@ class InlineRuntime(CallingRuntime):
             keep(spec.cls, spec.args, spec.kwargs, always=spec.max_restarts != 0),
             shared=self._inside is not None,
         )
-        actor = self._add_actor(lasting)
+        actor = self._new_actor(lasting)
         try:
             args, kwargs = self._constructor_arguments(spec, actor)
         except BaseException:
@@ -145,21 +145,36 @@ class InlineRuntime(CallingRuntime):
             raise
         if actor.start_failure is None:
             actor.start = Start(actor, spec.cls, args, kwargs)
-            actor.host.submit(actor.start)
+            actor.host.submit(actor.start, lambda: self._enter(actor))
+        else:
+            with self.lines.lock:
+                self._enter(actor)
         return actor.id
 
-    def _add_actor(self, lasting: Lasting) -> Actor:
+    def _enter(self, actor: Actor) -> None:
+        """Have others find the actor, with the lock held: its constructor comes before what they call."""
+        try:
+            self._check_name(actor.lasting)
+        except NameTakenError:
+            actor.end("was never started")
+            raise
+        self._actors[actor.id.index] = actor
+        if actor.lasting.name is not None:
+            self._names[actor.lasting.name] = actor.id
+
+    def _check_name(self, lasting: Lasting) -> None:
+        if lasting.name is not None and self._named(lasting.name) is not None:
+            raise NameTakenError(lasting.name)
+
+    def _new_actor(self, lasting: Lasting) -> Actor:
         with self.lines.lock:
             # Unnamed actors of one class are told apart, so that every message names exactly one.
             self._of_class[lasting.class_name] += 1
             count = self._of_class[lasting.class_name]
             numbered = lasting.class_name if count == 1 else f"{lasting.class_name}#{count}"
-            if lasting.name is not None and self._named(lasting.name) is not None:
-                raise ValueError(f"there is an actor named {lasting.name!r} already")
+            self._check_name(lasting)
             identity = ActorId(next(self._actor_numbers), lasting.name or numbered)
             actor = self._make_actor(identity, lasting)
-            if lasting.name is not None:
-                self._names[lasting.name] = identity
         if lasting.options.env_vars:
             logger.warning(
                 "%s: env_vars have no effect inline, where all actors share one environment",
@@ -168,7 +183,6 @@ class InlineRuntime(CallingRuntime):
         return actor
 
     def _make_actor(self, identity: ActorId, lasting: Lasting) -> Actor:
-        """The actor from now on."""
         host: Host
         if any(method.is_async for method in lasting.methods.values()):
             capacity = lasting.max_concurrency or DEFAULT_CONCURRENCY
@@ -176,8 +190,7 @@ class InlineRuntime(CallingRuntime):
             self._loops.add(host)
         else:
             host = Turns(self.lines, identity.name, lasting.max_concurrency or 1)
-        actor = self._actors[identity.index] = Actor(identity, lasting, host, self._crossing)
-        return actor
+        return Actor(identity, lasting, host, self._crossing)
 
     def _constructor_arguments(
         self, spec: ActorSpec, actor: Actor
@@ -224,7 +237,7 @@ class InlineRuntime(CallingRuntime):
         with self.lines.lock:
             if self._actors.get(dead.id.index) is not dead:
                 return self._actors[dead.id.index]
-            actor = self._make_actor(dead.id, lasting)
+            actor = self._actors[dead.id.index] = self._make_actor(dead.id, lasting)
         try:
             cls, args, kwargs = lasting.kept.call()
         except Exception as error:
@@ -237,7 +250,7 @@ class InlineRuntime(CallingRuntime):
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
         actor = self._named(name)
         if actor is None:
-            known = ", ".join(sorted(filter(self._named, self._names))) or "none"
+            known = ", ".join(sorted(filter(self._named, list(self._names)))) or "none"
             raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
         if self._inside is not None:
             actor.lasting.shared = True

@@ -27,9 +27,10 @@ class Turns(Host):
         self._over = False
         self._queue: deque[Job] = deque()
 
-    def submit(self, job: Job) -> None:
-        apart = self.lines.from_a_loop(job)
+    def submit(self, job: Job, before: Callable[[], object] = lambda: None) -> None:
         with self.lines.lock:
+            before()
+            apart = self.lines.from_a_loop(job)
             if not apart:  # at once, so that nobody else takes it
                 job.attendant = self.lines.current()
             self._queue.append(job)

@@ -9,6 +9,7 @@ from typing import Any
 from conveyor import _core
 from conveyor.checks import in_seconds
 from conveyor.exceptions import WaitTimeoutError
+from conveyor.flag import Flag
 from conveyor.runtime.passing_on import PassingOn
 from conveyor.runtime.waiting.deadlock import Wait, sooner
 
@@ -63,6 +64,13 @@ class Patience:
             logging.getLogger("conveyor").warning(
                 "waiting for %s since %.0f s; %s", what(), now - self._start, who()
             )
+
+
+def wait_for_flag(flag: Flag, what: str, doing: str, patience: Patience | None = None) -> None:
+    """Wait until ``flag`` is set. ``what`` is waited for, and ``doing`` says what happens meanwhile."""
+    patience = patience or Patience(None)
+    while not flag.wait(patience.step(), looks=True):
+        patience.check(lambda: what, lambda: doing)
 
 
 def wait_until(

@@ -10,7 +10,7 @@ from conveyor.exceptions import ActorDiedError, ActorStartError
 from conveyor.flag import Flag
 from conveyor.runtime import threads
 from conveyor.runtime.protocol import PID_MASK
-from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting.patience import Patience, wait_for_flag
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver.processes.record import ActorRecord
@@ -99,7 +99,7 @@ class Restarts:
             record = self._table.record(actor)
             if record.spawning is not None:
                 doing = "its process is being started"
-                _wait(record.placed, f"the start of {actor.name}", doing, patience)
+                wait_for_flag(record.placed, f"the start of {actor.name}", doing, patience)
             # In this order: a restart that was decided on just now may have been the last one.
             coming = record.exited.is_set() or record.may_restart() or record.restarting
             if record.alive or not coming:
@@ -107,7 +107,7 @@ class Restarts:
             _wait_for_end(record, patience)
             if record.restarting:
                 doing = "another process is being started for it"
-                _wait(record.replaced, f"the restart of {actor.name}", doing, patience)
+                wait_for_flag(record.replaced, f"the restart of {actor.name}", doing, patience)
             if self._table.record(actor) is record:
                 return record
 
@@ -121,7 +121,8 @@ class Restarts:
                 return record
             _wait_for_end(record)
             if record.restarting:
-                _wait(record.succeeded, f"the restart of {actor.name}", "it is about to begin")
+                what, doing = f"the restart of {actor.name}", "it is about to begin"
+                wait_for_flag(record.succeeded, what, doing)
                 successor = record.successor
                 if successor is not None and successor.alive:
                     return successor
@@ -205,10 +206,4 @@ class Restarts:
 def _wait_for_end(record: ActorRecord, patience: Patience | None = None) -> None:
     pid = record.pid & PID_MASK
     doing = f"the end of its process (pid {pid}) is not reported yet"
-    _wait(record.exited, f"the end of {record.id.name}", doing, patience)
-
-
-def _wait(event: Flag, what: str, doing: str, patience: Patience | None = None) -> None:
-    patience = patience or Patience(None)
-    while not event.wait(patience.step(), looks=True):
-        patience.check(lambda: what, lambda: doing)
+    wait_for_flag(record.exited, f"the end of {record.id.name}", doing, patience)

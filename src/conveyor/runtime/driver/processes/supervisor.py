@@ -128,6 +128,8 @@ class Supervisor:
         finally:
             for birth in births:
                 uninterrupted(birth.close)
+            for known in entered:
+                known.usable.set()
         self._is_there(record)
         return record
 
@@ -156,6 +158,7 @@ class Supervisor:
         with self._table.lock:
             if record.spawning is not None:
                 self.on_start(record)
+        record.usable.set()
 
     def _wait_for(self, record: ActorRecord, spawning: Spawning, birth: Birth) -> None:
         """Wait for an actor's first process, which has been called already, it may be."""

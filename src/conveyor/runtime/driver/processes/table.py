@@ -17,7 +17,8 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime import ending
 from conveyor.runtime.driver.processes.record import Actor, ActorRecord, Label
-from conveyor.runtime.protocol import ActorId, MethodInfo
+from conveyor.runtime.protocol import ActorId, MethodInfo, NameTakenError
+from conveyor.runtime.waiting.patience import wait_for_flag
 
 #: The driver's own place on the board.
 DRIVER_SLOT = 0
@@ -103,7 +104,7 @@ class Table:
             else:
                 identity = replaces.id
             if actor.name is not None and self._named(actor.name) not in (None, identity):
-                raise ValueError(f"there is an actor named {actor.name!r} already")
+                raise NameTakenError(actor.name)
             if replaces is not None and replaces.keeps_slot:
                 slot = replaces.slot
                 replaces.keeps_slot = False
@@ -166,13 +167,18 @@ class Table:
         return list(self._by_pid.items())
 
     def find(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
-        """The actor with this name, its class and its methods; ``ValueError`` if there is none."""
-        identity = self._named(name)
-        if identity is None:
-            known = ", ".join(sorted(filter(self._named, list(self._names)))) or "none"
-            raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
-        record = self.record(identity)
-        return record.id, record.class_name, record.methods
+        """The actor with this name, its class and its methods; ``ValueError`` if there is none. Waits for one
+        that another thread starts just now."""
+        while True:
+            identity = self._named(name)
+            record = None if identity is None else self.known(identity)
+            if record is None:
+                known = ", ".join(sorted(filter(self._named, list(self._names)))) or "none"
+                raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
+            if record.usable.is_set():
+                return record.id, record.class_name, record.methods
+            what, doing = f"the start of {name}", "another thread starts it"
+            wait_for_flag(record.usable, what, doing)
 
     def _named(self, name: str) -> ActorId | None:
         """The actor that has this name, unless it is dead for good: its end may not be reported yet."""
