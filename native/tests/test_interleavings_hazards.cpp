@@ -72,6 +72,10 @@ TEST(what_is_read_stays_and_then_goes) {
   const Scene scene = k.scene({[&] { k.read(1); }, [&] { k.let_go(); }});
   scene.holds(kThorough ? 2 : 1, 10);
   CHECK(k.looks != 0);
+  // With store buffers: the anchor is down before the keeper looks who reads.
+  const Scene buffered = scene.buffered();
+  buffered.holds(1, 10);
+  CHECK(buffered.fails(kRelaxed, "store", &k.anchor, 1));
   // Who looks first, and announces then, reads what has gone.
   const Scene late = k.scene({[&] {
                                 const bool there = k.anchor.load() == kNumber;
@@ -98,6 +102,9 @@ TEST(the_thread_hears_of_the_last_reader) {
   // It counts the value before it looks, and nobody else wakes it.
   CHECK(scene.fails(kOmitted, "fetch_add", &k.returns().lingering));
   CHECK(scene.fails(kOmitted, "futex wake", &k.returns().count));
+  const Scene buffered = scene.buffered();
+  buffered.holds(1, 10);
+  CHECK(buffered.fails(kRelaxed, "store", &k.returns().kept_wanted, 1));
   // The judge sees one that stays.
   const Scene stays = k.scene({[&] { k.let_go(); }}, before);
   CHECK(stays.fails(model::Fault::kNone, "", nullptr));

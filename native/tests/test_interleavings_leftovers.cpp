@@ -74,6 +74,7 @@ TEST(who_asks_while_the_last_of_it_is_looked_at_is_answered) {
   const Scene scene = b.scene({[&] { b.ask(); }}, true, true);
   scene.holds(kThorough ? model::kAll : 2, 10);
   CHECK(scene.fails(kOmitted, "futex wake", &b.board->header()->memory.given, model::kAll));
+  scene.buffered().holds(2, 10);
 }
 
 TEST(who_asks_for_what_has_not_come_yet_is_answered) {
@@ -95,6 +96,7 @@ TEST(what_is_dropped_while_nothing_is_left_is_looked_at) {
   const Scene scene = b.scene({[&] { b.drop(); }, [&] { b.ask(); }}, false, true);
   scene.holds(kThorough ? 2 : 1, 10);
   CHECK(scene.fails(kOmitted, "futex wake", &b.board->slot(0)->leftovers.count));
+  scene.buffered().holds(1, 10);
 }
 
 TEST(what_comes_while_it_is_looked_for_is_looked_at_again) {
@@ -102,6 +104,7 @@ TEST(what_comes_while_it_is_looked_for_is_looked_at_again) {
   const Scene scene = b.scene({[&] { b.arrive(); }}, true, false);
   scene.holds(kThorough ? 3 : 2, 10);
   CHECK(scene.fails(kOmitted, "futex wake", &b.bell(0).count));
+  scene.buffered().holds(2, 10);
 }
 
 TEST(what_is_dropped_while_the_bell_is_watched_is_looked_at) {

@@ -77,6 +77,7 @@ TEST(what_is_pinned_goes_back_after_its_last_mark) {
   CHECK(unmarked.fails(model::Fault::kNone, "", nullptr, 2));
   // Nobody else wakes the thread.
   CHECK(scene.fails(kOmitted, "futex wake", &m.returns().count));
+  scene.buffered().holds(1, 10);
 }
 
 TEST(the_last_of_two_who_pin_a_block_wakes_the_thread) {
@@ -98,6 +99,7 @@ TEST(the_last_of_two_who_pin_a_block_wakes_the_thread) {
   // Or dies.
   const Scene dies = m.scene({give_up(0), [&] { m.board->announce_death(2); }}, [&] { return m.is_back(); }, before);
   dies.holds(kThorough ? 2 : 1, 10);
+  dies.buffered().holds(1, 10);
   // The judge sees one that stays.
   const Scene stays = m.scene({give_up(0)}, [&] { return m.is_back(); }, before);
   CHECK(stays.fails(model::Fault::kNone, "", nullptr, 2));
