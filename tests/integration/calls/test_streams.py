@@ -90,6 +90,91 @@ class Source:
         os._exit(5)
 
 
+class Iterating:
+    """An asynchronous iterator that is no generator."""
+
+    def __init__(self, n: int) -> None:
+        self.items = iter(range(n))
+
+    def __aiter__(self) -> Any:
+        return self
+
+    async def __anext__(self) -> Any:
+        for item in self.items:
+            await asyncio.sleep(0)
+            return item
+        raise StopAsyncIteration
+
+
+class Returning:
+    """Methods that stream what they return."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    async def later(self, n: int) -> Any:
+        try:
+            for i in range(n):
+                await asyncio.sleep(0)
+                yield i
+        finally:
+            self.closed += 1
+
+    def now(self, n: int) -> Any:
+        try:
+            yield from range(n)
+        finally:
+            self.closed += 1
+
+    @conveyor.method(num_returns="streaming")
+    async def asynchronous(self, n: int) -> Any:
+        await asyncio.sleep(0)
+        return self.later(n)
+
+    @conveyor.method(num_returns="streaming")
+    async def iterating(self, n: int) -> Any:
+        return Iterating(n)
+
+    @conveyor.method(num_returns="streaming")
+    async def generator(self, n: int) -> Any:
+        return self.now(n)
+
+    @conveyor.method(num_returns="streaming")
+    async def iterator(self, n: int) -> Any:
+        return iter(range(n))
+
+    @conveyor.method(num_returns="streaming")
+    def without_await(self, n: int) -> Any:
+        return self.later(n)
+
+    @conveyor.method(num_returns="streaming")
+    def coroutine(self, n: int) -> Any:
+        return self.asynchronous(n)
+
+    @conveyor.method(num_returns="streaming")
+    async def listed(self, n: int) -> Any:
+        return [n]
+
+    @conveyor.method(num_returns="streaming")
+    async def breaks(self, n: int) -> Any:
+        raise ValueError(f"no {n}")
+
+    async def how_many(self) -> int:
+        return self.closed
+
+
+class NoLoop:
+    @conveyor.method(num_returns="streaming")
+    def streams(self, what: str) -> Any:
+        async def items() -> Any:
+            yield 1
+
+        async def made() -> Any:
+            return items()
+
+        return items() if what == "an asynchronous generator" else made()
+
+
 class AsyncSource:
     def __init__(self) -> None:
         self.closed = 0
@@ -278,6 +363,43 @@ def test_an_async_generator(engine, wait_until):
         assert next(stream) == 1
         with pytest.raises(ValueError, match="later"):
             next(stream)
+
+
+def test_a_bound_method_streams_what_it_returns_or_awaits(engine, wait_until):
+    actor = conveyor.remote(Returning).remote()
+    names = "asynchronous", "iterating", "generator", "iterator", "without_await", "coroutine"
+    with contextlib.ExitStack() as graphs:
+        for name in names:
+            method, inp = getattr(actor, name), InputNode()
+            if name not in ("without_await", "coroutine"):
+                assert list(method.remote(3)) == [0, 1, 2]
+            graph = graphs.enter_context(method.bind(inp).compile(stream_items=2))
+            assert [list(graph.execute(n)) for n in (0, 1, 20)] == [[], [0], [*range(20)]]
+            closed = conveyor.get(actor.how_many.remote())
+            stream = graph.execute(100)
+            assert next(stream) == 0
+            del stream
+            if name not in ("iterating", "iterator"):
+                wait_until(lambda before=closed: conveyor.get(actor.how_many.remote()) > before)
+            assert list(graph.execute(2)) == [0, 1]
+
+
+def test_a_bound_method_that_is_to_stream_and_returns_no_items(engine):
+    actor, alone = conveyor.remote(Returning).remote(), conveyor.remote(NoLoop).remote()
+    with actor.listed.bind(InputNode()).compile() as graph:
+        for _ in range(2):
+            with pytest.raises(TypeError, match=r"listed was bound as a generator.*a list"):
+                list(graph.execute(1))
+    with (
+        actor.breaks.bind(InputNode()).compile() as graph,
+        pytest.raises(ValueError, match="no 3"),
+    ):
+        list(graph.execute(3))
+    with alone.streams.bind(InputNode()).compile() as graph:
+        for what in ("an asynchronous generator", "a coroutine"):
+            for stream in (graph.execute(what), alone.streams.remote(what)):
+                with pytest.raises(TypeError, match=f"returned {what}, and the actor has no event"):
+                    list(stream)
 
 
 def test_num_returns_streaming_is_what_generators_do(source):

@@ -12,6 +12,7 @@ from conveyor.engine.inline.actor import Actor
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.failure import Failure, interrupts
 from conveyor.engine.inline.lines import Job
+from conveyor.runtime.calls.generators import iterator, needs_loop, without_loop
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import ExecutionStream
 
@@ -43,19 +44,33 @@ class Production:
 
     def begin(self, items: Any) -> Coroutine[Any, Any, None] | None:
         """Take what the method has returned, and run ahead; in the actor's turn."""
-        self._items = items
-        if inspect.isasyncgen(items):
-            return self._ahead_async()
-        if not inspect.isgenerator(items) and not hasattr(items, "__next__"):
-            error = TypeError(
-                f"{self.label} was bound as a generator and returned a {type(items).__name__}"
-            )
+        if needs_loop(items):
+            if self.actor.host.has_loop:
+                return self._ahead_async(items)
+            self.fail(without_loop(self.label, items))
+        else:
+            self._ahead(items)
+        return None
+
+    def _ahead(self, items: Any) -> None:
+        try:
+            self._items = iterator(self.label, items)
+        except TypeError as error:
             self.fail(error)
         while not self.over and len(self.ready) < self._credit:
             self.step()
-        return None
 
-    async def _ahead_async(self) -> None:
+    async def _ahead_async(self, items: Any) -> None:
+        if inspect.iscoroutine(items):
+            try:
+                items = await items
+            except BaseException as error:
+                self.fail(error)
+                return
+        if not hasattr(items, "__anext__"):
+            self._ahead(items)
+            return
+        self._items = items
         while not self.over and len(self.ready) < self._credit:
             await self.step_async()
 
@@ -84,7 +99,7 @@ class Production:
 
     @property
     def is_async(self) -> bool:
-        return inspect.isasyncgen(self._items)
+        return hasattr(self._items, "__anext__")
 
     def _publish(self, item: Any) -> None:
         self.actor.host.lines.came_back(self.label)

@@ -85,7 +85,9 @@ class TaskJob(Job):
         except BaseException as error:
             self._failed(error)
         else:
-            self._finish(value)
+            running = self._returned(value)
+            if running is not None:
+                await running
 
     def _returned(self, value: Any) -> Coroutine[Any, Any, None] | None:
         if self._stage.call.stream is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from conveyor.runtime.calls.try_each import try_each
@@ -35,11 +35,8 @@ class StreamWriter:
         over = True
         try:
             items = self._made()
-            if inspect.isasyncgen(items) or inspect.iscoroutine(items):
-                raise TypeError(
-                    f"the method has returned {_kind(items)}, and the actor has no event loop for it: write "
-                    "the method, or what its decorator makes of it, with async def"
-                )
+            if needs_loop(items):
+                raise without_loop("the method", items)
             if not hasattr(items, "__next__"):
                 return (items, True)
             item = next(items)
@@ -159,5 +156,26 @@ _OVER = StreamWriter(lambda: None, lambda: None)
 _OVER.close()
 
 
-def _kind(items: Any) -> str:
-    return "an asynchronous generator" if inspect.isasyncgen(items) else "a coroutine"
+def needs_loop(items: Any) -> bool:
+    """Whether only an event loop can take items of what a method has returned."""
+    return hasattr(items, "__anext__") or inspect.iscoroutine(items)
+
+
+def without_loop(label: str, items: Any) -> TypeError:
+    """Return the error of ``label``, which has returned them to an actor that has no event loop."""
+    kind = "an asynchronous generator"
+    if inspect.iscoroutine(items):
+        items.close()
+        kind = "a coroutine"
+    return TypeError(
+        f"{label} has returned {kind}, and the actor has no event loop for it: write the method, or what its "
+        "decorator makes of it, with async def"
+    )
+
+
+def iterator(label: str, items: Any) -> Iterator[Any]:
+    """Return what ``label``, a task that was bound as a generator, has returned. Raises ``TypeError`` if that
+    has no items."""
+    if not hasattr(items, "__next__"):
+        raise TypeError(f"{label} was bound as a generator and returned a {type(items).__name__}")
+    return items  # type: ignore[no-any-return]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.exceptions import ConveyorError
+from conveyor.runtime.calls.generators import iterator, needs_loop, without_loop
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.ground import Ground
@@ -87,14 +88,12 @@ class Producer:
     def start(self, regs: list[Any]) -> None:
         """The step's turn has come; what the call raises is its outcome."""
         items = self._invoke(regs)
-        if inspect.isasyncgen(items):
+        if needs_loop(items):
+            if self._ground.coroutines is None:
+                raise without_loop(self._label, items)
             self._start_coroutine(self._send_all(items), self._task)
             return
-        if not isinstance(items, Iterator):
-            raise TypeError(
-                f"{self._label} was bound as a generator and returned a {type(items).__name__}"
-            )
-        self._items = items
+        self._items = iterator(self._label, items)
         self._running[:] = (self,)
         # The program is suspended when this returns, and goes on in a turn of its own.
         self._ring()
@@ -158,10 +157,13 @@ class Producer:
         process = self._ground.process
         process.board.ring(process.slot, self._program.bit)
 
-    async def _send_all(self, items: AsyncIterator[Any]) -> None:
+    async def _send_all(self, made: AsyncIterator[Any] | Coroutine[Any, Any, Any]) -> None:
         from conveyor.runtime.waiting.aio import wait_until
 
         execution = self._program.execution
+        items: Any = await made if inspect.iscoroutine(made) else made
+        if not hasattr(items, "__anext__"):
+            items = _each(iterator(self._label, items))
         try:
             async for item in items:
                 await wait_until(lambda: not self._is_wanted(execution) or self._has_room())
@@ -169,7 +171,18 @@ class Producer:
                     return
                 self._outlet.send(item, execution)
         finally:
-            await items.aclose()  # type: ignore[attr-defined]
+            if hasattr(items, "aclose"):
+                await items.aclose()
+
+
+async def _each(items: Iterator[Any]) -> AsyncGenerator[Any, None]:
+    """Yield what a coroutine's result yields."""
+    try:
+        for item in items:
+            yield item
+    finally:
+        if isinstance(items, Generator):
+            items.close()
 
 
 class Producers:
