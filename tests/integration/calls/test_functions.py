@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import os
 from typing import Any
 
@@ -90,6 +91,32 @@ def test_called(engine):
         conveyor.get(fail.remote(3))
     with pytest.raises(TypeError, match="square"):
         square.remote()
+
+
+def test_several_results_come_from_any_sequence_but_text_and_bytes(engine):
+    @conveyor.remote(num_returns=3)
+    def several(kind: str) -> Any:
+        kinds = {
+            "range": range(3),
+            "deque": collections.deque([0, 1, 2]),
+            "own": collections.UserList([0, 1, 2]),
+            "list": [0, 1, 2],
+            "str": "012",
+            "bytes": bytes(3),
+            "set": {0, 1, 2},
+            "short": range(2),
+        }
+        return kinds[kind]
+
+    with MultiOutputNode(list(several.bind(InputNode()))).compile() as graph:
+        for run in (several.remote, graph.execute):
+            for kind in ("range", "deque", "own", "list"):
+                assert conveyor.get(run(kind)) == [0, 1, 2]
+            for kind in ("str", "bytes", "set"):
+                with pytest.raises(ValueError, match=f"but returned a {kind}$"):
+                    conveyor.get(run(kind))
+            with pytest.raises(ValueError, match="but returned a range of 2"):
+                conveyor.get(run("short"))
 
 
 def test_in_a_graph(engine):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from conveyor.codec.direct import Direct
 from conveyor.runtime.calls.call import ASYNC_NEXT, NEXT
 from conveyor.runtime.protocol import Returns
+
+#: Sequences that are one value.
+_WHOLE = (str, bytes, bytearray, memoryview)
 
 
 def returned(value: Any, returns: Returns, what: int, label: str) -> Any:
@@ -26,15 +30,16 @@ def returned(value: Any, returns: Returns, what: int, label: str) -> Any:
 
 
 def elements(value: Any, count: int, label: str) -> tuple[Any, ...]:
-    """The ``count`` values that ``label`` has returned; a generator's items are those.
+    """The ``count`` values that ``label`` has returned in a sequence; a generator's items are those.
 
     Raises ``ValueError`` if there are more or fewer, and what a generator raises.
     """
     if inspect.isgenerator(value):
         value = tuple(value)
-    if isinstance(value, (tuple, list)) and len(value) == count:
+    several = isinstance(value, Sequence) and not isinstance(value, _WHOLE)
+    if several and len(value) == count:
         return tuple(value)
-    size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    size = f" of {len(value)}" if several else ""
     raise ValueError(
         f"{label} has num_returns={count} and must return a sequence of that length, "
         f"but returned a {type(value).__name__}{size}"
