@@ -67,6 +67,14 @@ class Flaky:
         self.tries += 1
         return float(value.sum())
 
+    def numbers(self, n):
+        yield from range(n)
+
+    @conveyor.method(max_task_retries=3, retry_exceptions=True)
+    def given(self, failures, *args, **kwargs):
+        self.work(failures)
+        return args, kwargs
+
     def echo(self, value):
         self.tries += 1
         return value
@@ -242,6 +250,23 @@ def test_arguments_are_what_they_were_when_the_call_was_made(flaky):
     array[:] = 7
     assert get(ref) == [1, 2, 2]
     assert get(summed)[1] == 1000
+
+
+def test_a_stream_that_is_an_argument_is_the_same_list_at_each_try(flaky):
+    def numbers():
+        return flaky.numbers.remote(3)
+
+    for failures in (0, 2):
+        assert get(flaky.given.remote(failures, numbers())) == (([0, 1, 2],), {})
+        given = flaky.given.remote(failures, [1], numbers(), last={2: 3}, x=numbers(), y=4)
+        expected = ([1], [0, 1, 2]), {"last": {2: 3}, "x": [0, 1, 2], "y": 4}
+        assert get(given) == expected
+        begun = numbers()
+        assert next(begun) == 0
+        assert get(flaky.given.remote(failures, flaky.echo.remote("ref"), begun)) == (
+            ("ref", [1, 2]),
+            {},
+        )
 
 
 def test_it_is_a_ref_like_any_other(flaky):

@@ -28,6 +28,7 @@ from conveyor.runtime.calls.unsendable import arguments
 from conveyor.runtime.protocol import ActorId, Retries, Runtime
 from conveyor.runtime.refs.outcome import Failure, Unseen, failure_of
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error
+from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.refs.together import look_at_company
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
@@ -298,22 +299,25 @@ class Given:
         self, runtime: Runtime, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """``label``: what is called. Raises ``SerializationError`` where they cannot be sent."""
-        every = (*args, *kwargs.values())
-        self._refs = tuple([one for one in every if isinstance(one, Ref)])
+        every: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        self._refs = {place: one for place, one in every.items() if isinstance(one, Ref)}
+        for ref in self._refs.values():
+            if isinstance(ref, StreamRef):
+                ref.keep_sent()
+        rest = {place: one for place, one in every.items() if place not in self._refs}
         # What nobody can change needs no copy.
-        plain = all(isinstance(one, Ref) or is_constant(one) for one in every)
+        plain = all(map(is_constant, rest.values()))
         try:
-            self._kept = None if plain else runtime.keep((args, kwargs))
+            self._kept = None if plain else runtime.keep(rest)
         except SerializationError as error:
             raise blamed(error, arguments(label, args, kwargs)) from error.__cause__
-        self._args, self._kwargs = (args, kwargs) if plain else ((), {})
+        self._rest = rest if plain else {}
 
     def get(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._kept is None:
-            return self._args, self._kwargs
-        args, kwargs = self._kept.get()
-        return args, kwargs
+        every = {**self._refs, **(self._rest if self._kept is None else self._kept.get())}
+        args = tuple([every[place] for place in sorted(p for p in every if isinstance(p, int))])
+        return args, {name: one for name, one in every.items() if isinstance(name, str)}
 
     def failed(self) -> bool:
         """Whether one of the values that it takes has failed: so would each other try."""
-        return any(one.done() and one.has_failed() for one in self._refs)
+        return any(one.done() and one.has_failed() for one in self._refs.values())
