@@ -201,6 +201,35 @@ void Board::nudge(uint32_t index) {
   if (strike(&slot(index)->bell, kAttentionBit)) write_eventfd(index);
 }
 
+bool Board::find_starving() const {
+  for (uint32_t i = 0, n = used(); i < n; ++i)
+    if (is_starving(i)) return true;
+  return false;
+}
+
+// Dekker with Arena::run and Leftovers::wait, which look at the header's flag behind their futex words. The flag goes
+// down when nobody starves; who has begun to meanwhile is found by the second look, since its own flag is up before.
+void Board::starve(uint32_t index, bool does) {
+  slot(index)->starving.store(does ? 1 : 0, std::memory_order_seq_cst);
+  if (!does) {
+    if (find_starving()) return;
+    header_->starving.store(0, std::memory_order_seq_cst);
+    if (!find_starving()) return;
+  }
+  header_->starving.store(1, std::memory_order_seq_cst);
+  for (uint32_t i = 0, n = used(); i < n; ++i) {
+    BoardSlot* s = slot(i);
+    if (s->memory.load(std::memory_order_relaxed) != 0) s->returns.wake();
+    if (s->leftovers.wanted.load(std::memory_order_seq_cst) != 0) s->leftovers.wake();
+  }
+}
+
+void Board::ring_starving() {
+  if (!any_starving()) return;
+  for (uint32_t i = 0, n = used(); i < n; ++i)
+    if (is_starving(i)) ring(i, kAttentionBit);
+}
+
 std::vector<Board::Asked> Board::ask_for_memory(uint32_t index) {
   std::vector<Asked> asked;
   for (uint32_t i = 0, n = used(); i < n; ++i) {
@@ -256,6 +285,7 @@ bool Board::announce_death(uint32_t index) {
     ring(i, kAttentionBit);
     slot(i)->returns.note_any();  // the dead one's leases have ended
   }
+  if (s->starving.load(std::memory_order_seq_cst) != 0) starve(index, false);
   return true;
 }
 

@@ -24,9 +24,10 @@ namespace conveyor {
 
 constexpr uint32_t kBoardMagic = 0x42564e43;
 constexpr uint32_t kMostSlots = 1 << 16;  // of a board that is opened: more than any has
-constexpr uint32_t kBoardVersion = 6;
+constexpr uint32_t kBoardVersion = 7;
 constexpr size_t kBellWords = 14;
 constexpr uint32_t kBellBits = kBellWords * 64;
+constexpr uint32_t kNotedHolders = 8;
 constexpr uint32_t kHazards = kPage / sizeof(uint64_t);
 constexpr uint32_t kAttentionBit = 0;  // whatever has no bit of its own: a death, an end, a wish: whoever sleeps looks anew
 
@@ -116,6 +117,8 @@ struct alignas(kPage) BoardSlot {
   alignas(kCacheLine) Returns leftovers;  // the same for what it has dropped and not let go of; `wanted`: there may be some
   alignas(kCacheLine) Returns pins;  // the same for blocks that it has pinned for a device (pins.h); `wanted`: there are some
   std::atomic<uint64_t> memory;  // the process's part of the session's: written by its arena
+  std::atomic<uint32_t> starving;  // 1: it waits for memory at a cap (Board::starve)
+  std::atomic<uint32_t> holders[kNotedHolders];  // 1 + the slots of processes that hold values of its arena and run something; 0: no more. As of when it was last asked for memory, or somebody starves
   std::atomic<uint32_t> is_rank;  // whether it has ever joined a collective group
   // Of what the process keeps: how many hold back its being fetched, and have that fail (conveyor.testing). Who fetches
   // looks before; it waits with the bell that is rung afterwards, so these words order nothing.
@@ -138,6 +141,7 @@ struct alignas(kPage) BoardHeader {
   uint32_t slots;
   std::atomic<uint32_t> used;  // slots from here on have never been prepared
   alignas(kCacheLine) std::atomic<uint32_t> deaths;  // every waiter compares it with what it has seen
+  std::atomic<uint32_t> starving;  // 1: some process waits for memory at a cap
   alignas(kCacheLine) std::atomic<uint32_t> alarm;   // futex word of the death watch
   std::atomic<uint64_t> session;      // no other session's, of those whose errors may be held; the same on all its hosts
   alignas(kCacheLine) SessionMemory memory;
@@ -213,6 +217,7 @@ class Board : public Shareable<Board> {
   void forget_memory(uint32_t index) {
     header_->memory.give_back(slot(index)->memory.exchange(0, std::memory_order_relaxed));
     header_->memory.note_given();
+    ring_starving();
   }
   // Have all processes but `index` that have memory look for what they can give back; who has been asked.
   struct Asked {
@@ -229,6 +234,13 @@ class Board : public Shareable<Board> {
   // The same for blocks that process `index` has pinned for a device and does not use, or reads to its device.
   void ask_for_pins(uint32_t index, std::vector<Asked>& asked);
   void still_asked_for_pins(std::vector<Asked>& who) const;
+
+  // Process `index` waits for memory at a cap from now on, or (`does` is false) does no longer. Meanwhile all arenas give
+  // back at once what is free, and ring for it. A process that dies waits no longer.
+  void starve(uint32_t index, bool does);
+  bool any_starving() const { return header_->starving.load(std::memory_order_seq_cst) != 0; }
+  // Have those who wait for memory look: some has been given back, or a process has nothing to do any more.
+  void ring_starving();
 
   // Have those who sleep in the futex of a bell look again; nothing is ready.
   void stir(Bell& bell) const {
@@ -254,6 +266,11 @@ class Board : public Shareable<Board> {
   // Everything of a ring but the eventfd; true if that must be written too.
   bool strike(Bell* bell, uint32_t bit);
   bool strike(Bell* bell);
+  bool is_starving(uint32_t index) const {
+    const BoardSlot* s = slot(index);
+    return s->starving.load(std::memory_order_seq_cst) != 0 && s->condition.load(std::memory_order_seq_cst) == Condition::kAlive;
+  }
+  bool find_starving() const;
   // False if the descriptor that is here, if any, is not of the process that has the slot now.
   bool write_eventfd(uint32_t index);
   void ring_sleeper_in_poll(uint32_t index);

@@ -27,6 +27,13 @@ class Inbox {
     self_->status.since_ns.store(since_ns, std::memory_order_release);
     self_->status.state.store(uint32_t(State::kRunning), std::memory_order_release);
   }
+  void idle() { self_->status.state.store(uint32_t(State::kIdle), std::memory_order_relaxed); }
+  // It is idle, and is about to sleep. What the last method has held is let go of by now: who waits for memory may have
+  // nobody left to wait for.
+  void tell_starving() const {
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // they raise their flag, and look whether we are idle
+    board_->ring_starving();
+  }
   int eventfd() const { return eventfd_.get(); }
   // The thread that sleeps in ppoll for the sake of signal handlers; 0: none does.
   unsigned long main_thread() const { return main_thread_; }

@@ -90,7 +90,7 @@ class Leftovers {
       }
       const uint64_t now = now_ns();
       if (due == 0) due = now + quiet_ns;
-      if (now >= due) return true;
+      if (now >= due || board_->any_starving()) return true;
       const timespec left = to_timespec(due - now);
       futex_wait(&words_.count, news, &left);
     }

@@ -43,12 +43,14 @@ size_t Arena::class_of(size_t size) {
 
 Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bool beyond_cap, bool may_wait) {
   if (inherited_) throw ArenaFull("this memory belongs to the process that this one was forked from");
-  if (payload > cap_ && !beyond_cap)
+  if (kBlockHeader + payload > cap_ && !beyond_cap)
     throw ArenaFull("a value of " + std::to_string(payload) + " bytes is larger than the session's memory cap of " + std::to_string(cap_) + " bytes");
   if (payload > size_) throw ArenaFull("the arena has no addresses left");
   const size_t need = kBlockHeader + payload;
   const size_t index = class_of(need);
   const size_t bytes = align_up(need, kGranule);
+  if (budget && bytes > budget->cap)
+    throw ArenaFull("a value of " + std::to_string(payload) + " bytes is larger than the graph's memory cap of " + std::to_string(budget->cap) + " bytes (memory_bytes)");
   Block* block;
   size_t cold;
   {
@@ -80,7 +82,7 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
         block->touched = bytes;
       }
     } catch (...) {
-      if (budget) budget->out.fetch_sub(bytes, std::memory_order_relaxed);
+      if (budget) uncount(*budget, bytes);
       if (block != nullptr && block->touched != 0) free(block, now_ns());
       else if (block != nullptr && block->touched == 0) dissolve(block);
       throw;
@@ -218,7 +220,7 @@ void Arena::release(Block* block) noexcept {
 void Arena::free(Block* block, uint64_t now) noexcept {
   block->freed_ns = now;
   if (block->budget) {
-    block->budget->out.fetch_sub(block->used, std::memory_order_relaxed);
+    uncount(*block->budget, block->used);
     dropped_.push_back(std::move(block->budget));
   }
   if (block->readers) dropped_.push_back(std::move(block->readers));

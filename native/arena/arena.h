@@ -97,9 +97,12 @@ struct Holding {
 };
 
 struct ArenaFull : std::runtime_error {
-  explicit ArenaFull(const std::string& message, std::vector<Holding> holdings = {})
-      : std::runtime_error(message), holdings(std::move(holdings)) {}
+  // What has no room for a value now that is not too large for it.
+  enum class Cap { kNone, kGraph, kSession };
+  explicit ArenaFull(const std::string& message, std::vector<Holding> holdings = {}, Cap cap = Cap::kNone)
+      : std::runtime_error(message), holdings(std::move(holdings)), cap(cap) {}
   std::vector<Holding> holdings;
+  Cap cap;
 };
 
 // A value that lies in an arena, for when its keeper lets go of it.
@@ -123,8 +126,8 @@ class Arena : public Shareable<Arena> {
 
   // A block with room for `payload` bytes, for the caller alone until it is published or released; its
   // memory is there. It counts in `budget`, if there is one. `beyond_cap`: for what must get through when
-  // memory is short. `may_wait`: for other processes, who are asked at a cap. Not with the GIL, which
-  // the driver needs to learn that one of them has ended.
+  // memory is short. `may_wait`: for other processes, who are asked at a cap, unless this one starves (Board::starve):
+  // then they give without being asked. Not with the GIL, which the driver needs to learn that one of them has ended.
   Block* allocate(size_t payload, const std::shared_ptr<Budget>& budget = {}, bool beyond_cap = false, bool may_wait = true);
   // Count a block that was allocated without a budget in one; throws ArenaFull if that has no room.
   void charge(Block* block, const std::shared_ptr<Budget>& budget, bool may_wait = true);
@@ -150,6 +153,10 @@ class Arena : public Shareable<Arena> {
   // Who has not ended which leases, as the lease words say; of each process and channel together.
   // `of`: only blocks of this budget.
   std::vector<Holding> holdings(const Budget* of = nullptr) const;
+  // The processes that have not ended their leases on blocks of this arena. `of`: as for holdings().
+  std::vector<uint32_t> holders(const Budget* of = nullptr) const;
+  // Changes when memory is given back, in any arena, or this one's part of a budget.
+  uint64_t news() const { return memory_->freed.load(std::memory_order_seq_cst) + uncounted_.load(std::memory_order_seq_cst); }
   size_t cap() const { return cap_; }
   size_t gaps() const;
   // How often a published block has been asked whether it is still held.
@@ -183,8 +190,14 @@ class Arena : public Shareable<Arena> {
   // Until `done()`, or all that `still` leaves none of have answered, or it is `deadline`; whether it is done.
   template <class Still, class Done>
   bool wait_for(Section& section, std::vector<Board::Asked> asked, uint64_t deadline, const Still& still, const Done& done);
-  // The processes that have not ended their leases on blocks of this budget.
-  std::vector<uint32_t> holders(const Budget* of) const;
+  // The same, of a budget's blocks (null: of all).
+  std::vector<uint32_t> holders_now(const Budget* of) const;
+  bool may_ask(bool may_wait) const { return may_wait && board_ && board_->slot(slot_)->starving.load(std::memory_order_relaxed) == 0; }
+  void uncount(Budget& budget, size_t bytes) noexcept;
+  // On the board, for those who wait for memory.
+  void note_holders();
+  // Have the thread look, if anybody starves.
+  void stir() noexcept;
   void free(Block* block, uint64_t now) noexcept;
   // Some of `dropped_`, for the caller to destroy without the lock; how many.
   size_t take_dropped(std::span<std::shared_ptr<const void>> some) noexcept;
@@ -245,6 +258,7 @@ class Arena : public Shareable<Arena> {
   bool outlasted_ = false;  // it is closed, and a thread looks after what its blocks keep
   bool has_slot_ = true;
   size_t punching_ = 0;  // threads that use the descriptor without the lock: the last closes it, if the arena is closed
+  std::atomic<uint64_t> uncounted_{0};  // how often something has been taken off a budget
   std::atomic<uint32_t> punched_{0};  // how often one of them has ended; a futex
   bool asleep_ = false;  // the thread waits for leases to end, and has nothing free
   std::atomic<bool> holes_{true};  // the file can have holes

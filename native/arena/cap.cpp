@@ -30,9 +30,21 @@ bool Arena::wait_for(Section& section, std::vector<Board::Asked> asked, uint64_t
 }
 
 std::vector<uint32_t> Arena::holders(const Budget* of) const {
+  std::lock_guard lock(mutex_);
+  return holders_now(of);
+}
+
+void Arena::note_holders() {
+  std::vector<uint32_t> found = holders();
+  std::erase_if(found, [this](uint32_t slot) { return board_->slot(slot)->status.state.load(std::memory_order_seq_cst) == uint32_t(State::kIdle); });
+  found.resize(kNotedHolders, UINT32_MAX);
+  for (uint32_t i = 0; i < kNotedHolders; ++i) board_->slot(slot_)->holders[i].store(found[i] + 1, std::memory_order_seq_cst);
+}
+
+std::vector<uint32_t> Arena::holders_now(const Budget* of) const {
   std::vector<uint32_t> found;
   for (const Block* block : out_) {
-    if (block->budget.get() != of) continue;
+    if (of != nullptr && block->budget.get() != of) continue;
     const std::vector<uint32_t>& slots = block->readers->slots;
     for (uint32_t r = 0; r < slots.size(); ++r)
       if (block->held_by(r) && std::find(found.begin(), found.end(), slots[r]) == found.end()) found.push_back(slots[r]);
@@ -44,15 +56,15 @@ void Arena::charge_bytes(Section& section, size_t bytes, size_t payload, const s
   auto fits = [&] { return budget->out.load(std::memory_order_relaxed) + bytes <= budget->cap; };
   if (!fits()) look_at_all();
   // What nobody can get any more is held as well, until who holds it is asked.
-  if (!fits() && board_ && may_wait && bytes <= budget->cap) {
+  if (!fits() && may_ask(may_wait)) {
     std::vector<Board::Asked> asked;
-    for (const uint32_t slot : holders(budget.get())) board_->ask_for_leftovers(slot, asked);
+    for (const uint32_t slot : holders_now(budget.get())) board_->ask_for_leftovers(slot, asked);
     wait_for(section, std::move(asked), now_ns() + kPatienceNs, [this](auto& who) { board_->still_asked_for_leftovers(who); },
              [&] { return look_at_all(), fits(); });
     // So is what is on its way to a device.
     asked.clear();
     if (!fits())
-      for (const uint32_t slot : holders(budget.get())) board_->ask_for_pins(slot, asked);
+      for (const uint32_t slot : holders_now(budget.get())) board_->ask_for_pins(slot, asked);
     wait_for(section, std::move(asked), now_ns() + kPatienceNs, [this](auto& who) { board_->still_asked_for_pins(who); }, [&] { return look_at_all(), fits(); });
     if (closed_) closed();
   }
@@ -61,7 +73,7 @@ void Arena::charge_bytes(Section& section, size_t bytes, size_t payload, const s
     const size_t values = size_t(std::count_if(out_.begin(), out_.end(), mine));
     throw ArenaFull("the graph's memory cap of " + number(budget->cap) + " bytes (memory_bytes) has no room for " + number(payload) +
                     " more: " + number(values) + " values of together " + number(budget->out.load(std::memory_order_relaxed)) +
-                    " bytes are still held by their readers", holdings_now(budget.get()));
+                    " bytes are still held by their readers", holdings_now(budget.get()), bytes <= budget->cap ? ArenaFull::Cap::kGraph : ArenaFull::Cap::kNone);
   }
   budget->out.fetch_add(bytes, std::memory_order_relaxed);
 }
@@ -77,8 +89,19 @@ void Arena::uncharge(Block* block) {
   if (inherited_) return;
   Section section(*this);
   if (!block->budget) return;
-  block->budget->out.fetch_sub(block->used, std::memory_order_relaxed);
+  uncount(*block->budget, block->used);
   dropped_.push_back(std::move(block->budget));
+}
+
+// Its thread tells those who starve.
+void Arena::uncount(Budget& budget, size_t bytes) noexcept {
+  budget.out.fetch_sub(bytes, std::memory_order_relaxed);
+  uncounted_.fetch_add(1, std::memory_order_seq_cst);
+  stir();
+}
+
+void Arena::stir() noexcept {
+  if (board_ && board_->any_starving()) returns_->wake();
 }
 
 // A process may be killed between the two, and its share is then taken off the session's: so what is taken
@@ -86,7 +109,9 @@ void Arena::uncharge(Block* block) {
 void Arena::count(int64_t bytes) {
   if (bytes > 0) memory_->bytes.fetch_add(uint64_t(bytes), std::memory_order_relaxed);
   if (board_ && has_slot_) board_->slot(slot_)->memory.fetch_add(uint64_t(bytes), std::memory_order_seq_cst);
-  if (bytes < 0) memory_->give_back(uint64_t(-bytes));
+  if (bytes >= 0) return;
+  memory_->give_back(uint64_t(-bytes));
+  stir();
 }
 
 // At the cap, memory that is free but warm has to be found here, although that takes its time: there is
@@ -114,7 +139,7 @@ void Arena::take_memory(Section& section, size_t more, bool beyond_cap, bool may
     }
   };
   if (taken() || taken_of_own()) return;
-  if (board_ && may_wait) {
+  if (may_ask(may_wait)) {
     const uint64_t deadline = now_ns() + kPatienceNs;
     for (uint64_t freed = ~uint64_t(0); freed != memory_->freed.load(std::memory_order_relaxed) && now_ns() < deadline;) {
       // Once more if some has come back meanwhile: others, who want some as well, may have been faster.
@@ -157,7 +182,7 @@ void Arena::full() const {
       comma = ", ";
     }
   }
-  throw ArenaFull(text, holdings_now(nullptr));
+  throw ArenaFull(text, holdings_now(nullptr), ArenaFull::Cap::kSession);
 }
 
 std::vector<Holding> Arena::holdings(const Budget* of) const {

@@ -202,6 +202,7 @@ void Arena::stop_thread() {
 // leases have ended it waits for a third of it before it looks: more may end, and who drops values one by
 // one should not wake it for each. What is attached to blocks is let go of at once, but not more often than each
 // kKeptPauseNs, since whoever fetches values from here would wake it for each, nor for more than a part of its time.
+// While some process starves it keeps nothing, hears of the end of each lease, and rings for what has come of it.
 void Arena::run() {
   // Sleeps until it is woken, or for `ns` (0: no limit). What has come since `seen` wakes it at once.
   auto sleep = [this](uint32_t seen, uint64_t ns) {
@@ -209,8 +210,10 @@ void Arena::run() {
     futex_wait(&returns_->count, seen, ns != 0 ? &timeout : nullptr);
   };
   uint32_t news = 0;  // of what is attached, that it has looked after
+  uint64_t told = UINT64_MAX;  // to those who starve
+  bool starving = false;
   auto called = [&] {
-    return stop_.load(std::memory_order_seq_cst) || returns_->pending(returns_->asked.load(std::memory_order_seq_cst)) || returns_->kept_news.load(std::memory_order_seq_cst) != news;
+    return starving != (board_ && board_->any_starving()) || stop_.load(std::memory_order_seq_cst) || returns_->pending(returns_->asked.load(std::memory_order_seq_cst)) || returns_->kept_news.load(std::memory_order_seq_cst) != news;
   };
   for (;;) {
     // Before it looks: who has news bumps the word afterwards.
@@ -221,10 +224,12 @@ void Arena::run() {
     const bool had_news = std::exchange(news, latest) != latest;
     const uint32_t ticket = returns_->asked.load(std::memory_order_seq_cst);
     const bool asked = returns_->pending(ticket);
+    starving = board_ && board_->any_starving();
     uint64_t due;
     const uint64_t began = now_ns();
     try {
-      due = give_back(asked ? 0 : idle_ns_);
+      due = give_back(asked || starving ? 0 : idle_ns_);
+      if (board_ && (asked || starving)) note_holders();
     } catch (const std::bad_alloc&) {  // not even for a list of blocks is there memory: later
       due = now_ns() + idle_ns_;
     }
@@ -232,6 +237,15 @@ void Arena::run() {
       // Only those who asked before it looked: who asks later gets a look of its own.
       returns_->answered.store(ticket, std::memory_order_seq_cst);
       memory_->note_given();
+      continue;
+    }
+    if (starving) {
+      returns_->kept_wanted.store(1, std::memory_order_seq_cst);
+      if (const uint64_t latest = this->news(); latest != told) {
+        told = latest;
+        board_->ring_starving();
+      }
+      if (!called()) sleep(seen, 0);
       continue;
     }
     if (had_news) {

@@ -105,6 +105,14 @@ void bind_board(nb::module_& m) {
       .def("incarnation", [](Board& b, uint32_t slot) { return slot_of(b, slot)->incarnation.load(); }, "slot"_a)
       .def("memory", [](Board& b, uint32_t slot) { return slot_of(b, slot)->memory.load(std::memory_order_relaxed); }, "slot"_a)
       .def_prop_ro("session_memory", [](Board& b) { return b.header()->memory.bytes.load(std::memory_order_relaxed); })
+      .def("starve", [](Board& b, uint32_t slot, bool does) { b.starve(checked(b, slot), does); }, "slot"_a, "does"_a)
+      .def("holders", [](Board& b, uint32_t slot) {
+             nb::list found;
+             for (const auto& word : slot_of(b, slot)->holders)
+               if (const uint32_t holder = word.load(std::memory_order_seq_cst); holder != 0 && holder <= b.slots()) found.append(holder - 1);
+             return found;
+           }, "slot"_a)
+      .def("is_idle", [](Board& b, uint32_t slot) { return slot_of(b, slot)->status.state.load(std::memory_order_seq_cst) == uint32_t(State::kIdle); }, "slot"_a)
       .def("forget_memory", [](Board& b, uint32_t slot) { b.forget_memory(checked(b, slot)); }, "slot"_a)
       .def_prop_rw("session", [](Board& b) { return b.header()->session.load(std::memory_order_relaxed); },
                    [](Board& b, uint64_t session) { b.header()->session.store(session, std::memory_order_relaxed); })
@@ -219,7 +227,10 @@ void bind_board(nb::module_& m) {
       .def("clear_event", &Inbox::clear_event, "own"_a)
       .def("add_relay", &Inbox::add_relay, "fd"_a)
       .def("remove_relay", &Inbox::remove_relay, "fd"_a)
-      .def("idle", [](Inbox& i) { i.status().state.store(uint32_t(State::kIdle), std::memory_order_relaxed); })
+      .def("idle", [](Inbox& i) {
+             i.idle();
+             i.tell_starving();
+           })
       .def("running", [](Inbox& i, uint32_t graph, uint32_t node, uint64_t execution) {
              Status& s = i.status();
              s.graph.store(graph, std::memory_order_relaxed);

@@ -69,6 +69,8 @@ struct ShortWay {
       const Turn turn(acquire, release, at_once, reinterpret_cast<Holder*>(holder.ptr()));
       if (!turn) return nb::none();
       ref = at.start(value, source, type, 0);
+    } catch (const ArenaFull&) {
+      return nb::none();  // who can wait for memory tries again
     } catch (const nb::python_error& error) {
       if (!error.matches(serialization_error)) throw;
       Calling python;

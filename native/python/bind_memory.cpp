@@ -129,6 +129,12 @@ void bind_memory(nb::module_& m) {
              const auto [fd, inode] = a.file();
              return nb::make_tuple(fd, inode);
            })
+      .def("holders", [](const Arena& a, const Budget* of) {
+             nb::list found;
+             for (const uint32_t slot : a.holders(of)) found.append(slot);
+             return found;
+           }, "of"_a.none() = nb::none())
+      .def_prop_ro("news", &Arena::news)
       .def_prop_ro("bytes_touched", &Arena::bytes_touched)
       .def_prop_ro("bytes_out", &Arena::bytes_out)
       .def_prop_ro("blocks_out", &Arena::blocks_out)

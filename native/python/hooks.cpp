@@ -42,7 +42,7 @@ void raise_arena_full(const ArenaFull& error) {
     holdings.append(nb::make_tuple(process, h.channel->graph, h.channel->edge, nb::str(h.channel->carries.c_str()), h.bytes, tags));
   }
   Calling python;
-  nb::object made = nb::steal(PyObject_CallFunction(hooks.arena_full, "sO", error.what(), holdings.ptr()));
+  nb::object made = nb::steal(PyObject_CallFunction(hooks.arena_full, "sOi", error.what(), holdings.ptr(), int(error.cap)));
   if (made.is_valid()) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
 }
 

@@ -172,6 +172,7 @@ bool wait(Inbox& inbox, uint32_t seen, uint64_t deadline, bool ours) {
     Unlocked unlocked;
     moved = inbox.spin(seen, start);
     if (!moved) {
+      if (ours) inbox.tell_starving();
       moved = park(inbox, seen, deadline, state);
       inbox.learn_parked(start);
     }
@@ -181,6 +182,7 @@ bool wait(Inbox& inbox, uint32_t seen, uint64_t deadline, bool ours) {
       moved = inbox.spin(seen, start);
     }
     if (!moved) {
+      if (ours) inbox.tell_starving();
       moved = park_main(inbox, seen, deadline, state);
       inbox.learn_parked(start);
     }
@@ -207,7 +209,7 @@ int next(Inbox& inbox, uint64_t deadline) {
     const uint32_t seen = inbox.count();
     const int bit = inbox.poll();
     if (bit >= 0) return bit;
-    inbox.status().state.store(uint32_t(State::kIdle), std::memory_order_relaxed);
+    inbox.idle();
     if (!wait(inbox, seen, deadline, true)) return -1;
   }
 }

@@ -327,3 +327,73 @@ TEST(what_is_attached_to_one_block_after_the_other_wakes_the_thread_now_and_then
   held.reset();
   CHECK(check::soon([&] { return freed.load() == kValues; }));
 }
+
+TEST(while_a_process_starves_what_is_free_goes_back_at_once_and_it_is_rung) {
+  Setup s;
+  Peer peer(s, 0, 64 * kMiB);  // it would keep what is free for three seconds
+  const auto view = std::make_shared<ArenaView>(peer.file.get(), kFile, s.board, 0);
+  const auto set = s.readers();
+  const auto send = [&] {
+    Block* block = peer.arena.allocate(kMiB);
+    peer.arena.publish(block, set, 0, 0);
+    return std::make_unique<Lease>(*view, block->offset, block->size, 0);
+  };
+  const auto rung = [&](uint32_t slot) { return s.board->slot(slot)->bell.count.load(); };
+  std::vector<std::unique_ptr<Lease>> held;
+  for (int i = 0; i < 4; ++i) held.push_back(send());
+  // It has seen a lease end, and waits a second before it looks again.
+  held.pop_back();
+  CHECK(check::soon([&] { return s.board->slot(0)->returns.wanted.load() == 0; }));
+  s.board->starve(3, true);
+  CHECK(check::soon([&] { return peer.memory() < 4 * kMiB; }));
+  for (uint64_t left = 3; left > 0; --left) {
+    const uint32_t before = rung(3), others = rung(2);
+    const uint64_t news = peer.arena.news(), since = now_ns();
+    held.pop_back();
+    CHECK(check::soon([&] { return peer.memory() < left * kMiB && rung(3) != before; }));
+    CHECK(peer.arena.news() != news);
+    CHECK(now_ns() - since < 500'000'000);
+    CHECK_EQ(rung(2), others);
+  }
+  // Who holds what of it, and runs something, is on the board.
+  held.push_back(send());
+  s.board->slot(1)->status.state.store(uint32_t(State::kRunning));
+  peer.arena.give_back_soon();
+  CHECK(check::soon([&] { return s.board->slot(0)->holders[0].load() == 1 + 1; }));
+  held.clear();
+  CHECK(check::soon([&] { return s.board->slot(0)->holders[0].load() == 0; }));
+  // Its death is the end of it, and so is the last one's that does not starve any more.
+  s.board->starve(2, true);
+  s.board->announce_death(3);
+  CHECK(s.board->any_starving());
+  s.board->starve(2, false);
+  CHECK(!s.board->any_starving());
+}
+
+TEST(what_is_taken_off_a_budget_is_news_for_who_starves) {
+  Setup s;
+  Peer peer(s, 3, 64 * kMiB);
+  const auto budget = std::make_shared<Budget>(2 * kMiB);
+  const auto one = peer.arena.allocate(kMiB, budget);
+  try {
+    peer.arena.allocate(kMiB, budget);
+    CHECK(false);
+  } catch (const ArenaFull& error) {
+    CHECK(error.cap == ArenaFull::Cap::kGraph);
+  }
+  try {
+    peer.arena.allocate(2 * kMiB, budget);
+    CHECK(false);
+  } catch (const ArenaFull& error) {
+    CHECK(error.cap == ArenaFull::Cap::kNone);  // it never has room
+  }
+  s.board->starve(3, true);
+  const uint32_t before = s.board->slot(3)->bell.count.load();
+  const uint64_t news = peer.arena.news();
+  peer.arena.uncharge(one);
+  CHECK(peer.arena.news() != news);
+  CHECK(check::soon([&] { return s.board->slot(3)->bell.count.load() != before; }));
+  peer.arena.release(peer.arena.allocate(kMiB, budget));
+  peer.arena.release(one);
+  s.board->starve(3, false);
+}

@@ -63,7 +63,7 @@ def set_codec(
     announce: Callable[[bytes, Any], None],
     discard: Callable[..., None],
     final_error: type[Exception],
-    arena_full: Callable[[str, list[Holding]], Exception],
+    arena_full: Callable[[str, list[Holding], int], Exception],
     storage_held_alone: Callable[[Any], int],
     state_error: type[Exception],
     refused: Callable[[int, str], Exception],
@@ -75,7 +75,8 @@ def set_codec(
     ``encode(value, sent)`` gives ``(codec, flags, meta, buffers)``, the codec's number being 16 or
     more; ``decode(codec, meta, buffers)`` gives the value; ``announce(meta, known)`` learns a frame's
     definitions, ``known`` being what ``known()`` has made for its reader, ``discard(meta[, known])`` hears of one that nobody will decode. ``final_error`` is the class of errors that decoding again would not mend,
-    ``arena_full(message, holdings)`` makes what is raised at an arena's cap, ``state_error`` is raised
+    ``arena_full(message, holdings, cap)`` makes what is raised at an arena's cap (``cap``: what has no room
+    now; 1: the graph's, 2: the session's, 0: it is too large), ``state_error`` is raised
     in forked children; ``refused(errno, text)`` makes what is raised for what the system has refused;
     ``storage_held_alone(value)`` gives the address of a tensor's storage that nothing else refers to, or 0.
     ``take(meta)`` gives the
@@ -203,6 +204,17 @@ class Board:
     @property
     def session_memory(self) -> int:
         """The same of all processes together: what the session's cap bounds."""
+
+    def starve(self, slot: int, does: bool) -> None:
+        """The process in ``slot`` waits for memory at a cap from now on, or does no longer. Meanwhile all
+        processes give back at once what is free, and ring."""
+
+    def holders(self, slot: int) -> list[int]:
+        """Processes, by slot, that hold values of the arena of the one in ``slot`` and run something: some,
+        as of when that was last asked for memory, or somebody starves."""
+
+    def is_idle(self, slot: int) -> bool:
+        """Whether the process in ``slot`` runs nothing."""
 
     def forget_memory(self, slot: int) -> None:
         """The process in ``slot`` has ended: what it had counts no more."""
@@ -537,6 +549,13 @@ class Arena:
 
     def give_back_soon(self) -> None:
         """Have the arena's thread do so."""
+
+    def holders(self, of: MemoryBudget | None = None) -> list[int]:
+        """The processes, by slot, that still hold values of this arena. ``of``: only those of this budget."""
+
+    @property
+    def news(self) -> int:
+        """Changes when memory has been given back: of any arena, or this one's part of a graph's."""
 
     @property
     def bytes_touched(self) -> int:

@@ -187,6 +187,9 @@ class ArenaFullError(ConveyorError, MemoryError):
     who sends from there next is told who holds what.
     """
 
+    #: What has no room now for a value that is not too large for it. 1: the graph's cap, 2: the session's.
+    _cap = 0
+
     def __init__(self, message: str, held: tuple[Held, ...] = ()) -> None:
         super().__init__(message)
         self.held = held

@@ -88,6 +88,9 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
             waiting = 0 if self._closed else reader.available
             return ChannelStatistics(self._depth, reader.count, reader.bytes, waiting)
 
+    def under_way(self) -> tuple[()]:
+        return ()
+
     def leave(self) -> None:
         """The session has ended: see ``runtime.process.Reading``."""
         with self._lock:

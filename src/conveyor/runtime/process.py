@@ -23,6 +23,7 @@ from conveyor.runtime.keeping import Keeping
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.others_arenas import OthersArenas
 from conveyor.runtime.pinning import Pinning
+from conveyor.runtime.shortage import Shortage
 from conveyor.runtime.sources import Sources
 from conveyor.runtime.status import (
     ActorStatus,
@@ -35,6 +36,7 @@ from conveyor.runtime.status import (
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.sweeper import Sweeper
+from conveyor.runtime.waiting.works import Blockers
 
 if TYPE_CHECKING:
     from conveyor.runtime.far_memory import FarMemory, HostsMemory
@@ -108,6 +110,9 @@ class Reading(Protocol):
     def leave(self) -> None:
         """Keep what has come, for who still asks, and take no more. Does nothing the second time."""
 
+    def under_way(self) -> Blockers:
+        """The actors that have work to do of which results come over these channels."""
+
 
 class HangingUp(Protocol):
     """An end of a channel of the user's."""
@@ -161,6 +166,8 @@ class Process:
         #: Lets go of what is kept for others.
         self.keeping = Keeping(self.ring)
         self.arena = _core.Arena(arena_fd, arena.file, arena.cap, board, slot, arena.idle)
+        #: What waits for memory at a cap.
+        self.shortage = Shortage(board, self.inbox, self.arena, self.alarm, self.under_way)
         #: Gives up what devices have pinned of arenas.
         self.pinning = Pinning(board, slot, self.arena, arena.idle)
         #: Of the peers, by slot: which of its processes it is, and its arena.
@@ -227,6 +234,12 @@ class Process:
             closed = self._closed
         if closed:  # meanwhile, in another thread
             part.leave()
+
+    def under_way(self) -> list[tuple[int, int, str]]:
+        """The works that this process has given to actors."""
+        with self._reading_lock:
+            reading = list(self._reading)
+        return [blocker for part in reading for blocker in part.under_way()]
 
     def hangs_up(self, end: HangingUp) -> None:
         """Have ``end`` hang up when the session ends, if this is the driver's process."""

@@ -28,8 +28,8 @@ def refused(number: int, what: str) -> Exception:
     return OSError(number, what)
 
 
-def arena_full(message: str, holdings: list[Holding]) -> ArenaFullError:
-    """What to raise at the cap. ``holdings``: as the native core has found them."""
+def arena_full(message: str, holdings: list[Holding], cap: int) -> ArenaFullError:
+    """What to raise at the cap. ``holdings``, ``cap``: as the native core has found them."""
     held = [
         Held(process, graph or None, edge if graph else None, channel, tuple(sorted(numbers)), size)
         for process, graph, edge, channel, size, numbers in holdings
@@ -45,7 +45,9 @@ def arena_full(message: str, holdings: list[Holding]) -> ArenaFullError:
             "memory_bytes, of the session: CONVEYOR_ARENA_BYTES). CONVEYOR_DEBUG=1 says where in the "
             "program results were got"
         )
-    return ArenaFullError("\n".join([message, *lines]), tuple(held))
+    error = ArenaFullError("\n".join([message, *lines]), tuple(held))
+    error._cap = cap
+    return error
 
 
 def _line(held: Held) -> str:

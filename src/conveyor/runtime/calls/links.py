@@ -10,7 +10,12 @@ from typing import Any
 from conveyor import _core
 from conveyor.callers import users_site
 from conveyor.codec.faults import is_of_value
-from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ArenaFullError,
+    ConveyorError,
+    SerializationError,
+)
 from conveyor.runtime import ending
 from conveyor.runtime.calls.arguments import await_soon, lacked, outcome_of, take, with_values
 from conveyor.runtime.calls.call import MISSED, START, STOP, Call, count_of, instead_of
@@ -27,6 +32,7 @@ from conveyor.runtime.refs.outcome import Unseen
 from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error, final
 from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.refs.values import RefFailed, refs_among
+from conveyor.runtime.shortage import MemoryWait, is_final
 from conveyor.runtime.waiting.deadlock import Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.works import CALLS, Again, Blockers, call_of
@@ -80,6 +86,8 @@ class Link:
         #: and so call, in the middle of a call.
         self.lock = threading.RLock()
         self._pending = Waiting()
+        #: The wait of the first of them, if it lacks memory.
+        self._memory_wait: MemoryWait | None = None
         carries = f"arguments of calls of {actor_name}"
         self._writer = process.writer(segment, 0, [mailbox], carries)
         carries = f"results of calls of {actor_name}"
@@ -100,7 +108,8 @@ class Link:
         """Start a call; one ref, or a list of them if it has several results. ``again``: it was made before,
         and has failed, and overtakes what waits here."""
         method, args, kwargs, returns, what = call
-        has_refs = refs_among(args, kwargs or _NO_NAMES)
+        given = call
+        had_refs = has_refs = refs_among(args, kwargs or _NO_NAMES)
         with self.lock:
             sent = None
             gone = not self._pending and self.gone
@@ -121,6 +130,10 @@ class Link:
                 if not has_refs:
                     try:
                         sent = self.gate.start(call, self, CallRef)
+                    except ArenaFullError as error:
+                        sent = self._start_again(call, error)
+                        if sent is None:
+                            call, has_refs = given, had_refs
                     except SerializationError as error:
                         raise blame_call(error, self.actor_name, call) from error.__cause__
             if sent is not None:
@@ -133,6 +146,15 @@ class Link:
         if returns == 1:
             return ref
         return elements_of(ref, count_of(returns))
+
+    def _start_again(self, call: Call, error: ArenaFullError) -> CallRef | None:
+        """Send ``call``, for which there was no memory, if there is none to wait for; ``None``: it waits."""
+        if is_final(error):
+            raise error
+        if self._process.shortage.blockers(None):
+            return None
+        # Those that had some may have let go of it just now.
+        return self.gate.start(call, self, CallRef)
 
     @property
     def gone(self) -> bool:
@@ -228,18 +250,24 @@ class Link:
                 ref, call, taken, site = self._pending[0]
                 if site is not None and lacked(call) is not None:
                     return False
+                if self._memory_wait is not None and not (self._memory_wait.ready() or self.gone):
+                    return False
                 try:
                     if self.gone:
                         raise self._why_gone()
                     if site is not None:
                         call = with_values(call, self._actor, self._process, site)
                         self._pending[0] = (ref, call, taken, None)
+                    if self._memory_wait is not None:
+                        self._memory_wait.tries()
                     number = self.gate.submit(taken.with_later(call) if taken else call)
                 except BaseException as error:  # the call's outcome: an argument failed, say
                     if not is_of_value(error):
                         raise
                     if call[4] == STOP and not self.gone:  # no memory to say it with: soon
                         return False
+                    if isinstance(error, ArenaFullError) and self._awaits_memory(error):
+                        continue
                     outcome = outcome_of(error)
                     if isinstance(error, SerializationError):
                         outcome = blame_call(error, self.actor_name, call)
@@ -263,8 +291,26 @@ class Link:
                     return False
                 self._pending.take_out(0)
                 ref._number = number
+            if self._memory_wait is not None:
+                self._memory_wait.end()
+                self._memory_wait = None
         self._pump.sent(self)
         return True
+
+    def _awaits_memory(self, error: ArenaFullError) -> bool:
+        """Whether the first call, which could not be sent because of ``error``, waits for memory."""
+        if self._memory_wait is not None:
+            return self._memory_wait.goes_on(error)
+        if is_final(error):
+            return False
+        self._memory_wait = self._process.shortage.begin()
+        return True
+
+    def under_way(self) -> Blockers:
+        if self._is_control or self.gate.submitted == self.gate.completed or self.gone:
+            return ()
+        text = f"{self.actor_name}, whose calls hold memory that is needed"
+        return ((self.actor_slot, CALLS, text),)
 
     # Source protocol
 
@@ -365,6 +411,8 @@ class Link:
                 self.lock.release()
             if first is not None:
                 return blockers_of(first, question, again)
+            if self._memory_wait is not None:
+                return self._memory_wait.blockers()
         if self._is_control:
             return ()
         # One that has not been sent comes after others.
@@ -397,9 +445,14 @@ class Link:
     def _crowd(self) -> str:
         """Why calls wait here that lack nothing."""
         waiting = len(self._pending)
-        if not waiting or self.gone or self.gate.has_room or self.lacks() is not None:
+        if not waiting or self.gone or self.lacks() is not None:
             return ""
         calls = "1 call waits" if waiting == 1 else f"{waiting} calls wait"
+        wait = self._memory_wait
+        if wait is not None:
+            return f"; {calls} at the caller for memory: {wait.why}"
+        if self.gate.has_room:
+            return ""
         return (
             f"; {calls} at the caller: at most {self._depth} calls of one caller are with an actor at once, "
             "or as many as its max_concurrency= says"

@@ -21,6 +21,7 @@ from conveyor.runtime.process import Process
 from conveyor.runtime.refs.items import Items
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import GraphStream, StreamRef
+from conveyor.runtime.waiting.works import Blockers, steps_of
 
 logger = logging.getLogger("conveyor")
 
@@ -61,7 +62,7 @@ class Epoch:
         self._sets = channels.limits.sets
         # Executions with a deadline, by the set of words that they use.
         self._timed: dict[int, tuple[weakref.ref[TimedExecution], int]] = {}
-        budget = make_budget(config.memory_bytes)
+        self.budget = budget = make_budget(config.memory_bytes)
         try:
             writers = {
                 end.edge: end.open(
@@ -116,6 +117,7 @@ class Epoch:
         self.gate.set_failures(failures, config.fail_fast, siblings)
         self.recording.watch(self.gate)
         self._process = process
+        self._number = laid.number
         process.sweeper.start()
         process.reads(self)
 
@@ -128,6 +130,12 @@ class Epoch:
             if earlier is not None and before[1] != number:
                 earlier.keep_report(before[1])
         self._timed[place] = (weakref.ref(execution), number)
+
+    def under_way(self) -> Blockers:
+        if self.gate.submitted == self.gate.completed or not all(m.alive for m in self.members):
+            return ()
+        text = f"executions of {self._name}, which hold memory that is needed"
+        return tuple((member.slot, steps_of(self._number), text) for member in self.members)
 
     def leave(self) -> None:
         """Keep the results that have come, for who still asks, and take no more: what comes late is

@@ -13,6 +13,7 @@ from conveyor import _core
 from conveyor.checks import in_seconds
 from conveyor.codec import afresh
 from conveyor.exceptions import (
+    ArenaFullError,
     DeadlineExceededError,
     SerializationError,
     SessionEndedError,
@@ -35,6 +36,7 @@ from conveyor.runtime.graph.submission.unsendable import blame_input
 from conveyor.runtime.graph.supervision import Supervision
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import refs_among
+from conveyor.runtime.shortage import MemoryWait, is_final
 from conveyor.runtime.waiting.works import Blockers, tell_another
 
 
@@ -125,7 +127,10 @@ class GateEntry:
         with self._holder if blocking else _core.Turn(self._lock, 0, self._holder) as taken:
             if not taken or self._supervision.closed_or_failed():
                 return None
-            ref = self._submit_now(inputs, self._source)
+            try:
+                ref = self._submit_now(inputs, self._source)
+            except ArenaFullError:  # the attempt can wait
+                return None
         return None if ref is None else self._refs(ref, passed)
 
     def is_down(self) -> bool:
@@ -209,21 +214,55 @@ class GateEntry:
         submit: Callable[[tuple[Any, ...], Source], GraphRef | None],
         blocking: bool,
     ) -> Generator[Need, None, GraphRef]:
-        """Submit as soon as there is room."""
-        while (ref := submit(inputs, source)) is None:
-            self._wake_up_for(source)
-            began = _core.monotonic_ns()
-            yield Need(
-                _either(self._may_submit, source),
-                self._source.room_blockers,
-                lambda: f"room for another execution of {self._name} (depth {self._plan.depth})",
-                self._source.doing,
-                lambda: f"{self._name}: {self._plan.depth} executions are on their way",
-                bounded=bool(source.deadline),
-            )
-            epoch = self._supervision.epoch
-            epoch.recording.own.note_room(epoch.gate.submitted, began, blocking)
-        return ref
+        """Submit as soon as there is room, and memory."""
+        wait: MemoryWait | None = None
+        try:
+            while True:
+                if wait is not None:
+                    wait.tries()
+                try:
+                    ref = submit(inputs, source)
+                except ArenaFullError as error:
+                    self._check_time(source)
+                    if wait is None and not is_final(error):
+                        wait = self._process.shortage.begin(self._supervision.epoch.budget)
+                        wait.goes_on(error)
+                        continue
+                    if wait is None or not wait.goes_on(error):
+                        raise
+                    need = self._memory(wait, source)
+                else:
+                    if ref is not None:
+                        return ref
+                    need = self._room(source)
+                self._wake_up_for(source)
+                began = _core.monotonic_ns()
+                yield need
+                epoch = self._supervision.epoch
+                epoch.recording.own.note_room(epoch.gate.submitted, began, blocking)
+        finally:
+            if wait is not None:
+                wait.end()
+
+    def _room(self, source: Source) -> Need:
+        return Need(
+            _either(self._may_submit, source),
+            self._source.room_blockers,
+            lambda: f"room for another execution of {self._name} (depth {self._plan.depth})",
+            self._source.doing,
+            lambda: f"{self._name}: {self._plan.depth} executions are on their way",
+            bounded=bool(source.deadline),
+        )
+
+    def _memory(self, wait: MemoryWait, source: Source) -> Need:
+        return Need(
+            _either(lambda: wait.ready() or self._supervision.closed_or_failed(), source),
+            lambda _: wait.blockers(),
+            lambda: f"memory for another execution of {self._name}",
+            lambda: wait.why,
+            lambda: f"{self._name}: {wait.why}",
+            bounded=bool(source.deadline),
+        )
 
     def _submit_once(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
         with _core.Turn(self._lock, 0, self._holder) as taken:
@@ -301,7 +340,7 @@ class GateEntry:
         if isinstance(source, Execution) and source.overdue():
             raise DeadlineExceededError(
                 f"{self._name}: the deadline of {in_seconds(source.seconds)} has passed before it could "
-                f"begin: it waited for room (depth {self._plan.depth}) or for an argument; "
+                f"begin: it waited for room (depth {self._plan.depth}), for memory or for an argument; "
                 f"{self._source.doing()}"
             )
 
