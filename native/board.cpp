@@ -107,10 +107,7 @@ bool Board::write_eventfd(uint32_t index) {
   // We have seen the flag of a sleeper, which was written after its incarnation: this is its own, or that
   // of a later process, for which ours is as wrong. A former process's eventfd would wake nobody.
   if (known.fd < 0 || known.incarnation != slot(index)->incarnation.load(std::memory_order_relaxed)) return false;
-  const uint64_t one = 1;
-  // It cannot overflow: 2^64 rings before the sleeper runs.
-  while (::write(known.fd, &one, sizeof one) < 0 && errno == EINTR) {
-  }
+  write_event(known.fd);
   return true;
 }
 

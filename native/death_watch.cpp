@@ -108,11 +108,7 @@ void DeathWatch::run() {
         return dead;
       });
     }
-    if (fired && told_ >= 0) {
-      const uint64_t one = 1;
-      while (::write(told_, &one, sizeof one) < 0 && errno == EINTR) {
-      }
-    }
+    if (fired && told_ >= 0) write_event(told_);
     // One of the words has moved (EAGAIN), or a wake-up without a reason: look again. Anything else says that
     // the kernel does not wait, and would say so at once every time; then the alarm alone has to do.
     const bool waited = many && (futex_waitv(entries.data(), unsigned(count)) >= 0 || errno == EAGAIN || errno == EINTR);

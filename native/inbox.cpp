@@ -22,6 +22,10 @@ bool Inbox::poll_once(uint64_t end, const sigset_t& blocked) {
   pollfd p[2] = {{eventfd_.get(), POLLIN, 0}, {main_relay_.get(), POLLIN, 0}};
   const int n = ::ppoll(p, 2, end != UINT64_MAX ? &left : nullptr, &blocked);
   if (n == 0) return true;
+  if (n > 0 && ((p[0].revents | p[1].revents) & POLLNVAL) != 0) {
+    descriptor_lost();
+    lost_ = true;
+  }
   if (n > 0 && p[1].revents != 0) drain_event(main_relay_.get());
   if (n > 0 && p[0].revents != 0)
     clear_event(main_relay_.get());
@@ -73,11 +77,8 @@ void Inbox::clear_event(int own) {
   // that again. (Were it the other way round, an event would be left for the next sleep, no more.)
   set_awake(own);
   if (eventfd_.get() >= 0) drain_event(eventfd_.get());
-  const uint64_t one = 1;
   for (const Sleeper& s : sleepers_)
-    if (s.asleep)
-      while (::write(s.relay, &one, sizeof one) < 0 && errno == EINTR) {
-      }
+    if (s.asleep) write_event(s.relay);
   close_unused();
 }
 

@@ -4,7 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 
-#include "forked_child.h"
+#include "process_end.h"
 #include "waiter.h"
 
 namespace conveyor {
@@ -35,6 +35,8 @@ class Inbox {
     board_->ring_starving();
   }
   int eventfd() const { return eventfd_.get(); }
+  // Code of this process has closed the descriptors that its main thread slept on: nobody can wake it.
+  bool lost() const { return lost_; }
   // The thread that sleeps in ppoll for the sake of signal handlers; 0: none does.
   unsigned long main_thread() const { return main_thread_; }
   void set_main_thread(unsigned long thread) { main_thread_ = thread; }
@@ -111,7 +113,8 @@ class Inbox {
   Fd eventfd_;
   unsigned long main_thread_;
   Waiter waiter_;
-  Fd main_relay_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  Fd main_relay_ = own(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  bool lost_ = false;
   struct Sleeper {
     int relay;
     bool asleep;

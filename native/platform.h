@@ -33,12 +33,15 @@
 #define CONVEYOR_ASSERT(condition) ((void)0)
 #endif
 
+#include "process_end.h"
+
 namespace conveyor {
 
 constexpr size_t kPage = 4096;  // of the board's layout, whatever the kernel's pages are
 constexpr size_t kCacheLine = 64;
 
 [[noreturn]] inline void throw_errno(const char* what) {
+  if (errno == EBADF) descriptor_lost();
   throw std::system_error(errno, std::generic_category(), what);
 }
 
@@ -115,8 +118,32 @@ class Fd {
   int fd_ = -1;
 };
 
+// The library's own descriptors have numbers from here on. Where a process's own code closes all descriptors
+// (os.closerange, as daemons do), its next files have the lowest numbers: nothing of ours is then written to those, read
+// from them, or closes them, and what we use is EBADF.
+inline constexpr int kFirstOwn = 512;
+
+// `fd` under such a number, with FD_CLOEXEC; as it is where the process's limit leaves none. -1 stays -1.
+inline Fd own(int fd) {
+  if (fd < 0 || fd >= kFirstOwn) return Fd(fd);
+  const int moved = ::fcntl(fd, F_DUPFD_CLOEXEC, kFirstOwn);
+  if (moved < 0) return Fd(fd);
+  ::close(fd);
+  return Fd(moved);
+}
+
+// Make the eventfd readable. It cannot overflow: 2^64 rings before its reader runs.
+inline void write_event(int fd) noexcept {
+  const uint64_t one = 1;
+  while (::write(fd, &one, sizeof one) < 0) {
+    if (errno == EBADF) descriptor_lost();
+    if (errno != EINTR) return;
+  }
+}
+
 inline Fd dup_cloexec(int fd) {
-  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, kFirstOwn);
+  if (copy < 0) copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
   if (copy < 0) throw_errno("dup");
   return Fd(copy);
 }
@@ -124,7 +151,7 @@ inline Fd dup_cloexec(int fd) {
 // A sealed, sparse memory file: its size is fixed for ever, so no peer can make a mapping fault by
 // truncating it.
 inline Fd make_memfd(const char* name, size_t size) {
-  Fd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  Fd fd = own(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.get() < 0) throw_errno("memfd_create");
   if (::ftruncate(fd.get(), off_t(size)) != 0) throw_errno("ftruncate");
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw_errno("F_ADD_SEALS");

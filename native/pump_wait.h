@@ -60,7 +60,7 @@ class PumpWait {
   }
   // The thread is about to start.
   void open() {
-    if (timer_.get() < 0) timer_ = Fd(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC));  // none is to be had: the thread is woken at once
+    if (timer_.get() < 0) timer_ = own(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC));  // none is to be had: the thread is woken at once
   }
   // It has ended, or never was.
   void release() { timer_.reset(); }

@@ -95,7 +95,7 @@ struct Holds {
     epoll_event hangs_up{};  // asked for or not
     hangs_up.data.fd = pipe;
     if (ends >= 0) return ::epoll_ctl(ends, EPOLL_CTL_ADD, pipe, &hangs_up) == 0;
-    ends = ::epoll_create1(EPOLL_CLOEXEC);
+    ends = own(::epoll_create1(EPOLL_CLOEXEC)).release();
     if (ends >= 0 && ::epoll_ctl(ends, EPOLL_CTL_ADD, pipe, &hangs_up) == 0 && start_thread()) return true;
     if (ends >= 0) ::close(std::exchange(ends, -1));
     return false;
@@ -129,7 +129,10 @@ struct Holds {
     }
     if (::pipe2(h.pipe_ends, O_CLOEXEC) != 0) {
       h.pipe_ends[0] = h.pipe_ends[1] = -1;
-    } else if (!h.watch(h.pipe_ends[0])) {
+      return;
+    }
+    for (int& end : h.pipe_ends) end = own(end).release();
+    if (!h.watch(h.pipe_ends[0])) {
       for (int& end : h.pipe_ends) ::close(std::exchange(end, -1));
     }
   }

@@ -29,7 +29,7 @@ Digest proof(const std::string& token, std::string_view said) {
   return hmac_sha256(token, signed_text);
 }
 
-Fd spare() { return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+Fd spare() { return own(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 // A forked child may have a copy: its end is told to the other side all the same.
 void hang_up(Fd fd) { ::shutdown(fd.get(), SHUT_RDWR); }
@@ -47,7 +47,7 @@ bool is_of_one(int error) {
 }  // namespace
 
 Acceptor::Acceptor(Fd listener, std::string token, AcceptorLimits limits)
-    : listener_(std::move(listener)), ready_fd_(event_fd()), wake_(event_fd()), epoll_(::epoll_create1(EPOLL_CLOEXEC)), spare_(spare()), token_(std::move(token)),
+    : listener_(std::move(listener)), ready_fd_(event_fd()), wake_(event_fd()), epoll_(own(::epoll_create1(EPOLL_CLOEXEC))), spare_(spare()), token_(std::move(token)),
       limits_(limits), pause_ns_(limits.first_pause_ns) {
   if (epoll_.get() < 0) throw_errno("epoll");
   const int flags = ::fcntl(listener_.get(), F_GETFL);
@@ -153,7 +153,7 @@ void Acceptor::step() {
 bool Acceptor::accept_one() {
   sockaddr_storage from = {};
   socklen_t size = sizeof from;
-  Fd fd(::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC));
+  Fd fd = own(::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC));
   if (fd.get() < 0) {
     const int error = errno;
     if (error == EAGAIN || error == EWOULDBLOCK) return false;
@@ -189,7 +189,7 @@ bool Acceptor::accept_one() {
 // Drop who has waited longest by way of the spare descriptor: without one the system would go on telling of it.
 bool Acceptor::turn_away() {
   spare_.reset();
-  Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  Fd fd = own(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
   const int error = errno;
   const bool came = fd.get() >= 0;
   if (came) {

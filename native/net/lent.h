@@ -98,9 +98,7 @@ class Returning {
     do one->next = before;
     while (!first_.compare_exchange_weak(before, one, std::memory_order_release, std::memory_order_relaxed));
     if (before != nullptr) return;  // who takes that one takes this one, too
-    const uint64_t some = 1;
-    while (::write(bell_->get(), &some, sizeof some) < 0 && errno == EINTR) {
-    }
+    write_event(bell_->get());
   }
 
   const std::shared_ptr<const Fd> bell_;

@@ -23,7 +23,7 @@ struct Proxy {
 
 class Proxies {
  public:
-  explicit Proxies(std::shared_ptr<Board> board) : board_(std::move(board)), event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  explicit Proxies(std::shared_ptr<Board> board) : board_(std::move(board)), event_(own(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))) {
     if (event_.get() < 0) throw_errno("eventfd");
   }
   int eventfd() const { return event_.get(); }

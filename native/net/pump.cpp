@@ -23,7 +23,7 @@ uint64_t random_number() {
 
 HostPump::HostPump(std::shared_ptr<Board> board, uint32_t host, uint64_t window_ns, uint64_t spin_ns)
     : board_(std::move(board)), self_(host), window_ns_(window_ns), spin_ns_(spin_ns), instance_(random_number()), notice_(event_fd()), wake_(event_fd()),
-      epoll_(::epoll_create1(EPOLL_CLOEXEC)), returned_(std::make_shared<const Fd>(event_fd())), proxies_(board_), deaths_seen_(board_->header()->deaths.load()) {
+      epoll_(own(::epoll_create1(EPOLL_CLOEXEC))), returned_(std::make_shared<const Fd>(event_fd())), proxies_(board_), deaths_seen_(board_->header()->deaths.load()) {
   if (host >= kMostHosts) throw std::system_error(EINVAL, std::generic_category(), "host");
   if (epoll_.get() < 0) throw_errno("epoll");
   for (const int fd : {wake_.get(), proxies_.eventfd(), returned_->get()}) {

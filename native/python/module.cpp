@@ -3,7 +3,7 @@
 #include "decode.h"
 #include "encode.h"
 #include "exit.h"
-#include "forked_child.h"
+#include "process_end.h"
 #include "hooks.h"
 #include "ring.h"
 
@@ -84,6 +84,7 @@ NB_MODULE(_core, m) {
   m.def("note_import", &note_import, "module"_a);
   m.def("end_import", &end_import);
   m.def("count_untold", [](int change) { untold += change; }, "change"_a);
+  m.attr("FIRST_OWN_DESCRIPTOR") = kFirstOwn;
   m.attr("UNSAID") = nb::bytes(kUnsaidMeta);
   m.attr("BROKEN") = nb::bytes(kBrokenMeta);
   m.def("refcount", [](nb::handle h) { return Py_REFCNT(h.ptr()); }, "value"_a.none());
@@ -92,6 +93,7 @@ NB_MODULE(_core, m) {
   m.def("monotonic", [] { return double(now_ns()) / 1e9; });
   m.def("begin_exit", &Exit::begin, "patience"_a);
   m.def("die_of_interrupt", &Exit::die_of_interrupt);
+  m.def("end_without_descriptors", [] { ends_without_descriptors = true; });
   m.def("end_forked_child", &end_forked_child, "where"_a);
   std::atexit(&Exit::last);
   m.def("sleep_for_ever", [] {

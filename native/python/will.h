@@ -25,10 +25,7 @@ class Waker {
   bool open() const { return open_ && fork_ == fork_generation.load(std::memory_order_relaxed); }
   void wake() const {
     if (board_ != nullptr) board_->ring(slot_, kAttentionBit);
-    if (fd_.get() < 0) return;
-    const uint64_t one = 1;
-    while (::write(fd_.get(), &one, sizeof one) < 0 && errno == EINTR) {
-    }
+    if (fd_.get() >= 0) write_event(fd_.get());
   }
   void close() {
     open_ = false;

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "exit.h"
-#include "forked_child.h"
+#include "process_end.h"
 #include "hooks.h"
 
 namespace conveyor {

@@ -17,6 +17,8 @@ KIND_CALL: int
 KIND_CONTROL: int
 BELL_BITS: int
 """How many bits a bell has: bits are 0 to ``BELL_BITS - 1``."""
+FIRST_OWN_DESCRIPTOR: int
+"""The lowest number that a descriptor of the library's own has, where the process's limit leaves one."""
 ATTENTION_BIT: int
 """The bit that a death sets in every bell."""
 WAIT_ROWS: int
@@ -96,6 +98,10 @@ def begin_exit(patience: float) -> bool:
 
 def die_of_interrupt() -> None:
     """Have this process die of SIGINT instead of exiting, once everything in it has ended."""
+
+def end_without_descriptors() -> None:
+    """Have this process, an actor's, say so on stderr and end where its code has closed the library's
+    descriptors: it could leave others asleep."""
 
 def end_forked_child(where: str) -> NoReturn:
     """Say on stderr that this process, which was forked in ``where``, has come back from there, and end it with

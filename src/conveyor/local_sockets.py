@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from conveyor import descriptors
 from conveyor.pauses import Pauses
 from conveyor.system_limits import hint
 
@@ -129,9 +130,11 @@ class LocalListener:
         self._stopped = self._refused = False
         #: Connections that were dropped unproven.
         self.strangers = 0
-        self._epoll = select.epoll()
+        self._epoll = descriptors.epoll()
         try:
-            self._socket = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
+            self._socket = descriptors.own_socket(
+                socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
+            )
             try:
                 self._socket.bind("\0" + name)
                 self._socket.listen(_UNPROVEN_KEPT)
@@ -155,7 +158,7 @@ class LocalListener:
                 self._hear(fd)
         while True:
             try:
-                connection, _ = self._socket.accept()
+                connection = descriptors.own_socket(self._socket.accept()[0])
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return 0.0
             except OSError as error:

@@ -41,7 +41,8 @@ def raise_descriptor_limit() -> None:
 
 
 def hint(error: OSError) -> str:
-    """What to say of ``error`` if a limit of this process or of the system is behind it, else nothing."""
+    """What to say of ``error`` if a limit of this process or of the system is behind it, or code of
+    this process, else nothing."""
     who = f"{_name} (pid {os.getpid()})"
     if error.errno == errno.EMFILE:
         return (
@@ -49,6 +50,8 @@ def hint(error: OSError) -> str:
             f"the driver 7, and an actor 2 for each process it knows): raise the limit (ulimit -n, "
             f"LimitNOFILE= of systemd), have fewer actors, or have it keep fewer files open"
         )
+    if error.errno == errno.EBADF:
+        return f"code of {who} has closed descriptors of conveyor's (os.closerange, or a number not its own)"
     if error.errno == errno.ENFILE:
         return "the system has no descriptors left (fs.file-max)"
     if error.errno == errno.EFBIG:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.runtime import threads
 
 
@@ -49,7 +49,7 @@ class EventLoop:
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._closed or (self._wakeup >= 0 and descriptors.lost(self._wakeup))
 
     def on_thread(self) -> bool:
         """Whether the caller is a callback of this loop."""
@@ -121,6 +121,8 @@ class EventLoop:
             self._closed = True
             thread = self._thread
             if self._wakeup >= 0:
+                if descriptors.lost(self._wakeup):
+                    return  # the thread sleeps, and nobody can wake it
                 os.eventfd_write(self._wakeup, 1)
         if thread is not None and not self.on_thread():
             thread.join(timeout)
@@ -128,10 +130,10 @@ class EventLoop:
     def _start(self) -> None:
         if self._thread is not None:
             return
-        epoll = select.epoll()
+        epoll = descriptors.epoll()
         wakeup = -1
         try:
-            wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            wakeup = descriptors.event()
             epoll.register(wakeup, select.EPOLLIN)
             self._epoll, self._wakeup = epoll, wakeup
             self._thread = threads.start(self._run, self._name)

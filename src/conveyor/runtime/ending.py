@@ -75,7 +75,7 @@ def error() -> SessionEndedError:
     """The same, with a lock held."""
     if fault:
         return SessionEndedError(
-            f"the session has ended: {fault}. This is a fault of the library's, which its log shows; "
+            f"the session has ended: {fault}; "
             "conveyor.shutdown() ends what is left, and another session can begin after it"
         )
     if not begun_elsewhere():

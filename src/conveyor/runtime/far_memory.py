@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.codec import Reader
 from conveyor.exceptions import ArenaFullError
 from conveyor.runtime.kept import KeptAt
@@ -75,7 +75,7 @@ class Room:
         try:
             self._memory = arena.allocate(size)
         except ArenaFullError:
-            self._file = Closing(os.memfd_create("conveyor-value", os.MFD_CLOEXEC))
+            self._file = Closing(descriptors.memory_file("conveyor-value"))
             os.ftruncate(self._file.fd, size)
             self.fd, self.at = self._file.fd, 0
             return

@@ -56,7 +56,8 @@ class Background(threading.Thread):
             )
             if self.vital:
                 fail_session(
-                    f"its thread {self.name} has ended with {type(error).__name__}: {error}"
+                    f"its thread {self.name} has ended with {type(error).__name__}: {error}. This is a fault "
+                    "of the library's, which its log shows"
                 )
             raise
 

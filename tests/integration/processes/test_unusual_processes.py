@@ -1,4 +1,5 @@
-"""Programs whose process is not as usual: a debugger's, with a second interpreter, or patched by gevent."""
+"""Programs whose process is not as usual: a debugger's, with a second interpreter, patched by gevent, or
+without the descriptors that it had."""
 
 import sys
 import textwrap
@@ -144,3 +145,94 @@ def test_a_program_that_gevent_has_patched_is_refused(scripts, first):
             """
         )
     )
+
+
+CLOSES_ALL = textwrap.dedent("""
+    import os, sys, time
+    import conveyor
+
+    def close_all(where):
+        os.closerange(3, 70_000)
+        files = [open(f"{where}-{i}", "w+b", buffering=0) for i in range(100)]
+        for file in files:
+            file.write(b"mine")
+        return files
+
+    def unharmed(files):
+        for file in files:
+            file.write(b"!")
+            assert file.seek(0) == 0 and file.read() == b"mine!", file.name
+
+    class Base:
+        def add(self, x):
+            return x + 1
+        def close_all(self, where):
+            self.files = close_all(where)
+        def look_late(self):
+            time.sleep(0.3)  # whoever waits for this sleeps, and has to be woken
+            unharmed(self.files)
+
+    @conveyor.remote
+    class Plain(Base):
+        pass
+
+    @conveyor.remote(max_concurrency=2)
+    class Threads(Base):
+        pass
+
+    @conveyor.remote
+    class Loop(Base):
+        async def more(self):
+            pass
+""")
+
+
+def test_a_driver_that_closes_all_descriptors_has_errors_and_whole_files(scripts, tmp_path):
+    program = f"""
+    actors = [kind.remote() for kind in (Plain, Threads, Loop)]
+    assert conveyor.get([actor.add.remote(1) for actor in actors]) == [2, 2, 2]
+    files = close_all({str(tmp_path / "driver")!r})
+    begun = time.monotonic()
+    for attempt in (
+        lambda: conveyor.get(actors[0].look_late.remote()),
+        lambda: conveyor.get([actor.add.remote(1) for actor in actors]),
+        lambda: conveyor.get(Plain.remote().add.remote(1)),
+    ):
+        try:
+            attempt()
+        except conveyor.exceptions.ConveyorError as error:
+            assert "has closed descriptors of conveyor's" in str(error), error
+        else:
+            raise AssertionError("no error")
+    conveyor.shutdown()
+    assert time.monotonic() - begun < 5
+    unharmed(files)
+    conveyor.init()
+    assert conveyor.get(Plain.remote().add.remote(1)) == 2
+    print("DONE")
+    """
+    assert "DONE" in scripts.run(CLOSES_ALL + textwrap.dedent(program))
+
+
+@pytest.mark.parametrize("kind", ["Plain", "Threads", "Loop"])
+def test_an_actor_that_closes_all_descriptors_ends_by_name_and_has_whole_files(
+    scripts, tmp_path, kind
+):
+    program = f"""
+    actor, other = {kind}.remote(), Plain.remote()
+    assert conveyor.get([actor.add.remote(1), other.add.remote(1)]) == [2, 2]
+    try:
+        conveyor.get(actor.close_all.remote({str(tmp_path / kind)!r}))
+        conveyor.get(actor.look_late.remote())  # a result that was there before its end has come
+        conveyor.get(actor.add.remote(1))
+    except conveyor.exceptions.ActorDiedError as error:
+        assert "has closed descriptors of conveyor's" in str(error) or "OSError" in str(error), error
+    else:
+        raise AssertionError("it goes on")
+    assert conveyor.get(other.add.remote(1)) == 2
+    print("DONE")
+    """
+    assert "DONE" in scripts.run(CLOSES_ALL + textwrap.dedent(program))
+    files = list(tmp_path.glob(f"{kind}-*"))
+    assert len(files) == 100
+    assert {file.read_bytes() for file in files} <= {b"mine", b"mine!"}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.engine.inline.actor import Actor, Start
@@ -70,7 +70,7 @@ class InlineRuntime(CallingRuntime):
         arena = arena or arena_size()
         board = _core.Board.create(DEAD_SLOT + 1)
         board.prepare(_SLOT, "driver")
-        self._fds = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)]
+        self._fds = [descriptors.event()]
         self._fds.append(_core.Arena.create_fd(arena.file))
         eventfd, arena_fd = self._fds
         # There is no thread to wake: dropped streams are closed with the next one.

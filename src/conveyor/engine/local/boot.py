@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from conveyor.engine.files import anonymous_file
+from conveyor import descriptors
 from conveyor.engine.local.tunables import with_huge_heap
 
 # On one line, and short: until the server sets its title this is what `ps` shows.
@@ -48,16 +48,16 @@ class ForkServer(Struct, frozen=True):
 
 def execute(preload: Sequence[str], wanted: Sequence[str]) -> ForkServer:
     """Start one that will import ``preload`` and ``wanted``. Does not wait until it has."""
-    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control, theirs = descriptors.socket_pair()
     kept: list[int] = []
     passed = [theirs.detach()]
     process: subprocess.Popen[bytes] | None = None
     try:
         # A pidfd of ourselves, opened by ourselves: there is no moment at which it could mean
         # another process, and it stands for the process, not for the thread that runs this.
-        passed.append(os.pidfd_open(os.getpid()))
-        passed.append(anonymous_file("conveyor-setup"))
-        log, log_writer = os.pipe()
+        passed.append(descriptors.own(os.pidfd_open(os.getpid())))
+        passed.append(descriptors.memory_file("conveyor-setup"))
+        log, log_writer = map(descriptors.own, os.pipe())
         kept.append(log)
         passed.append(log_writer)
         os.set_blocking(log, False)
@@ -81,7 +81,7 @@ def execute(preload: Sequence[str], wanted: Sequence[str]) -> ForkServer:
             env=with_huge_heap(os.environ),
             **_OWN_GROUP,
         )
-        return ForkServer(process, control, log, os.pidfd_open(process.pid))
+        return ForkServer(process, control, log, descriptors.own(os.pidfd_open(process.pid)))
     except BaseException:
         if process is not None:
             process.kill()

@@ -6,7 +6,7 @@ import select
 import socket
 import threading
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.engine.events import EventLoop
 from conveyor.flag import Flag
 
@@ -45,7 +45,7 @@ class Room:
         self._waiting: list[Flag] = []
         # The loop has the socket already, for what comes, and no descriptor twice. This can be read
         # when there is room. It is made now: who waits may find no descriptor left.
-        self._watch = select.epoll()
+        self._watch = descriptors.epoll()
         self._watch.register(control, select.EPOLLOUT)
 
     def tell(self, waiter: Flag) -> None:

@@ -42,6 +42,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn, TypedDict
 
+from conveyor import descriptors
 from conveyor.engine.headless import Headless
 from conveyor.engine.local import child
 from conveyor.engine.local.tunables import fill_huge_heap
@@ -84,7 +85,7 @@ def receive(control: socket.socket, max_fds: int) -> tuple[bytes, list[int], boo
     for level, kind, rights in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(rights[: len(rights) - len(rights) % item])
-    return data, fds.tolist(), not flags & socket.MSG_CTRUNC
+    return data, [descriptors.own(fd) for fd in fds], not flags & socket.MSG_CTRUNC
 
 
 def main(setup: Setup) -> NoReturn:

@@ -7,7 +7,7 @@ import os
 
 from msgspec import Struct
 
-from conveyor.engine.files import anonymous_file
+from conveyor import descriptors
 
 _LENGTH_BYTES = 8
 
@@ -64,7 +64,7 @@ def write_spec(spec: ChildSpec) -> int:
             str(spec.main_module),
         )
     )
-    fd = anonymous_file("conveyor-spec")
+    fd = descriptors.memory_file("conveyor-spec")
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(len(head).to_bytes(_LENGTH_BYTES, "little"))

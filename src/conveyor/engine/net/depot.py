@@ -15,7 +15,7 @@ import struct
 import threading
 from collections.abc import Callable
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.engine.net.answering import Answering, break_off, hear, wait_on
 from conveyor.engine.net.handshake import HandshakeError, NotHeardError
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
@@ -62,7 +62,7 @@ class Depot(Answering):
 
     def put(self, fd: int) -> int:
         """Have others fetch that file, which is duplicated, until it is dropped; its number."""
-        own = os.dup(fd)
+        own = descriptors.duplicate(fd)
         with self._having:
             number = next(self._numbers)
             self._files[number] = _File(own)
@@ -157,7 +157,7 @@ class Supply:
             raise OutOfMemoryError(f"cannot {what}: there is no memory left for it") from error
 
     def _fetched(self, number: int, size: int) -> int:
-        fd = os.memfd_create("conveyor-value", os.MFD_CLOEXEC)
+        fd = descriptors.memory_file("conveyor-value")
         try:
             os.posix_fallocate(fd, 0, size)
             with mmap.mmap(fd, size) as memory, memoryview(memory) as room:

@@ -7,7 +7,6 @@ driver's user can open that, and root. A question is one byte, and changes nothi
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from conveyor import descriptors
 from conveyor.engine.events import EventLoop
 from conveyor.exceptions import SystemLimitError
 from conveyor.local_sockets import LocalListener, new_key, new_name
@@ -80,7 +80,7 @@ class Display:
         self._events, self._gather = events, gather
         self._free = threading.BoundedSemaphore(_MOST)
         key, name = new_key(), new_name()
-        self._file = FileIO(FILE, "w", opener=lambda name, _flags: os.memfd_create(name))
+        self._file = FileIO(FILE, "w", opener=lambda name, _flags: descriptors.memory_file(name))
         try:
             self._file.write(key + name.encode())
             self._listener = LocalListener(

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from msgspec import Struct
 
+from conveyor import descriptors
 from conveyor.engine.net.answering import break_off
 from conveyor.runtime.far_memory import Brought, Room, RoomAt, Wanted
 
@@ -30,7 +31,7 @@ class Waiter:
     ) -> None:
         """``room``: where it is to be put; ``None``: it is told with the news. ``tell(brought)`` is called
         once, by any thread. ``progress(done)`` is told how many bytes there are."""
-        self._fd = -1 if room is None else os.dup(room.fd)
+        self._fd = -1 if room is None else descriptors.duplicate(room.fd)
         self.at = 0 if room is None else room.at
         self.tell, self.progress = tell, progress
         #: It wants it no more, and its room is not written to once it has been told so.
@@ -162,7 +163,7 @@ class Flight(Struct, eq=False):
         """Have a file, if one is to be had."""
         if self.file < 0:
             with suppress(OSError):
-                self.file = os.memfd_create("conveyor-value", os.MFD_CLOEXEC)
+                self.file = descriptors.memory_file("conveyor-value")
 
     def close(self) -> None:
         """Have none."""

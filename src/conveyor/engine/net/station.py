@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
 from conveyor.engine.net.members import Local, Proxy
@@ -94,7 +94,7 @@ class Station:
         self.board = _core.Board.create(BOARD_SLOTS)
         self.board.session = session
         self.pump = _core.HostPump(self.board, number, window)
-        self._fired = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._fired = descriptors.event()
         self._lookout = Lookout(self.board)
         self._watches = DeathWatches(self.board, self._fired)
         self._locals: dict[int, Local] = {}
@@ -164,10 +164,10 @@ class Station:
         pairs: list[socket.socket] = []
         try:
             made.append(_core.Arena.create_fd(self.arena.file))
-            made.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            made.append(descriptors.event())
             board.set_eventfd(slot, made[1], order.incarnation)
             for _ in range(2):
-                pairs += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                pairs += descriptors.socket_pair()
             view = _core.ArenaView(made[0], self.arena.file, board, slot)
         except BaseException:
             close_all(made)

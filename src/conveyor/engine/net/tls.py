@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from msgspec import Struct
 
+from conveyor import descriptors
 from conveyor.exceptions import ConveyorError
 from conveyor.system_limits import explained
 
@@ -199,7 +200,7 @@ def _digest(pem: bytes) -> bytes:
 @contextmanager
 def _memory_file(content: bytes) -> Iterator[str]:
     """The path, in this process alone, of a file that is on no disk."""
-    fd = os.memfd_create("conveyor-certificate")
+    fd = descriptors.memory_file("conveyor-certificate")
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(content)

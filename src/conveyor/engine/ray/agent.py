@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from conveyor import __version__, _core, system_limits
+from conveyor import __version__, _core, descriptors, system_limits
 from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.net.addresses import Listening
@@ -342,7 +342,7 @@ class Agent:
 
     def _line(self, number: int) -> socket.socket:
         try:
-            here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            here, there = descriptors.socket_pair()
         except OSError:
             self._news.put(Sent(HungUp(number)))  # the other end is there already
             raise
@@ -350,7 +350,7 @@ class Agent:
         return there
 
     def _memory(self) -> socket.socket:
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        here, there = descriptors.socket_pair()
         try:
             self._fetches.serve(here)
         except BaseException:

@@ -15,8 +15,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from conveyor import __version__
-from conveyor.engine.files import anonymous_file
+from conveyor import __version__, descriptors
 from conveyor.engine.surroundings import Surroundings
 from conveyor.runtime.messages.message import PROTOCOL
 from conveyor.runtime.process import close_all, dup_all
@@ -146,7 +145,7 @@ class Told(Struct, frozen=True):
 
 def write_file(told: Told) -> int:
     """A file that holds it; the caller closes it."""
-    fd = anonymous_file("conveyor-birth")
+    fd = descriptors.memory_file("conveyor-birth")
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(write(told))
@@ -162,7 +161,7 @@ def made_for(told: Told, fds: Sequence[int]) -> list[int]:
     closes them."""
     made = [write_file(told)]
     try:
-        made.append(os.pidfd_open(os.getpid()))
+        made.append(descriptors.own(os.pidfd_open(os.getpid())))
         made += dup_all(fds)
     except BaseException:
         close_all(made)

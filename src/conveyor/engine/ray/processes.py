@@ -13,6 +13,7 @@ from functools import partial
 
 from msgspec import Struct, field
 
+from conveyor import descriptors
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.headless import SETTLED, goes_on
 from conveyor.engine.ray.courier import Courier
@@ -74,7 +75,7 @@ class Processes:
 
     def add(self, one: Resident, pid: int) -> None:
         """It has come, and waits for an answer: so the number is still its own."""
-        one.pidfd = os.pidfd_open(pid)
+        one.pidfd = descriptors.own(os.pidfd_open(pid))
         one.pid = pid
         self._living[pid] = one
         self._events.add(one.pidfd, partial(self._ended, one))
@@ -99,7 +100,7 @@ class Processes:
         goes = goes_on(one.pid)
         if goes is None:
             with self._pidfds:
-                pidfd = -1 if one.pidfd < 0 else os.dup(one.pidfd)
+                pidfd = -1 if one.pidfd < 0 else descriptors.duplicate(one.pidfd)
             if pidfd < 0:
                 return
             try:

@@ -19,6 +19,7 @@ from array import array
 from contextlib import suppress
 from typing import Any
 
+from conveyor import descriptors
 from conveyor.engine.leaving import flush, leave
 from conveyor.engine.ray.connected import Connected
 from conveyor.engine.ray.greeting import (
@@ -180,7 +181,7 @@ def welcomed(connection: socket.socket) -> list[int]:
         raise ActorStartError(
             f"the driver refuses the process that Ray has started: {why or 'descriptors were lost'}"
         )
-    return fds.tolist()
+    return [descriptors.own(fd) for fd in fds]
 
 
 def _end_with(driver: int) -> None:

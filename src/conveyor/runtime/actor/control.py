@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.codec import Reader, encode_error
 from conveyor.exceptions import GraphTornDownError
 from conveyor.pauses import Pauses
@@ -165,7 +165,7 @@ class Control:
             if not more:
                 raise ConnectionError("the driver's control socket has ended")
             if int.from_bytes(data, "little") == ticket:
-                fds.extend(more)
+                fds.extend(descriptors.own(fd) for fd in more)
             else:
                 close_all(more)
         return fds

@@ -328,6 +328,7 @@ def main(payload: bytes, fds: list[int]) -> None:
     """The entry of an actor's process, called on its main thread by the engine."""
     hello: Hello = pickle.loads(check_greeting(payload))
     system_limits.name_process(f"actor {hello.name}")
+    _core.end_without_descriptors()
     worker = Worker(hello, fds)
     context.install(worker.runtime)
     byvalue.name_in(sys.modules["__main__"])

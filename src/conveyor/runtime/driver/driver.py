@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.exceptions import RuntimeStateError
@@ -89,10 +89,10 @@ class Driver(CallingRuntime):
         arena = arena or arena_size()
         board = _core.Board.create(BOARD_SLOTS)
         board.prepare(DRIVER_SLOT, "driver")
-        self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._eventfd = descriptors.event()
         self._arena_fd = _core.Arena.create_fd(arena.file)
-        self._garbage_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._life_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._garbage_event = descriptors.event()
+        self._life_event = descriptors.event()
         process = Process(board, DRIVER_SLOT, self._eventfd, self._arena_fd, arena)
         super().__init__(process, Chores(_core.Waker(self._garbage_event), self._wake))
         board.alive_unwatched(DRIVER_SLOT)
@@ -357,6 +357,8 @@ class Driver(CallingRuntime):
     def shutdown(self) -> None:
         if os.getpid() != self.pid:
             return  # a forked child: the session is its parent's
+        if self._eventfd >= 0 and descriptors.lost(self._eventfd):
+            self._lose()
         # A signal handler may have interrupted a call of this thread's that holds some of them.
         links = (link.lock for link in list(self.links.values()))
         try:
@@ -371,6 +373,14 @@ class Driver(CallingRuntime):
         finally:
             if self._last_steps.over:  # else another one is at it, or will be with the next call
                 self.at_shutdown()
+
+    def _lose(self) -> None:
+        """Code of this process has closed the session's descriptors: its processes, of which nothing is heard
+        any more, end by themselves, as if this one had ended."""
+        self._eventfd = -1
+        ending.fault = ending.fault or descriptors.CLOSED
+        steps = self._begin_end, self.process.hang_up, self._hosts.close
+        self._last_steps = LastSteps(*steps, hurry=bool)
 
     def fail(self, why: str) -> None:
         ending.fault = why

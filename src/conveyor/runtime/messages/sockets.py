@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
 from conveyor.pauses import Pauses
 from conveyor.runtime.messages.message import MAX_FDS
@@ -118,11 +118,12 @@ def receive_pickled(sock: socket.socket) -> tuple[bytes, Files]:
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[int], int, Any]:
     try:
-        return socket.recv_fds(sock, PIECE + 1, MAX_FDS)
+        data, fds, flags, address = socket.recv_fds(sock, PIECE + 1, MAX_FDS)
     except ConnectionResetError:
         # Linux says this once, and first, of a side that has died with something unread: what it has sent
         # before comes behind that, and then the end.
-        return socket.recv_fds(sock, PIECE + 1, MAX_FDS)
+        data, fds, flags, address = socket.recv_fds(sock, PIECE + 1, MAX_FDS)
+    return data, [descriptors.own(fd) for fd in fds], flags, address
 
 
 def all_of(fds: list[int], count: int) -> list[int]:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime import context, ending
 from conveyor.runtime.waiting.awaits import Awaits, awaits_of
@@ -108,7 +108,7 @@ async def wait_until(ready: Callable[[], bool], ask: Ask | None = None) -> None:
     watch = _watches.get(loop)
     if watch is None or watch._inbox is not inbox:
         with explained("await anything in this event loop"):
-            relay = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            relay = descriptors.event()
         watch = _watches[loop] = LoopWatch(loop, inbox, relay, awaits)
     future = watch.add(loop, ready)
     of = None if awaits is None or ask is None else awaits.begin(future, ready, ask)

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.runtime import threads
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.completions import Completions
@@ -48,7 +48,7 @@ class Watcher:
             fd = self._descriptors.get(ref)
             if fd is None:
                 with explained(f"make a descriptor for {ref!r}"):
-                    fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                    fd = descriptors.event()
                 try:
                     key = self.watch(ref, lambda: os.eventfd_write(fd, 1))
                 except BaseException:

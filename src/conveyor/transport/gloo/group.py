@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed import ProcessGroupGloo
 
+from conveyor import descriptors
 from conveyor.transport.gloo.abort import abort
 from conveyor.transport.gloo.rendezvous import Rendezvous
 from conveyor.transport.gloo.way import Way
@@ -103,7 +104,7 @@ class _Connection:
     constructor may change how the socket that it shares waits."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = os.dup(descriptor)
+        self._descriptor = descriptors.duplicate(descriptor)
 
     def shut_down(self) -> None:
         """Have whoever reads or writes it at either end stop. It may be down already."""

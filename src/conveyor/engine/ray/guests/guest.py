@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from conveyor import descriptors
 from conveyor.engine.ray import shell
 from conveyor.engine.ray.connected import Connected
 from conveyor.engine.ray.greeting import (
@@ -217,7 +218,7 @@ def _be_guest(
     over = -1
     try:
         try:
-            over = os.eventfd(0, os.EFD_CLOEXEC)
+            over = descriptors.own(os.eventfd(0, os.EFD_CLOEXEC))
             watch = threads.start(_watch, "with-driver", worker, connection, driver, over)
         except BaseException:
             worker.withdraw()

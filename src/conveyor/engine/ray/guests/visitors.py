@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from conveyor import descriptors
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.ray.courier import Courier
 from conveyor.engine.ray.ends import exit_status, status_once_reaped
@@ -31,7 +32,7 @@ class Visitors:
         """It has come, and waits for an answer: so the number is still its own."""
         if pid in self._present:  # it has left, and its farewell has not been heard yet
             self.courier.last_words(pid)
-        one.pidfd = os.pidfd_open(pid)
+        one.pidfd = descriptors.own(os.pidfd_open(pid))
         one.pid = pid
         self._present[pid] = one
         self._events.add(one.pidfd, partial(self._died, one))
@@ -69,7 +70,9 @@ class Visitors:
         if one.status is not None:
             self._report(one)
         else:  # how it ended its parent knows, which has not looked yet
-            threads.start_or_run(self._see_end, "how-it-ended", one, os.dup(one.pidfd))
+            threads.start_or_run(
+                self._see_end, "how-it-ended", one, descriptors.duplicate(one.pidfd)
+            )
 
     def _see_end(self, one: Resident, pidfd: int) -> None:
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
+from conveyor import descriptors
 from conveyor.runtime.far_memory import Closing, Room
 
 
@@ -18,7 +19,7 @@ class Lease:
     """The process's end, of one connection. ``OSError`` if there are no descriptors for it."""
 
     def __init__(self) -> None:
-        self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, there = descriptors.socket_pair()
         self._there: Closing | None = Closing(there.detach())
         self._rooms: list[Room] = []
         self._over = self._cut = False

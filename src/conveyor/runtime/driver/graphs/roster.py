@@ -7,12 +7,13 @@ been laid, or one that has been taken down; a reader takes what has an end.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Mapping
 from io import FileIO
 
 from msgspec import Struct, json
+
+from conveyor import descriptors
 
 #: What the file is called among the driver's descriptors.
 FILE = "conveyor-roster"
@@ -98,7 +99,7 @@ def _write(file: FileIO, data: bytes) -> None:
 
 
 def _memory_file(name: str, _flags: int) -> int:
-    return os.memfd_create(name)
+    return descriptors.memory_file(name)
 
 
 def read_roster(lines: Iterable[bytes]) -> dict[int, LaidGraph]:

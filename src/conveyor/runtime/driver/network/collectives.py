@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.blueprint import hosts_among
@@ -142,7 +141,7 @@ class DriverCollectives:
         try:
             if len(fds) < 2 * len(group.records):
                 raise next(other for other in group.records if not other.alive).death()
-            fds.insert(0, os.dup(group.segment.fd))
+            fds.insert(0, descriptors.duplicate(group.segment.fd))
             self._existing(number)  # else it has been destroyed meanwhile
         except BaseException:
             close_all(fds)

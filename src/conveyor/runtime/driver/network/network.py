@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.codec import Reader
 from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.runtime.actor.orders import Accept, HangUp, Load
@@ -124,7 +123,7 @@ class Network:
                     link_depth(callee.actor.max_concurrency),
                 )
                 segment = blueprint.make()
-                own.insert(0, os.dup(segment.fd))
+                own.insert(0, descriptors.duplicate(segment.fd))
                 fds = self._of(caller)
                 shared = self._abroad.spread(blueprint, segment)
                 if callee.host is not None:

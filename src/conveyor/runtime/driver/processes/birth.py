@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.runtime.actor.orders import Hello
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.calls.link_segment import link_blueprint, link_depth
@@ -65,15 +64,15 @@ class Birth:
         process, actor, slot = house.process, record.actor, record.slot
         made: list[int] = []
         try:
-            made.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            made.append(descriptors.event())
             made.append(_core.Arena.create_fd(process.arena_size.file))
             record.arena = process.adopt(slot, record.incarnation, made[1], made[0])
         finally:
             close_all(made)
         record.arena_fd, record.eventfd = process.descriptors(slot)
-        record.control_socket, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        record.control_socket, control = descriptors.socket_pair()
         self._sockets.append(control)
-        here, request = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        here, request = descriptors.socket_pair()
         self._sockets.append(request)
         self._on_request_socket(record, here)
         self._hello = hello = Hello(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct, field
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.codec import Reader, set_later
 from conveyor.exceptions import (
     ActorDiedError,
@@ -377,6 +377,8 @@ class ActorRecord:
             return f"was lost with its node: {lost}"
         if self.exit_status == UNKNOWN_END:
             return "died, and how cannot be known: its process was started by somebody else than this program"
+        if self.control_socket is not None and descriptors.lost(self.control_socket.fileno()):
+            return f"has ended, since {descriptors.CLOSED}"
         return "died (its exit code is not known yet)"
 
     @property

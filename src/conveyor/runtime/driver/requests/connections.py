@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 import weakref
 
+from conveyor import descriptors
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
 from conveyor.runtime.actor.requests.messages import OpenFarMemory, OpenGraph, Opening, OpenRefs
@@ -34,7 +35,7 @@ class Connections:
         what its host gives it."""
         if isinstance(request, OpenFarMemory):
             return self._open_far_memory(caller)
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        here, there = descriptors.socket_pair()
         try:
             self._open.add(self._serve(caller, request, here))
         except BaseException:
@@ -51,7 +52,7 @@ class Connections:
         memory = self._process.hosts_memory
         if memory is None:
             raise RuntimeStateError("all processes of the session are on one host")
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        here, there = descriptors.socket_pair()
         try:
             memory.serve(here)
         except BaseException:

@@ -7,12 +7,12 @@ answered on a thread of its own, as it may wait for the fork server or for anoth
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from conveyor import descriptors
 from conveyor.exceptions import ActorRestartedError, SystemLimitError
 from conveyor.runtime import registrations, threads
 from conveyor.runtime.actor.requests import messages as asked
@@ -266,7 +266,7 @@ class Switchboard:
             self._layer.drop(laying.number)
             next((r for r in laying.records if not r.alive), caller).check_alive()
         segment = laying.layout.segment
-        segment_fd = os.dup(segment.fd)
+        segment_fd = descriptors.duplicate(segment.fd)
         segment.close_fd()
         return laying.channels(), [segment_fd, *fds]
 
