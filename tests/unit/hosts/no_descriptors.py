@@ -22,10 +22,17 @@ def none_at_all():
 @contextlib.contextmanager
 def none_beyond():
     """The process gets none beyond those that it has; one that is closed can be had again."""
-    lowest = os.open(os.devnull, os.O_RDONLY)
-    os.close(lowest)
-    with _limit(lowest):
-        yield
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    fillers = []
+    with _limit(highest + 1):
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    fillers.append(os.open(os.devnull, os.O_RDONLY))
+            yield
+        finally:
+            for fd in fillers:
+                os.close(fd)
 
 
 @contextlib.contextmanager
