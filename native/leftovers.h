@@ -55,6 +55,8 @@ class Leftovers {
     make_due(here);
   }
 
+  // The thread has something to say of which this knows nothing. As enter().
+  void note_more() noexcept { make_due([] { return true; }); }
   // Nobody will get this error: the thread says so. More of them at a time than a log takes are forgotten. As enter().
   void note_unseen(std::string_view error, bool more) noexcept {
     constexpr size_t kMost = 64;
@@ -64,7 +66,7 @@ class Leftovers {
     } catch (const std::bad_alloc&) {  // nor is there memory to say it
       return;
     }
-    make_due([] { return true; });
+    note_more();
   }
   std::vector<Unseen> take_unseen() { return std::exchange(unseen_, {}); }
 

@@ -241,6 +241,7 @@ void bind_graph(nb::module_& m) {
              return l.wait(uint64_t(quiet * 1e9));
            }, "quiet"_a)
       .def("sweep", &sweep)
+      .def("note_more", &Leftovers::note_more)
       .def("take_unseen", [](Leftovers& l) {
              nb::list taken;
              for (const Unseen& one : l.take_unseen()) taken.append(nb::make_tuple(nb::bytes(one.error.data(), one.error.size()), one.more));

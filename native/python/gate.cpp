@@ -317,7 +317,9 @@ void Gate::drop(uint64_t number, size_t i) {
 
 // Nobody gets this error of that submission. Others may still get one.
 void Gate::note_unseen(uint64_t number, std::string_view error) noexcept {
+  constexpr size_t kMostBytes = 64 * 1024;  // of each that is kept
   if (!leftovers_ || error == kCancelledMeta || error == kOverdueMeta) return;
+  if (error.size() > kMostBytes) error = kLargeMeta;
   if (failures_) {
     if (told_.contains(number)) return;
     if (!abandoned_.contains(number)) {

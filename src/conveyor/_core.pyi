@@ -511,6 +511,8 @@ CANCELLED: bytes
 """``ErrorFrame.meta`` of what was not run because it had been cancelled."""
 OVERDUE: bytes
 """``ErrorFrame.meta`` of what was not run, or came, after the deadline."""
+LARGE: bytes
+"""``ErrorFrame.meta`` in the place of an error that nobody gets, and that is too large to be kept for the log."""
 UNSAID: bytes
 """``ErrorFrame.meta`` where no memory was left to say what had gone wrong."""
 """``ErrorFrame.meta`` of a result that this process had no memory left to look at."""
@@ -1010,6 +1012,9 @@ class Leftovers:
 
     def sweep(self) -> None:
         """Have each of them let go of what was dropped and has come."""
+
+    def note_more(self) -> None:
+        """Make a sweep due: there is more to be said than this knows. Finalizers may call it."""
 
     def take_unseen(self) -> list[tuple[bytes, bool]]:
         """The errors that have been let go of and that nobody has got, since this was last asked; and of each

@@ -35,6 +35,8 @@ _HELLO_BYTES = _SIGNED.size + _PROOF_BYTES
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid: see unix(7)
 #: Connections that have not said hello. With one more, the oldest of them is dropped.
 _UNPROVEN_KEPT = 64
+#: Connections that are let in at a time, before others are served.
+_AT_ONCE = 16
 
 
 class UnprovenPeerError(ConnectionError):
@@ -151,12 +153,13 @@ class LocalListener:
         return self._epoll.fileno()
 
     def serve(self) -> float:
-        """Take what has come. Return how many seconds to wait before the next call: more than 0 where the
-        system lets nobody be accepted, and does not tell when it does again. Whoever comes waits as well."""
+        """Take some of what has come: :meth:`fileno` stays readable where there is more, and others are served
+        in between. Return how many seconds to wait before the next call: more than 0 where the system lets
+        nobody be accepted, and does not tell when it does again. Whoever comes waits as well."""
         for fd, _ in self._epoll.poll(0):
             if fd in self._unproven:
                 self._hear(fd)
-        while True:
+        for _ in range(_AT_ONCE):
             try:
                 connection = descriptors.own_socket(self._socket.accept()[0])
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -175,6 +178,7 @@ class LocalListener:
             self._refused = False
             self._pauses.begin_anew()
             self._admit(connection)
+        return 0.0
 
     def _admit(self, connection: socket.socket) -> None:
         user = owner(connection)[1]
@@ -186,8 +190,13 @@ class LocalListener:
             self._drop(next(iter(self._unproven)))
         connection.setblocking(False)
         fd = connection.fileno()
+        try:
+            self._epoll.register(fd, select.EPOLLIN)
+        except OSError:  # the user has no watches left (fs.epoll.max_user_watches)
+            self.strangers += 1
+            hang_up(connection)
+            return
         self._unproven[fd] = connection
-        self._epoll.register(fd, select.EPOLLIN)
         self._hear(fd)  # one that belongs here has said hello already
 
     def _hear(self, fd: int) -> None:

@@ -9,7 +9,7 @@ from conveyor.codec.encoded import SENT
 from conveyor.codec.errors.afresh import afresh, completed, set_later
 from conveyor.codec.errors.encoding import append_to_message, decode_error, encode_error
 from conveyor.codec.errors.native import arena_full, refused
-from conveyor.codec.errors.siblings import add_sibling, summarize_error
+from conveyor.codec.errors.siblings import add_sibling, first_line, summarize_error
 from conveyor.codec.frames import announce, decode, discard, encode
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.pickling.pickler import (
@@ -36,6 +36,7 @@ __all__ = [
     "drop_picklers",
     "dumps_by_value",
     "encode_error",
+    "first_line",
     "loads",
     "set_later",
     "set_up_codec",

@@ -104,6 +104,16 @@ class CallingRuntime:
         call = method, args, dict(kwargs) if kwargs else None, returns, what
         return self._known_link(actor).call(call, again)
 
+    def end_links(self) -> None:
+        """The session is over: who waits for a call has the error, and no call waits to be sent."""
+        links = list(self.links.values())
+        for link in links:
+            link.gate.closed = True
+        # Before anything that needs a link's lock: who has one may wait for somebody.
+        self.process.ring()
+        for link in links:
+            link.fail_pending()
+
     def find_transport(self, name: str) -> bytes | None:
         return registrations.KNOWN.get(name)
 

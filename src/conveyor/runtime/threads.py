@@ -6,7 +6,7 @@ import errno
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from conveyor.exceptions import SessionEndedError, SystemLimitError
@@ -30,6 +30,16 @@ _FAULTS = frozenset(
 fail_session: Callable[[str], object] = bool
 
 
+def log(level: str, text: str, *args: object, exc_info: bool = False) -> None:
+    """Log for a thread of the library's own, which does not end with what the program's handlers raise."""
+    import logging  # slow to import, and rarely needed
+
+    with suppress(Exception):
+        logging.getLogger("conveyor").log(
+            getattr(logging, level.upper()), text, *args, exc_info=exc_info
+        )
+
+
 class Background(threading.Thread):
     """A thread of the library's own.
 
@@ -46,9 +56,8 @@ class Background(threading.Thread):
         except (SystemExit, SessionEndedError):  # ends, and no faults
             raise
         except BaseException as error:
-            import logging  # slow to import, and rarely needed
-
-            logging.getLogger("conveyor").critical(
+            log(
+                "critical",
                 "the thread %s has ended with %s: %s; what it serves does not go on",
                 self.name,
                 type(error).__name__,

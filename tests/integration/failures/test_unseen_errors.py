@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import threading
 
 import pytest
 from integration_helpers import WAIT, get
@@ -178,3 +179,45 @@ def test_the_lines_are_bounded(caplog, wait_until):
         conveyor.shutdown()
     assert len(lines(caplog)) == 20
     assert sum("further errors" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_a_handler_of_the_log_may_call_actors_and_raise(engine, wait_until):
+    actor = Actor.remote()
+    told = []
+
+    class Ships(logging.Handler):
+        def emit(self, record):
+            if "nobody has got" in record.getMessage():
+                told.append(threading.current_thread())
+                get(actor.echo.remote(record.getMessage()))
+                raise OSError("the server of the log is not there")
+
+    logger, handler = logging.getLogger("conveyor"), Ships()
+    logger.addHandler(handler)
+    try:
+        for number in range(3):
+            failed = actor.fail.remote("no")
+            conveyor.wait(
+                [actor.echo.remote(failed)], timeout=WAIT
+            )  # dropped in the middle of what sends it
+            raising(lambda failed=failed: get(failed))
+            del failed
+            gc.collect()
+            wait_until(lambda number=number: len(told) > number, WAIT)
+        assert get(actor.echo.remote(2)) == 2
+    finally:
+        logger.removeHandler(handler)
+    if engine != "inline":
+        assert threading.main_thread() not in told
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_line_is_short_however_much_an_error_says(caplog, wait_until):
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        actor = Actor.remote()
+        for size in (10, 1_000, 60_000, 5_000_000):
+            actor.fail.remote("word " * (size // 5))
+        conveyor.wait([actor.echo.remote(actor.fail.remote("word " * 1_000_000))], timeout=WAIT)
+        gc.collect()
+        wait_until(lambda: len(lines(caplog)) >= 5, WAIT)
+    assert max(len(line) for line in lines(caplog)) < 1_000

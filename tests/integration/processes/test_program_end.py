@@ -422,3 +422,45 @@ def test_a_forked_child_ends_by_sigterm_at_once(scripts):
         assert of_child(mine) == 0
         """
     )
+
+
+def test_a_thread_that_sends_a_value_which_waits_does_not_keep_the_session(scripts):
+    out = scripts.run(
+        """
+        import threading, time
+        import conveyor
+
+        class Waits:
+            def __reduce__(self):
+                sends.set()
+                return int, (conveyor.get(never),)
+
+        @conveyor.remote
+        class Actor:
+            def echo(self, x):
+                return x
+            def sleep(self):
+                time.sleep(1000)
+
+        def call():
+            try:
+                actor.echo.remote(Waits())
+            except conveyor.exceptions.ConveyorError as error:
+                print(type(error).__name__)
+
+        conveyor.init(grace_seconds=0.1)
+        sends, actor = threading.Event(), Actor.remote()
+        assert conveyor.get(actor.echo.remote(1)) == 1
+        never = Actor.remote().sleep.remote()
+        thread = threading.Thread(target=call)
+        thread.start()
+        sends.wait()
+        begun = time.monotonic()
+        conveyor.shutdown()
+        assert time.monotonic() - begun < 8, time.monotonic() - begun
+        thread.join()
+        print("DONE")
+        """
+    )
+    assert "Error" in out
+    assert "DONE" in out

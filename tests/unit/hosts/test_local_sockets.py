@@ -160,3 +160,17 @@ def test_the_silent_ones_take_no_thread_and_keep_nobody_out():
         assert threading.active_count() == before
         assert is_dropped(silent[0])
         assert listener.strangers >= 100 - local_sockets._UNPROVEN_KEPT
+
+
+def test_a_crowd_is_let_in_bit_by_bit():
+    listener = LocalListener(new_name(), socket.SOCK_STREAM, {7: KEY}.get, lambda *_: None)
+    with ExitStack() as stack:
+        stack.callback(listener.close)
+        stack.callback(listener.stop)
+        for _ in range(60):
+            stack.enter_context(connected(listener))
+        rounds = 0
+        while select.select([listener], [], [], 0)[0]:
+            listener.serve()
+            rounds += 1
+        assert rounds >= 60 / local_sockets._AT_ONCE

@@ -142,6 +142,9 @@ _STAND_INS: dict[bytes, Callable[[], Exception]] = {
     _core.UNSAID: lambda: OutOfMemoryError(
         "a task has failed, and its process had no memory left to say why"
     ),
+    _core.LARGE: lambda: RuntimeError(
+        "its text, or what it refers to, is too large to be kept for the log"
+    ),
     _core.BROKEN: lambda: SerializationError(
         "a result has come that cannot be read (was shared memory overwritten?)"
     ),

@@ -5,14 +5,21 @@ from __future__ import annotations
 from conveyor.codec.errors.encoding import append_to_message, read_error
 from conveyor.exceptions import TaskError
 
+#: Characters of what an error says.
+_MOST_TEXT = 500
+
+
+def first_line(text: str) -> str:
+    """The first line of what an error says; where that is not all, it says so."""
+    first, _, more = text.partition("\n")
+    return f"{first[:_MOST_TEXT]} [...]" if more or len(first) > _MOST_TEXT else first
+
 
 def summarize_error(meta: bytes) -> str:
     """What has failed, on one line, of an error that ``encode_error`` has encoded."""
     frame = read_error(meta)
-    first, _, more = frame.message.partition("\n")
+    first = first_line(frame.message)
     text = f"{frame.type_name}: {first}" if first else frame.type_name
-    if more:
-        text += " [...]"
     where = [
         f"{kind} {name!r}" for kind, name in (("actor", frame.actor), ("node", frame.node)) if name
     ]

@@ -83,8 +83,14 @@ class Devices(Route):
         except RuntimeError as error:
             _tell_once(str(error))
             return None
+        source = Source.here(*SENDER.begin())
+        try:
+            note = pickle.dumps((parts, source), 5)
+        except BaseException:
+            SENDER.end()
+            raise
         self._filled[number] = events
-        return pickle.dumps((parts, Source.here(*SENDER.begin())), 5)
+        return note
 
     def fetch(self, where: Located, specs: Sequence[TensorSpec], note: bytes) -> list[Any]:
         """Fetch the tensors. They come to the current device of this process; to memory of the host where it

@@ -15,9 +15,7 @@ def end_waits(runtime: ActorRuntime) -> None:
     error = ending.error()
     for account in list(runtime.graphs):
         account.supervision.close(error)
-    for link in list(runtime.links.values()):
-        link.end()
-    process.ring()
+    runtime.end_links()
 
 
 def leave(runtime: ActorRuntime, control: Control) -> None:

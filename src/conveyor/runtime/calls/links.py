@@ -185,10 +185,14 @@ class Link:
             return self._why
         return self._on_death()
 
-    def end(self) -> None:
-        """The session is over: who waits for a result looks again, and nothing waits to be sent."""
-        self.gate.closed = True
-        self.flush()
+    def fail_pending(self) -> None:
+        """The session is over: fail what waits to be sent. Not where another thread sends just now, whose
+        value's code may take its time, or wait for somebody; then who waits for a call does it."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self.flush()
+            finally:
+                self.lock.release()
 
     def leave(self) -> None:
         """Keep the results that have come, for who still asks, and take no more."""

@@ -392,9 +392,7 @@ class Driver(CallingRuntime):
         error = ending.error()
         for graph in list(self.graphs):
             graph.supervision.close(error)
-        for link in list(self.links.values()):
-            link.end()
-        self.process.ring()
+        self.end_links()
 
     def _end_waits(self) -> None:
         """The actors have no more time for what they wait for: they need the rest for their own end."""

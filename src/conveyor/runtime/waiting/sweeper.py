@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import suppress
 
 from conveyor import _core
-from conveyor.codec import summarize_error
+from conveyor.codec import first_line, summarize_error
 from conveyor.codec.errors.encoding import read_error
 from conveyor.exceptions import ConstructorError, TaskError
 from conveyor.runtime import threads
@@ -28,6 +28,8 @@ class Sweeper:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._lines = 0
+        #: Errors that nobody gets any more, until there is a line of each.
+        self._unseen: deque[BaseException] = deque(maxlen=64)
         #: The actors whose constructor's error is known, or was logged; the last ones.
         self.failed_actors: deque[str] = deque(maxlen=256)
 
@@ -49,14 +51,27 @@ class Sweeper:
             self._sweep()
 
     def tell(self, error: BaseException) -> None:
-        """Log ``error``, the outcome of a reference that was dropped: nobody will get it."""
+        """Have the thread log ``error``, the outcome of a reference that was dropped: nobody will get it. Not
+        here: this is garbage's, and may be called with any lock held, which a handler of the log may need."""
+        self._unseen.append(error)
+        if self._thread is None:  # of the inline engine, which has no other threads either
+            self._say_unseen()
+        else:
+            self._leftovers.note_more()
+
+    def _say_unseen(self) -> None:
+        while self._unseen:
+            self._say(self._unseen.popleft())
+
+    def _say(self, error: BaseException) -> None:
         if isinstance(error, ConstructorError) and self._knows(error.actor):
             return
         kind, where = type(error), ""
         if isinstance(error, TaskError):
             where = f" (raised in actor {error.actor!r} and node {error.node!r})"
             kind = kind if error.cause is None else type(error.cause)
-        self._log(f"{kind.__name__}: {str(error).partition(chr(10))[0]}{where}")
+        with suppress(Exception):  # its own code may say what it is
+            self._log(f"{kind.__name__}: {first_line(str(error))}{where}")
 
     def _run(self) -> None:
         while self._leftovers.wait(self._quiet):
@@ -64,6 +79,7 @@ class Sweeper:
 
     def _sweep(self) -> None:
         self._leftovers.sweep()
+        self._say_unseen()
         for meta, more in self._leftovers.take_unseen():
             error = read_error(meta)
             # A constructor's comes again: to whoever calls the actor, and to the order that ends it.
@@ -84,9 +100,6 @@ class Sweeper:
             lines = self._lines
         if lines > _MOST_LINES:
             return
-        import logging  # slow to import, and rarely needed
-
-        logger = logging.getLogger("conveyor")
-        logger.warning("an error that nobody has got: %s", text)
+        threads.log("warning", "an error that nobody has got: %s", text)
         if lines == _MOST_LINES:
-            logger.warning("further errors that nobody gets are not logged")
+            threads.log("warning", "further errors that nobody gets are not logged")

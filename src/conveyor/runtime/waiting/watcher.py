@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -14,8 +13,6 @@ from conveyor.runtime import threads
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.completions import Completions
 from conveyor.system_limits import explained
-
-logger = logging.getLogger("conveyor")
 
 
 class Awaited(Protocol):
@@ -111,8 +108,11 @@ class Watcher:
                     try:
                         callback()
                     except Exception:  # the others are still to be told
-                        logger.exception(
-                            "what waited for %s could not be told that it is done", str(ref)
+                        threads.log(
+                            "error",
+                            "what waited for %s could not be told that it is done",
+                            ref,
+                            exc_info=True,
                         )
                 del ref, callback
             with self._lock:
