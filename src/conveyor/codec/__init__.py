@@ -18,7 +18,7 @@ from conveyor.codec.pickling.pickler import (
     drop_picklers,
     dumps_by_value,
 )
-from conveyor.codec.pickling.unpickler import loads
+from conveyor.codec.pickling.unpickler import importing, loads
 from conveyor.exceptions import RuntimeStateError, SerializationError
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "dumps_by_value",
     "encode_error",
     "first_line",
+    "importing",
     "loads",
     "set_later",
     "set_up_codec",

@@ -236,3 +236,46 @@ def test_an_actor_that_closes_all_descriptors_ends_by_name_and_has_whole_files(
     files = list(tmp_path.glob(f"{kind}-*"))
     assert len(files) == 100
     assert {file.read_bytes() for file in files} <= {b"mine", b"mine!"}
+
+
+MODULE = """
+import conveyor
+
+@conveyor.remote
+class Model:
+    def f(self, x):
+        return x + 1
+
+@conveyor.remote
+def square(x):
+    return x * x
+
+{top}
+"""
+
+
+@pytest.mark.parametrize(
+    "top", ["model = Model.remote()", "table = conveyor.get([square.remote(x) for x in range(3)])"]
+)
+def test_a_module_that_makes_actors_where_actors_import_it_is_refused(scripts, top):
+    scripts.path(MODULE.format(top=top), "served.py")
+    out = scripts.run(
+        """
+        import conveyor
+        try:
+            import served
+            conveyor.get(served.model.f.remote(1))
+        except conveyor.exceptions.ConveyorError as error:
+            assert "at the top of the module 'served'" in str(error), error
+            print("DONE")
+        """
+    )
+    assert "DONE" in out
+
+
+def test_a_module_that_finds_its_actor_by_name_may_be_imported_by_it(scripts):
+    top = "model = Model.options(name='model', get_if_exists=True).remote()"
+    scripts.path(MODULE.format(top=top), "served.py")
+    assert "2\n" in scripts.run(
+        "import conveyor, served; print(conveyor.get(served.model.f.remote(1)))"
+    )

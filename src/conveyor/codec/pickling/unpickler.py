@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,16 @@ def _cannot_rebuild(error: BaseException) -> str:
     return text
 
 
+#: Of each thread: the module that it imports for a value that it decodes.
+_importing = threading.local()
+
+
+def importing() -> str:
+    """The module that this thread imports for a value that it decodes; empty: none."""
+    name: str = getattr(_importing, "name", "")
+    return name
+
+
 class _Imports:
     """A finder of modules that finds what those behind it find, and has the process's status name the module
     that is imported for a value. It is asked only for modules that are not there yet."""
@@ -98,7 +109,7 @@ class _Imports:
         shown = False
         try:
             spec = cls._find(name, path, target)
-            shown = spec is not None and _end_with(spec.loader)
+            shown = spec is not None and _end_with(spec.loader, name)
         finally:
             if not shown:
                 _core.end_import()
@@ -116,7 +127,7 @@ class _Imports:
         return None
 
 
-def _end_with(loader: Any) -> bool:
+def _end_with(loader: Any, name: str) -> bool:
     """Have the status name no module any more when this loader's has been executed; whether it will."""
     execute = getattr(loader, "exec_module", None)
     if execute is None or isinstance(loader, type):  # a loader of many modules, which are built in
@@ -124,9 +135,11 @@ def _end_with(loader: Any) -> bool:
 
     def exec_module(module: ModuleType) -> None:
         del loader.exec_module  # the class has its own
+        _importing.name = name
         try:
             execute(module)
         finally:
+            _importing.name = ""
             _core.end_import()
 
     try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from conveyor import _core
+from conveyor.codec import importing
 from conveyor.codec.sealed import Sealed, seal
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
@@ -189,6 +190,13 @@ class ActorRuntime(CallingRuntime):
             return socket.socket(fileno=fd)
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
+        module = importing()
+        if module:
+            raise RuntimeStateError(
+                f"{spec.cls.__name__} was made at the top of the module {module!r}, which actor "
+                f"{self.own_actor.name} imports to decode a value: each process that imports it would make one more. "
+                'Make it in a function, under `if __name__ == "__main__":`, or with a name and get_if_exists=True'
+            )
         kept = self._constructor(spec)
         constructor = None if kept is None else kept.constructor
         request = Create(
