@@ -122,15 +122,30 @@ class Fd {
 // (os.closerange, as daemons do), its next files have the lowest numbers: nothing of ours is then written to those, read
 // from them, or closes them, and what we use is EBADF.
 inline constexpr int kFirstOwn = 512;
+inline std::atomic<int> first_own{kFirstOwn};
+inline std::atomic<int> last_own{kFirstOwn};  // the highest that there was
 
-// `fd` under such a number, with FD_CLOEXEC; as it is where the process's limit leaves none. -1 stays -1.
+// A duplicate of `fd` under such a number; under any where the process's limit leaves none. -1: not even that.
+inline int dup_own(int fd) noexcept {
+  int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, first_own.load(std::memory_order_relaxed));
+  if (copy < 0) return ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  for (int last = last_own.load(std::memory_order_relaxed); last < copy && !last_own.compare_exchange_weak(last, copy, std::memory_order_relaxed);) {
+  }
+  return copy;
+}
+
+// `fd` under such a number, with FD_CLOEXEC, if one is to be had. -1 stays -1.
 inline Fd own(int fd) {
-  if (fd < 0 || fd >= kFirstOwn) return Fd(fd);
-  const int moved = ::fcntl(fd, F_DUPFD_CLOEXEC, kFirstOwn);
+  if (fd < 0 || fd >= first_own.load(std::memory_order_relaxed)) return Fd(fd);
+  const int moved = dup_own(fd);
   if (moved < 0) return Fd(fd);
   ::close(fd);
   return Fd(moved);
 }
+
+// The descriptors of a session were closed by others, and some of what has had them will close their numbers once more:
+// later ones have other numbers.
+inline void skip_own() noexcept { first_own = last_own + 1; }
 
 // Make the eventfd readable. It cannot overflow: 2^64 rings before its reader runs.
 inline void write_event(int fd) noexcept {
@@ -142,8 +157,7 @@ inline void write_event(int fd) noexcept {
 }
 
 inline Fd dup_cloexec(int fd) {
-  int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, kFirstOwn);
-  if (copy < 0) copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  const int copy = dup_own(fd);
   if (copy < 0) throw_errno("dup");
   return Fd(copy);
 }

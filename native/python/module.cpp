@@ -7,12 +7,20 @@
 #include "hooks.h"
 #include "ring.h"
 
+#include <sys/epoll.h>
+
 #include <cstdlib>
 
 namespace conveyor {
 namespace {
 
 struct Empty {};
+
+// A new descriptor, which is the caller's to close.
+int made(int fd, const char* what) {
+  if (fd < 0) throw_errno(what);
+  return own(fd).release();
+}
 
 }  // namespace
 
@@ -84,7 +92,6 @@ NB_MODULE(_core, m) {
   m.def("note_import", &note_import, "module"_a);
   m.def("end_import", &end_import);
   m.def("count_untold", [](int change) { untold += change; }, "change"_a);
-  m.attr("FIRST_OWN_DESCRIPTOR") = kFirstOwn;
   m.attr("UNSAID") = nb::bytes(kUnsaidMeta);
   m.attr("LARGE") = nb::bytes(kLargeMeta);
   m.attr("BROKEN") = nb::bytes(kBrokenMeta);
@@ -94,6 +101,12 @@ NB_MODULE(_core, m) {
   m.def("monotonic", [] { return double(now_ns()) / 1e9; });
   m.def("begin_exit", &Exit::begin, "patience"_a);
   m.def("die_of_interrupt", &Exit::die_of_interrupt);
+  m.def("own_descriptor", [](int fd) { return own(fd).release(); }, "fd"_a);
+  m.def("duplicate_descriptor", [](int fd) { return dup_cloexec(fd).release(); }, "fd"_a);
+  m.def("event_descriptor", [] { return made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd"); });
+  m.def("epoll_descriptor", [] { return made(::epoll_create1(EPOLL_CLOEXEC), "epoll_create"); });
+  m.def("memory_file", [](const std::string& name) { return made(::memfd_create(name.c_str(), MFD_CLOEXEC), "memfd_create"); }, "name"_a);
+  m.def("skip_descriptors", &skip_own);
   m.def("end_without_descriptors", [] { ends_without_descriptors = true; });
   m.def("end_forked_child", &end_forked_child, "where"_a);
   std::atexit(&Exit::last);

@@ -17,8 +17,6 @@ KIND_CALL: int
 KIND_CONTROL: int
 BELL_BITS: int
 """How many bits a bell has: bits are 0 to ``BELL_BITS - 1``."""
-FIRST_OWN_DESCRIPTOR: int
-"""The lowest number that a descriptor of the library's own has, where the process's limit leaves one."""
 ATTENTION_BIT: int
 """The bit that a death sets in every bell."""
 WAIT_ROWS: int
@@ -98,6 +96,27 @@ def begin_exit(patience: float) -> bool:
 
 def die_of_interrupt() -> None:
     """Have this process die of SIGINT instead of exiting, once everything in it has ended."""
+
+def own_descriptor(fd: int) -> int:
+    """Give ``fd`` a number of the library's own (:mod:`conveyor.descriptors`), and ``FD_CLOEXEC``. It stays as it
+    is where the process's limit leaves no such number."""
+
+def duplicate_descriptor(fd: int) -> int:
+    """Duplicate ``fd``, under such a number; the caller closes it, as what those below return. ``OSError`` where
+    there is none."""
+
+def event_descriptor() -> int:
+    """Make an eventfd, which does not block."""
+
+def epoll_descriptor() -> int:
+    """Make an epoll instance."""
+
+def memory_file(name: str) -> int:
+    """Make a file without a place in any directory."""
+
+def skip_descriptors() -> None:
+    """Give later descriptors higher numbers than all that there were: others have closed those, and what has had
+    them may close them once more."""
 
 def end_without_descriptors() -> None:
     """Have this process, an actor's, say so on stderr and end where its code has closed the library's

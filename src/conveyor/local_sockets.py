@@ -153,9 +153,9 @@ class LocalListener:
         return self._epoll.fileno()
 
     def serve(self) -> float:
-        """Take some of what has come: :meth:`fileno` stays readable where there is more, and others are served
-        in between. Return how many seconds to wait before the next call: more than 0 where the system lets
-        nobody be accepted, and does not tell when it does again. Whoever comes waits as well."""
+        """Take some of what has come: :meth:`fileno` stays readable where there is more, and others are
+        served in between. Return how many seconds to wait before the next call: more than 0 where the system
+        lets nobody be accepted, and does not tell when it does again. Whoever comes waits as well."""
         for fd, _ in self._epoll.poll(0):
             if fd in self._unproven:
                 self._hear(fd)

@@ -147,8 +147,7 @@ def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Sessio
     nodes_by_name = {m.status.name: m.node or "the driver's node" for m in (*members, *far)}
     nodes_by_slot = {slot: nodes_by_name.get(board.name(slot)) for slot in range(board.used)}
     found = [
-        replace(one, status=with_node(one.status, nodes_by_slot.get))
-        for one in (*members, *far)
+        replace(one, status=with_node(one.status, nodes_by_slot.get)) for one in (*members, *far)
     ]
     return Session(
         driver,

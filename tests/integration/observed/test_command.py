@@ -13,6 +13,7 @@ import pytest
 from integration_helpers import chain, get, hold
 
 import conveyor
+from conveyor import descriptors
 from conveyor.dag import InputNode
 from conveyor.runtime.driver.graphs.roster import LaidGraph, Roster, read_roster
 
@@ -203,7 +204,7 @@ def test_a_roster_without_descriptors_keeps_no_graph_from_its_end(monkeypatch):
             def refuse(name):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-            patch.setattr(os, "memfd_create", refuse)
+            patch.setattr(descriptors, "memory_file", refuse)
             roster.forget(1)
             roster.forget(2)
             with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):

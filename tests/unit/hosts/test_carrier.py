@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+from conveyor import descriptors
 from conveyor.engine.net import answering, carrier, depot
 from conveyor.engine.net.carrier import Carrier
 from conveyor.engine.net.depot import Depot, Supply
@@ -351,20 +352,20 @@ def refuse_once(monkeypatch, module, name, number):
 
 
 @pytest.mark.parametrize(
-    ("name", "number", "kind"),
+    ("module", "name", "number", "kind"),
     [
-        ("memfd_create", errno.EMFILE, SystemLimitError),
-        ("posix_fallocate", errno.ENOMEM, OutOfMemoryError),
-        ("posix_fallocate", errno.ENOSPC, OutOfMemoryError),
-        ("posix_fallocate", errno.EFBIG, SystemLimitError),
+        (descriptors, "memory_file", errno.EMFILE, SystemLimitError),
+        (os, "posix_fallocate", errno.ENOMEM, OutOfMemoryError),
+        (os, "posix_fallocate", errno.ENOSPC, OutOfMemoryError),
+        (os, "posix_fallocate", errno.EFBIG, SystemLimitError),
     ],
 )
 def test_a_file_for_which_there_is_no_room_costs_its_message_only_its_files(
-    hosts, monkeypatch, name, number, kind, line
+    hosts, monkeypatch, module, name, number, kind, line
 ):
     here, there = line
     files = [file_with(b"first"), file_with(b"second")]
-    refuse_once(monkeypatch, depot.os, name, number)
+    refuse_once(monkeypatch, module, name, number)
     for i, fd in enumerate(files):
         send_pickled(here, b"%d" % i, [fd])
         os.close(fd)
@@ -442,7 +443,7 @@ def test_an_answer_of_a_depot_takes_no_descriptor(monkeypatch):
     def refuse(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(depot.os, "dup", refuse)
+    monkeypatch.setattr(descriptors, "duplicate", refuse)
     files.serve(there)
     here.settimeout(WAIT)
     here.sendall(depot._ASKED.pack(number, 0, 7))

@@ -14,6 +14,7 @@ import weakref
 import numpy as np
 import pytest
 
+from conveyor import descriptors
 from conveyor.engine.net import answering, depot, fetches, source
 from conveyor.engine.net.fetches import Fetches
 from conveyor.engine.net.flights import Waiter
@@ -377,15 +378,15 @@ def test_a_room_that_takes_nothing_takes_nothing_from_those_who_wait_with_it(hos
 
 
 def test_what_no_copy_can_be_kept_of_is_fetched_again(hosts, monkeypatch):
-    create, refused = os.memfd_create, []
+    create, refused = descriptors.memory_file, []
 
-    def refuse(name, *flags):
+    def refuse(name):
         if name == "conveyor-value":
             refused.append(name)
             raise OSError(errno.EMFILE, "no descriptor is left")
-        return create(name, *flags)
+        return create(name)
 
-    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(descriptors, "memory_file", refuse)
     kept = Kept(LARGE)
     hosts.held.clear()
     several = [Wants(hosts, kept) for _ in range(3)]

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from conveyor import descriptors
 from conveyor.engine.events import EventLoop
 from conveyor.engine.ray import ends, processes
 from conveyor.engine.ray.processes import Processes, Resident
@@ -35,7 +36,7 @@ def test_an_end_is_told_where_no_descriptor_is_left(events, monkeypatch):
     try:
         Processes(events).add(one, child.pid)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "dup", refused)
+            patch.setattr(descriptors, "duplicate", refused)
             child.communicate(b"\n")
             assert told.wait(60)
     finally:

@@ -378,6 +378,7 @@ class Driver(CallingRuntime):
         """Code of this process has closed the session's descriptors: its processes, of which nothing is heard
         any more, end by themselves, as if this one had ended."""
         self._eventfd = -1
+        _core.skip_descriptors()
         ending.fault = ending.fault or descriptors.CLOSED
         steps = self._begin_end, self.process.hang_up, self._hosts.close
         self._last_steps = LastSteps(*steps, hurry=bool)
