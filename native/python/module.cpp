@@ -17,9 +17,10 @@ namespace {
 struct Empty {};
 
 // A new descriptor, which is the caller's to close.
-int made(int fd, const char* what) {
-  if (fd < 0) throw_errno(what);
-  return own(fd).release();
+int made(int fd) {
+  if (fd >= 0) return own(fd).release();
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw nb::python_error();
 }
 
 }  // namespace
@@ -103,9 +104,9 @@ NB_MODULE(_core, m) {
   m.def("die_of_interrupt", &Exit::die_of_interrupt);
   m.def("own_descriptor", [](int fd) { return own(fd).release(); }, "fd"_a);
   m.def("duplicate_descriptor", [](int fd) { return dup_cloexec(fd).release(); }, "fd"_a);
-  m.def("event_descriptor", [] { return made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd"); });
-  m.def("epoll_descriptor", [] { return made(::epoll_create1(EPOLL_CLOEXEC), "epoll_create"); });
-  m.def("memory_file", [](const std::string& name) { return made(::memfd_create(name.c_str(), MFD_CLOEXEC), "memfd_create"); }, "name"_a);
+  m.def("event_descriptor", [] { return made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); });
+  m.def("epoll_descriptor", [] { return made(::epoll_create1(EPOLL_CLOEXEC)); });
+  m.def("memory_file", [](const std::string& name) { return made(::memfd_create(name.c_str(), MFD_CLOEXEC)); }, "name"_a);
   m.def("skip_descriptors", &skip_own);
   m.def("end_without_descriptors", [] { ends_without_descriptors = true; });
   m.def("end_forked_child", &end_forked_child, "where"_a);

@@ -193,9 +193,10 @@ class ActorRuntime(CallingRuntime):
         module = importing()
         if module:
             raise RuntimeStateError(
-                f"{spec.cls.__name__} was made at the top of the module {module!r}, which actor {self._me.name} "
-                "imports to decode a value: each process that imports it would make one more. Make it in a "
-                'function, under `if __name__ == "__main__":`, or with a name and get_if_exists=True'
+                f"{spec.cls.__name__} was made at the top of the module {module!r}, which actor "
+                f"{self._me.name} imports to decode a value: each process that imports it would make one "
+                'more. Make it in a function, under `if __name__ == "__main__":`, or with a name and '
+                "get_if_exists=True"
             )
         kept = self._constructor(spec)
         constructor = None if kept is None else kept.constructor

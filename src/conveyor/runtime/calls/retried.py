@@ -299,7 +299,8 @@ class Given:
         self, runtime: Runtime, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """``label``: what is called. Raises ``SerializationError`` where they cannot be sent."""
-        every: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        every: dict[int | str, Any] = dict(enumerate(args))
+        every.update(kwargs.items())
         self._refs = {place: one for place, one in every.items() if isinstance(one, Ref)}
         for ref in self._refs.values():
             if isinstance(ref, StreamRef):

@@ -175,7 +175,7 @@ class ActorRecord:
         self.previous: ActorRecord | None = None  # the one before, for who still asks about it
         self.exit_status: int | None = None
         self.started = False  # until then its exit is only noted
-        #: Set once the process that its maker has asked for can be used by others too, or there will be none.
+        #: Set once others may call it, behind the constructor's call, or there will be no process.
         self.usable = Flag()
         #: From when its hosts were asked for it until it is there, or does not come.
         #: `placed` says so, and

@@ -158,7 +158,6 @@ class Supervisor:
         with self._table.lock:
             if record.spawning is not None:
                 self.on_start(record)
-        record.usable.set()
 
     def _wait_for(self, record: ActorRecord, spawning: Spawning, birth: Birth) -> None:
         """Wait for an actor's first process, which has been called already, it may be."""
@@ -206,6 +205,7 @@ class Supervisor:
             # Before anybody else can call it, and before there is a process: what cannot be
             # sent has started nothing. Here, because it runs code of the user's.
             record.start = construct(record.calls)
+            record.usable.set()
         if replaces is not None:
             replaces.successor = record
             replaces.succeeded.set()
