@@ -20,14 +20,11 @@ class Counted {
 
 }  // namespace
 
-nb::handle Reader::known_for(uint32_t flags) {
-  if (!(flags & kBound) || hooks.known == nullptr) return nb::handle();
-  if (!known_.is_valid()) {
-    nb::object made = nb::steal(PyObject_CallNoArgs(hooks.known));
-    if (!made.is_valid()) throw nb::python_error();
-    if (!known_.is_valid()) known_ = std::move(made);
-  }
-  return known_;
+nb::object Reader::made_known() {
+  if (hooks.known == nullptr) return nb::object();
+  nb::object made = nb::steal(PyObject_CallNoArgs(hooks.known));
+  if (!made.is_valid()) throw nb::python_error();
+  return made;
 }
 
 nb::object Reader::front_definitions() {

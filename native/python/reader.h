@@ -67,10 +67,12 @@ class Reader : public Receiver {
 
  private:
   // What this process knows of the channel's definitions; invalid for a frame that is bound to no channel's.
-  nb::handle known_for(uint32_t flags);
+  nb::handle known_for(uint32_t flags) const { return flags & kBound ? nb::handle(known_) : nb::handle(); }
   // The value of a frame that may define something: that is learnt first.
   nb::object learn_and_decode(const Frame& frame);
-  nb::object known_;
+  // Made with the reader: making it runs Python code, in which another thread may take the frame that is looked at.
+  static nb::object made_known();
+  const nb::object known_ = made_known();
   // What `how` makes of a frame that is out of the ring. If this throws, nobody will read it.
   template <class How>
   nb::object read(const Frame& frame, How how);

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import conveyor
+from conveyor.codec.pickling.definitions import KnownDefinitions
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError
 
@@ -281,6 +282,27 @@ def test_results_of_an_execution_that_are_got_late(here):
     refs = [graph.execute(i) for i in range(6)]
     for ref in reversed(refs):
         assert conveyor.get(ref)._fields == ("a", "b")
+
+
+def test_nothing_is_made_while_a_value_is_received(here, monkeypatch):
+    """Python code would run: another thread could take the value meanwhile, and Ctrl-C lose it."""
+    actor = Actor.remote()
+    with InputNode() as given:
+        graph = actor.make.bind(given).compile(depth=2)
+    sender, receiver = conveyor.channel.open()
+    sender.send("open")
+    assert receiver.receive() == "open"
+    assert conveyor.get(actor.pid.remote()) > 0
+
+    def make(_):
+        raise RuntimeError("made while a value is received")
+
+    monkeypatch.setattr(KnownDefinitions, "__init__", make)
+    for refs in [[actor.make.remote() for _ in range(2)], [graph.execute(0) for _ in range(2)]]:
+        for ref in reversed(refs):
+            assert conveyor.get(ref)._fields == ("a", "b")
+    sender.send(new_row())
+    assert receiver.receive()._fields == ("a", "b")
 
 
 FUNCTIONS = """
