@@ -38,10 +38,12 @@ class Sleep {
       std::erase(list.sleeps, this);
       if (list.looks != this) return;
       list.looks = nullptr;
-      if (list.sleeps.empty()) return;
+      // Who sleeps on, with the count as it is, sleeps without end: one of them is to look from now on. The count may be
+      // another than this sleep began with, and they have begun since.
+      const uint32_t count = inbox_.count();
+      if (std::ranges::none_of(list.sleeps, [&](const Sleep* sleep) { return sleep->seen_ == count; })) return;
     }
-    // The others sleep on where this sleep has ended by itself. One of them is to look from now on.
-    if (inbox_.count() == seen_) wake_all();
+    wake_all();
   }
 
   // Until when to sleep before this is asked again, `deadline` (0: none) at the latest; kForEver. 0: not at all, since

@@ -4,8 +4,10 @@ programs end what takes too long so (``PyThreadState_SetAsyncExc``)."""
 import asyncio
 import contextlib
 import ctypes
+import os
 import queue
 import resource
+import signal
 import sys
 import threading
 import time
@@ -240,6 +242,75 @@ def test_it_arrives_in_an_actor(held, method, concurrency):
     actor = Waiting.options(max_concurrency=concurrency).remote()
     theirs = SimpleNamespace(empty=conveyor.channel.open(depth=1), graph=held.graph)
     assert max(get(getattr(actor, method).remote(theirs, [held.call]))) < SOON
+
+
+def system_call(thread):
+    """Number and arguments of the system call that a thread is in; ``running``: in none."""
+    with open(f"/proc/self/task/{thread.native_id}/syscall") as file:
+        return file.read().split()
+
+
+@contextlib.contextmanager
+def stops_in_a_handler(number):
+    """Let this thread, the main one, stop at a signal until ``go_on()``: it gets no processor, so to speak.
+
+    The interpreter's own handler writes to a pipe that is full.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(4096))
+    handler = signal.signal(number, lambda *_: None)
+    descriptor = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    os.set_blocking(writing, True)
+    try:
+        yield lambda: os.read(reading, 1 << 20)
+    finally:
+        signal.set_wakeup_fd(descriptor)
+        signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize("held", ["local"], indirect=True)
+def test_it_arrives_where_the_thread_that_looks_wakes_late(held, latches, wait_until):
+    """The main thread looks for all, and wakes when another thread already waits for what comes next."""
+    go, has_left, outcomes = latches(), threading.Event(), queue.SimpleQueue()
+    first = Late.remote().after.remote(go.path)
+    main = threading.main_thread()
+
+    def wait():
+        try:
+            conveyor.get(held.call)
+        except Thrown:
+            outcomes.put("thrown")
+
+    def direct():
+        stands(main.ident)
+        time.sleep(0.1)  # it is on the list
+        asleep = system_call(main)[0]
+        signal.pthread_kill(main.ident, signal.SIGUSR1)
+        wait_until(lambda: system_call(main)[0] not in (asleep, "running"))
+        go.open()
+        wait_until(first.done)
+        waiting.start()
+        stands(waiting.ident)
+        wait_until(
+            lambda: system_call(waiting)[4:5] == ["0x0"]
+        )  # sleeps without end: the main thread looks
+        go_on()
+        assert has_left.wait(WAIT)
+        throw(waiting.ident)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    director = threading.Thread(target=direct)
+    with stops_in_a_handler(signal.SIGUSR1) as go_on:
+        director.start()
+        get(first)
+        has_left.set()
+        director.join()
+    assert outcomes.get(timeout=WAIT) == "thrown"
 
 
 def test_it_arrives_in_a_collective_call(session):
