@@ -94,8 +94,8 @@ void Gate::stash_front(size_t i) {
   nb::object refs, definitions;
   try {
     reader.load_unread();
-    definitions = reader.front_definitions();
     if (!reader.announce_front() || !reader.take_front_claims(refs)) return;
+    definitions = reader.front_definitions();
   } catch (nb::python_error& error) {
     if (!is_final(error.value()) || reader.ring.next() != number || reader.ring.empty()) throw;
     return stash_broken(i);

@@ -27,10 +27,8 @@ nb::object Reader::made_known() {
   return made;
 }
 
-nb::object Reader::front_definitions() {
-  const SlotHeader slot = read_once(*ring.front());
-  if (slot.kind == Kind::kError) return nb::object();
-  const nb::handle known = known_for(slot.flags);
+nb::object Reader::definitions_for(uint32_t flags) const {
+  const nb::handle known = known_for(flags);
   if (!known.is_valid()) return nb::object();
   nb::object generation = nb::steal(PyObject_GetAttrString(known.ptr(), "generation"));
   if (!generation.is_valid()) throw nb::python_error();
@@ -39,6 +37,7 @@ nb::object Reader::front_definitions() {
 
 nb::object Reader::learn_and_decode(const Frame& frame) {
   if (frame.kind != Kind::kError && (frame.flags & kDefinitions)) announce(frame, known_for(frame.flags));
+  const nb::object definitions = definitions_for(frame.flags);  // frames behind it may be learnt while it is decoded
   return decode(frame);
 }
 
@@ -174,12 +173,10 @@ nb::object Reader::read(const Frame& frame, How how) {
 
 nb::object Reader::receive() {
   check_owner(fork_);
-  nb::object definitions;
   std::optional<Frame> f;
   try {
     if (decodes_natively()) return receive_native();
     if (brings_work) note_idle();
-    definitions = front_definitions();
     f = take();
   } catch (...) {
     give_up();
@@ -191,10 +188,8 @@ nb::object Reader::receive() {
 nb::object Reader::receive_undecoded(nb::handle make) {
   if (!front_keeps()) return receive();
   check_owner(fork_);
-  nb::object definitions;
   std::optional<Frame> f;
   try {
-    definitions = front_definitions();
     f = take();
   } catch (...) {
     give_up();
@@ -202,7 +197,7 @@ nb::object Reader::receive_undecoded(nb::handle make) {
   }
   return read(*f, [&](const Frame& frame) {
     announce(frame, known_for(frame.flags));  // frames behind it may be decoded first
-    const nb::object snapshot = or_python_error([&] { return nb::cast(Snapshot{frame, nullptr, {}, definitions}, nb::rv_policy::move); });
+    const nb::object snapshot = or_python_error([&] { return nb::cast(Snapshot{frame, nullptr, {}, definitions_for(frame.flags)}, nb::rv_policy::move); });
     Calling python;
     nb::object made = nb::steal(PyObject_CallOneArg(make.ptr(), snapshot.ptr()));
     if (!made.is_valid()) throw nb::python_error();
@@ -215,7 +210,6 @@ nb::object Reader::receive_head() {
   if (read_once(*ring.front()).kind == Kind::kError) return nb::object();
   try {
     load_front();
-    const nb::object definitions = front_definitions();
     const Frame f = *front_;
     return learn_and_decode(f);
   } catch (...) {
@@ -233,7 +227,6 @@ nb::object Reader::receive_or_leave() {
   const uint64_t number = ring.next();
   if (decodes_natively()) return receive_native();
   load_front();
-  const nb::object definitions = front_definitions();
   const Frame f = *front_;
   nb::object value = learn_and_decode(f);
   if (ring.next() == number && !ring.empty()) take();
@@ -245,10 +238,10 @@ nb::object Reader::receive_kept() {
   const uint64_t number = ring.next();
   try {
     if (decodes_natively()) return receive_native();
-    nb::object refs, definitions = front_definitions();
+    nb::object refs;
     if (!announce_front() || !take_front_claims(refs)) return nb::object();
     load_front();
-    nb::object value = keep(*front_, std::move(refs), std::move(definitions));  // runs no Python code: the frame is still ours
+    nb::object value = keep(*front_, std::move(refs), front_definitions());  // runs no Python code: the frame is still ours
     take();
     return value;
   } catch (...) {

@@ -62,12 +62,14 @@ class Reader : public Receiver {
   // What this process's loop does comes here, one thing after the other: nothing runs while receive() decodes it.
   bool brings_work = false;
 
-  // What the next frame's bytes refer to, to be held as long as it may be decoded. Invalid if it brings all that it needs.
-  nb::object front_definitions();
+  // What the next frame's bytes refer to, to be held as long as it may be decoded; its own definitions were learnt.
+  // Invalid if it brings all that it needs.
+  nb::object front_definitions() const { return definitions_for(read_once(*ring.front()).flags); }
 
  private:
   // What this process knows of the channel's definitions; invalid for a frame that is bound to no channel's.
   nb::handle known_for(uint32_t flags) const { return flags & kBound ? nb::handle(known_) : nb::handle(); }
+  nb::object definitions_for(uint32_t flags) const;
   // The value of a frame that may define something: that is learnt first.
   nb::object learn_and_decode(const Frame& frame);
   // Made with the reader: making it runs Python code, in which another thread may take the frame that is looked at.

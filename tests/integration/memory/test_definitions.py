@@ -60,6 +60,15 @@ class Watch:
     def give(self):
         return self.kept.pop()
 
+    def repeat(self):
+        """Each time an instance of one class, until ``forget``."""
+        if not self.kept:
+            self.kept.append(self.note(new_row()))
+        return self.kept[0]
+
+    def forget(self):
+        self.kept.clear()
+
     def receive(self, receiver, n):
         for _ in range(n):
             self.take(receiver.receive())
@@ -272,6 +281,51 @@ def test_a_result_that_is_got_late_finds_its_class(here):
         assert type(first) is type(again)
         assert first._fields == ("a", "b")
     del late, ref, first, again
+    nothing_stays(here, actor)
+
+
+@pytest.mark.parametrize("got", [True, False])
+@pytest.mark.parametrize("by", ["calls", "executions"])
+def test_a_result_that_is_kept_keeps_its_class_and_no_other(here, by, got):
+    actor = Actor.remote()
+    make = actor.make.remote
+    if by == "executions":
+        with InputNode() as given:
+            graph = actor.make.bind(given).compile(depth=4)
+        make = lambda: graph.execute(0)  # noqa: E731
+    kept = []
+    for i in range(ROUNDS):
+        ref = make()
+        if i % 4 == 0:
+            kept.append(ref)
+        if got or i % 4 != 0:
+            here.note(conveyor.get(ref))
+        del ref
+        conveyor.get(actor.alive.remote())
+    for _ in range(3):
+        here.alive()
+        conveyor.get([make(), actor.alive.remote()])
+    assert here.alive() == (len(kept) if got else 0)
+    rows = [here.note(conveyor.get(ref)) for ref in kept for _ in range(2)]
+    assert len({type(row) for row in rows}) == here.alive() == len(kept) == ROUNDS // 4
+    del rows, kept, make
+    nothing_stays(here, actor)
+
+
+def test_results_of_one_class_that_are_kept_among_others(here):
+    actor = Actor.remote()
+    kept = []
+    for _ in range(4):
+        kept += [actor.repeat.remote(), actor.make.remote()]
+    conveyor.get(actor.forget.remote())
+    for _ in range(ROUNDS):
+        here.note(conveyor.get(actor.make.remote()))
+        conveyor.get(actor.alive.remote())
+    assert here.alive() == 0
+    rows = [here.note(conveyor.get(ref)) for ref in kept]
+    assert len({type(row) for row in rows[::2]}) == 1
+    assert len({type(row) for row in rows}) == here.alive() == 5
+    del rows, kept
     nothing_stays(here, actor)
 
 

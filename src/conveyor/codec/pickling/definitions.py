@@ -6,7 +6,11 @@ the reader has made of it lives on as long as somebody there refers to it.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from conveyor import _core
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
 
 # Groups that are gone, in one frame: it should fit a slot.
 MOST_TOLD = 32
+
+# Of what readers know. Two threads may learn what a frame brings, before one of them takes it.
+_lock = threading.RLock()
 
 
 class SentDefinitions:
@@ -111,17 +118,17 @@ class SentDefinitions:
 
 
 class Generation:
-    """The groups that frames of a channel may refer to which came before the writer let go of some.
+    """The groups that frames of a channel may refer to, between two changes of what its reader knows.
 
     Who keeps such a frame, to decode it later, holds this.
     """
 
-    __slots__ = ("dropped", "next", "pins")
+    __slots__ = ("__weakref__", "dropped", "number")
 
-    def __init__(self, pins: dict[Token, Pin]) -> None:
-        self.pins = pins  # those of the channel that are left, of whichever generation
-        self.dropped: tuple[Pin, ...] = ()
-        self.next: Generation | None = None
+    def __init__(self, number: int) -> None:
+        self.number = number
+        # Those of its groups that the writer has let go of since.
+        self.dropped: list[Sequence[tuple[int, Pin]]] = []
 
 
 class KnownDefinitions:
@@ -131,23 +138,54 @@ class KnownDefinitions:
     channel that brought them is gone, or has let go of them, and nothing is made of them any more.
     """
 
-    __slots__ = ("generation",)
+    __slots__ = ("generation", "living", "most", "pins")
 
     def __init__(self) -> None:
-        self.generation = Generation({})
+        self.generation = Generation(0)
+        # Generations in their order, and among them some that nobody holds any more.
+        self.living: list[weakref.ref[Generation]] = []
+        self.most = 64  # of them, before those are taken out
+        # Each with the number of the first generation that knows it.
+        self.pins: dict[Token, tuple[int, Pin]] = {}
 
     def learn(self, definitions: Iterable[Definition], gone: Iterable[Token] = ()) -> None:
         """Take note of the groups in a frame, and of those that are gone. Loads nothing."""
-        pins = self.generation.pins
-        dropped = tuple([pins.pop(key) for key in gone if key in pins])
-        if dropped:
-            before = self.generation
-            self.generation = before.next = Generation(pins)
-            before.dropped = dropped
-        for definition in definitions:
-            key = definition[0][0]
-            if key not in pins:
-                pins[key] = byvalue.pin(definition)
+        with _lock:
+            pins = self.pins
+            left = [key for key in gone if key in pins]
+            new = [one for one in definitions if one[0][0] not in pins or one[0][0] in left]
+            if not left and not new:
+                return
+            number = self._begin_generation()
+            self._drop(sorted([pins[key] for key in left], key=itemgetter(0)))
+            for key in left:
+                del pins[key]
+            for definition in new:
+                pins[definition[0][0]] = number, byvalue.pin(definition)
+
+    def _begin_generation(self) -> int:
+        living = self.living
+        generation = Generation(self.generation.number + 1)
+        living.append(weakref.ref(generation))
+        self.generation = generation
+        while len(living) > 1 and living[-2]() is None:
+            del living[-2]
+        if len(living) > self.most:
+            living[:] = [ref for ref in living if ref() is not None]
+            self.most = 2 * len(living) + 64
+        return generation.number
+
+    def _drop(self, pins: Sequence[tuple[int, Pin]]) -> None:
+        """Have each generation before this one keep those of ``pins`` that it knows; older pins are first."""
+        for ref in islice(reversed(self.living), 1, None):
+            generation = ref()
+            if generation is None:
+                continue
+            while pins and pins[-1][0] > generation.number:
+                pins = pins[:-1]
+            if not pins:
+                break
+            generation.dropped.append(pins)
 
 
 def definitions_of(groups: Iterable[Group], sent: SentDefinitions) -> list[Group]:
