@@ -21,7 +21,7 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime import ending
 from conveyor.runtime.actor.unwanted import Unwanted
-from conveyor.runtime.protocol import Runtime
+from conveyor.runtime.protocol import ActorId, Runtime
 from conveyor.runtime.ranks import DEAD_RANK, FAILED_IN, Joined, in_words
 
 #: The operations, by the numbers that the native core knows them by.
@@ -79,10 +79,13 @@ _MOVED_REFS = _references_of_a_moved_value()
 class Group:
     """One rank of a group."""
 
-    def __init__(self, runtime: Runtime, name: str, number: int, joined: Joined) -> None:
-        """``number``: the session's, of the group."""
+    def __init__(
+        self, runtime: Runtime, name: str, number: int, creator: ActorId | None, joined: Joined
+    ) -> None:
+        """``number``: the session's, of the group; a later group has a larger one."""
         self.name = name
         self.number = number
+        self.creator = creator
         self.joined = joined
         self.rank = joined.membership.rank
         self.size = len(joined.membership.members)

@@ -81,7 +81,7 @@ class CollectiveGroupHandle:
         actors = [actor._id for actor in self._actors]
         number = runtime.collectives.open(actors, self._driver_rank)
         try:
-            _end(runtime, self)
+            runtime.collectives.close(self._number)
             self._number = number
             _join(runtime, self)
         except BaseException:
@@ -182,10 +182,10 @@ def destroy_all_collective_groups() -> None:
 
 
 def _join(runtime: Runtime, handle: CollectiveGroupHandle) -> None:
-    number, name = handle._number, handle._name
-    refs = [_call(runtime, actor, membership.try_to_join, number, name) for actor in handle._actors]
+    place = handle._number, handle._name, runtime.own_actor
+    refs = [_call(runtime, actor, membership.try_to_join, *place) for actor in handle._actors]
     if handle._driver_rank is not None:
-        membership.join(number, name)
+        membership.join(*place)
     for ref in refs:
         error = runtime.get(ref, None)
         if error is not None:
@@ -194,15 +194,16 @@ def _join(runtime: Runtime, handle: CollectiveGroupHandle) -> None:
 
 def _end(runtime: Runtime, handle: CollectiveGroupHandle) -> None:
     runtime.collectives.close(handle._number)
+    place = handle._number, handle._name, runtime.own_actor
     if handle._driver_rank is not None:
-        membership.leave(handle._number, handle.name)
+        membership.leave(*place)
     for actor in handle._actors:
         with suppress(ConveyorError):  # it is dead, and its group with it
-            _call(runtime, actor, membership.leave, handle._number, handle.name)
+            _call(runtime, actor, membership.leave, *place)
 
 
-def _call(runtime: Runtime, actor: ActorHandle[Any], function: Any, number: int, name: str) -> Any:
-    return runtime.call(actor._id, function.__name__, (function, number, name), {}, 1, FUNCTION)
+def _call(runtime: Runtime, actor: ActorHandle[Any], function: Any, *place: Any) -> Any:
+    return runtime.call(actor._id, function.__name__, (function, *place), {}, 1, FUNCTION)
 
 
 def _made() -> dict[str, CollectiveGroupHandle]:

@@ -2,44 +2,66 @@
 
 from __future__ import annotations
 
+import threading
+
 from conveyor.collective.group import Group
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context, ending
-from conveyor.runtime.protocol import Runtime
+from conveyor.runtime.protocol import ActorId, Runtime
 
 #: What operations that name no group use.
 DEFAULT = "default"
 
 
-def try_to_join(number: int, name: str) -> Exception | None:
+# Methods of an actor may run side by side.
+_lock = threading.Lock()
+
+
+def try_to_join(number: int, name: str, creator: ActorId | None) -> Exception | None:
     """Join, in an actor; return the error if that fails. Raised, it would break the actor's other groups."""
     try:
-        join(number, name)
+        join(number, name, creator)
     except Exception as error:
         return error
     return None
 
 
-def join(number: int, name: str) -> None:
-    """Take the place that this process has in a group."""
+def join(number: int, name: str, creator: ActorId | None) -> None:
+    """Take the place that this process has in a group.
+
+    ``creator``: the actor that has made the group; ``None``: the driver. It has ended its last group of that
+    name, though this process may not have come to ``leave`` yet: this leaves it.
+    """
     runtime = context.current()
     groups = _groups(runtime)
-    if name in groups:
+    before = groups.get(name)
+    if before is not None and before.creator != creator:
         raise RuntimeStateError(
             f"{_own_name(runtime)} is in a collective group named {name!r} already: destroy that first, or "
             "give this one another name"
         )
-    groups[name] = Group(runtime, name, number, runtime.collectives.join(number))
+    group = Group(runtime, name, number, creator, runtime.collectives.join(number))
+    with _lock:
+        before = groups.get(name)
+        if before is not None and before.number > number:  # this one has been ended meanwhile
+            before = group
+        else:
+            groups[name] = group
+    if before is not None:
+        runtime.collectives.leave(before.joined)
 
 
-def leave(number: int, name: str) -> None:
-    """Have nothing to do with a group any more."""
+def leave(number: int, name: str, creator: ActorId | None) -> None:
+    """Have nothing to do with a group any more, nor with one before it of the same name and creator."""
     runtime = context.current()
     groups = _groups(runtime)
-    group = groups.get(name)
-    if group is None or group.number != number:  # it could not join this one, and is in another one
-        return
-    del groups[name]
+    with _lock:
+        group = groups.get(name)
+        if (
+            group is None or group.creator != creator or group.number > number
+        ):  # it is in another one
+            return
+        del groups[name]
     runtime.collectives.leave(group.joined)
 
 

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 from integration_collectives import await_rank
-from integration_helpers import WAIT, get
+from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -337,6 +337,40 @@ def test_threads_of_actors():
         check_broken(ranks, "have not called the same before")
         group.reset()
     check_whole(ranks)
+    collective.destroy_collective_group(group)
+
+
+def test_threads_of_actors_that_leave_late(latches, wait_until):
+    """Methods that run side by side come in any order: an actor joins before it has left the last group."""
+    ranks = [Rank.options(max_concurrency=3).remote() for _ in range(2)]
+    go = latches()
+
+    def come_late(_, path):
+        from conveyor.collective import membership
+
+        def late(*group):
+            hold(path)
+            leave(*group)
+            membership.left = True
+
+        membership.left = False
+        leave, membership.leave = membership.leave, late
+
+    def has_left(_):
+        from conveyor.collective import membership
+
+        return membership.left
+
+    group = collective.create_collective_group(ranks, name="ours")
+    get([rank.__ray_call__.remote(come_late, go.path) for rank in ranks])
+    group.reset()
+    check_whole(ranks, "ours")
+    collective.destroy_collective_group(group)
+    group = collective.create_collective_group(ranks, name="ours")
+    check_whole(ranks, "ours")
+    go.open()
+    wait_until(lambda: all(get([rank.__ray_call__.remote(has_left) for rank in ranks])))
+    check_whole(ranks, "ours")
     collective.destroy_collective_group(group)
 
 
