@@ -294,6 +294,7 @@ void bind_graph(nb::module_& m) {
            }, "number"_a, "reader"_a)
       .def("ready", [](Gated& g, uint64_t number, size_t reader) { return g.gate->ready(number, reader); }, "number"_a, "reader"_a)
       .def("drop", [](Gated& g, uint64_t number, size_t reader) { g.gate->drop(number, reader); }, "number"_a, "reader"_a)
+      .def("drop_cancelled", [](Gated& g, uint64_t number, size_t reader) { g.gate->drop_cancelled(number, reader); }, "number"_a, "reader"_a)
       .def("drain", [](Gated& g) { g.gate->drain(); })
       .def("leave", [](Gated& g) { g.gate->leave(); })
       .def_rw("closed", &Gated::closed)

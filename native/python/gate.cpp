@@ -315,10 +315,17 @@ void Gate::drop(uint64_t number, size_t i) {
   note_dropped(number, i);
 }
 
+void Gate::drop_cancelled(uint64_t number, size_t i) {
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
+  cancelled_.insert(number);
+  drop(number, i);
+  forget_unless_dropped(number);
+}
+
 // Nobody gets this error of that submission. Others may still get one.
 void Gate::note_unseen(uint64_t number, std::string_view error) noexcept {
   constexpr size_t kMostBytes = 64 * 1024;  // of each that is kept
-  if (!leftovers_ || error == kCancelledMeta || error == kOverdueMeta) return;
+  if (!leftovers_ || error == kCancelledMeta || error == kOverdueMeta || cancelled_.contains(number)) return;
   if (error.size() > kMostBytes) error = kLargeMeta;
   if (failures_) {
     if (told_.contains(number)) return;
@@ -360,8 +367,13 @@ void Gate::abandon(uint64_t number) noexcept {
 // What was dropped has come, or is lost.
 void Gate::forget_dropped(uint64_t number, size_t i) noexcept {
   dropped_[i].erase(number);
-  if (abandoned_.empty() || std::ranges::any_of(dropped_, [&](const NumberSet& dropped) { return dropped.contains(number); })) return;
+  forget_unless_dropped(number);
+}
+
+void Gate::forget_unless_dropped(uint64_t number) noexcept {
+  if ((abandoned_.empty() && cancelled_.empty()) || std::ranges::any_of(dropped_, [&](const NumberSet& dropped) { return dropped.contains(number); })) return;
   abandoned_.erase(number);
+  cancelled_.erase(number);
 }
 
 // Nobody has a result any more: of what has come the errors are read.

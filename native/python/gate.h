@@ -34,7 +34,7 @@ class Gate {
  public:
   // Numbers begin with `first`.
   Gate(std::vector<Writer*> writers, std::vector<Reader*> readers, uint32_t depth, Kind kind, uint64_t first = 0)
-      : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size(), NumberSet(depth)), abandoned_(depth), depth_(depth), kind_(kind), first_(first), next_(first) {
+      : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size(), NumberSet(depth)), abandoned_(depth), cancelled_(depth), depth_(depth), kind_(kind), first_(first), next_(first) {
     for (Writer* w : writers_) w->passes_on = kind == Kind::kCall;
   }
 
@@ -98,6 +98,8 @@ class Gate {
   }
   // The result is not wanted, and nobody takes it after this. O(1). Throws only what is Python's.
   void drop(uint64_t number, size_t reader);
+  // The same, by who has cancelled the submission: an error that comes of it is no news.
+  void drop_cancelled(uint64_t number, size_t reader);
   // Nobody has any of the results of that submission any more, each of which was dropped or taken.
   void abandon(uint64_t number) noexcept;
   // Nobody has any result any more: have the errors among them told of.
@@ -146,6 +148,7 @@ class Gate {
   void note_unseen(uint64_t number, std::string_view error) noexcept;
   void note_told(uint64_t number) noexcept;
   void forget_dropped(uint64_t number, size_t reader) noexcept;
+  void forget_unless_dropped(uint64_t number) noexcept;
   bool awaits_siblings(uint64_t number, size_t reader);
   void discard_stashed(uint64_t number, size_t reader);
   void hear_before_submission();
@@ -157,11 +160,12 @@ class Gate {
   std::vector<NumberSet> dropped_;
   std::shared_ptr<Leftovers> leftovers_;
   // Of executions, where an error may come more than once: those of which somebody has got one, or the log (the last
-  // ones), and an error that has come to nobody, while others may get one; those of which nobody has a result any more,
-  // as long as something of them is dropped_.
+  // ones), and an error that has come to nobody, while others may get one. As long as something of them is dropped_:
+  // those of which nobody has a result any more, and those that were cancelled.
   std::set<uint64_t> told_;
   std::map<uint64_t, std::string> unseen_;
   NumberSet abandoned_;
+  NumberSet cancelled_;
   GateLeftover leftover_;
   std::map<std::pair<uint64_t, size_t>, nb::object> handed_;
   decltype(handed_)::node_type spare_hand_;

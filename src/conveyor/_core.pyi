@@ -1116,6 +1116,9 @@ class Gate:
     def drop(self, number: int, reader: int) -> None:
         """The result is not wanted, now or when it comes; it can be taken no more."""
 
+    def drop_cancelled(self, number: int, reader: int) -> None:
+        """The same, by who has cancelled the submission: an error that comes of it is not logged."""
+
     def drain(self) -> None:
         """Move what has come out of the rings, so that their slots are free."""
 

@@ -23,7 +23,7 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.graph.results import get_all
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId, Returns
-from conveyor.runtime.refs.ref import Ref, blockers_of
+from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
 from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.patience import Patience, outstanding, wait_patiently
 from conveyor.runtime.waiting.watcher import Watcher
@@ -148,10 +148,16 @@ class CallingRuntime:
         call = method, args, dict(kwargs) if kwargs else None, returns, what
         return CallStream(self, self._known_link(actor), actor.name, call, is_async)
 
-    def close_stream(self, link: Incarnation, method: str, key: Key) -> None:
-        """Close a generator: nobody takes its items any more."""
-        if not link.gone:
-            link.call((method, (key,), None, 1, CLOSE))
+    def close_stream(
+        self, link: Incarnation, method: str, key: Key, cancelled: bool = False
+    ) -> None:
+        """Close a generator: nobody takes its items any more. ``cancelled``: nor wants its errors."""
+        if link.gone:
+            return
+        closed: Ref = link.call((method, (key,), None, 1, CLOSE))
+        if cancelled and closed._outcome is EMPTY and closed._number >= 0:
+            closed._fail(cancelled_error(method))
+            closed._gate.drop_cancelled(closed._number, closed._reader)
 
     def allocate(self, size: int) -> _core.Buffer:
         return self.process.arena.allocate(size)

@@ -1,14 +1,18 @@
 """An error that nobody will ever get leaves one line in the log, and one that somebody gets leaves none."""
 
+import asyncio
 import gc
 import logging
 import threading
+import time
+from pathlib import Path
 
 import pytest
-from integration_helpers import WAIT, get
+from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.runtime.refs.streams import StreamRef
 
 
 @conveyor.remote
@@ -221,3 +225,140 @@ def test_a_line_is_short_however_much_an_error_says(caplog, wait_until):
         gc.collect()
         wait_until(lambda: len(lines(caplog)) >= 5, WAIT)
     assert max(len(line) for line in lines(caplog)) < 1_000
+
+
+class Cleans:
+    """Raises when it is cancelled, or later."""
+
+    async def nap(self, begun, seconds):
+        Path(begun).touch()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            raise RuntimeError("cancelled")
+
+    async def items(self, begun, seconds):
+        try:
+            for number in range(100):
+                yield number
+                Path(begun).touch()
+                await asyncio.sleep(seconds)
+        finally:
+            raise RuntimeError("cancelled")
+
+    async def fail(self):
+        raise RuntimeError("a real one")
+
+    def harmless(self):
+        pass
+
+
+class Ends:
+    """Raises at its end, of which nobody hears."""
+
+    def work(self, begun, go_on):
+        Path(begun).touch()
+        hold(go_on)
+        raise RuntimeError("cancelled")
+
+    def items(self, begun, go_on):
+        try:
+            yield 0
+            Path(begun).touch()
+            hold(go_on)
+            yield 1
+        finally:
+            raise RuntimeError("cancelled")
+
+    def harmless(self):
+        pass
+
+
+@conveyor.remote
+def harmless():
+    pass
+
+
+@conveyor.remote
+def works(begun, go_on):
+    Ends().work(begun, go_on)
+
+
+@conveyor.remote
+def streams(begun, go_on):
+    yield from Ends().items(begun, go_on)
+
+
+def a_graph(node_of, actor):
+    with InputNode() as inp:
+        return node_of(actor)(inp[0], inp[1]).compile()
+
+
+async def read_all(ref):
+    if isinstance(ref, StreamRef):
+        async for _ in ref:
+            pass
+    await ref
+
+
+#: Each begins something of which it tells by the first file. The second, or some seconds, say how long.
+CANCELLED = {
+    "coroutine": lambda made: made[0].nap.remote,
+    "async stream": lambda made: made[0].items.remote,
+    "method": lambda made: made[1].work.remote,
+    "stream": lambda made: made[1].items.remote,
+    "function": lambda made: works.remote,
+    "stream of a function": lambda made: streams.remote,
+    "execution": lambda made: a_graph(lambda one: one.work.bind, made[1]).execute,
+    "coroutine in a graph": lambda made: a_graph(lambda one: one.nap.bind, made[0]).execute,
+}
+
+
+def begin(start, path, length, number):
+    ref = start(str(path / str(number)), length)
+    if isinstance(ref, StreamRef):
+        next(ref)
+    return ref
+
+
+def cancel(start, path, length, times):
+    for number in range(times):
+        ref = begin(start, path, length, number)
+        while number == 0 and not (path / "0").exists():
+            time.sleep(0.001)
+        assert ref.cancel()
+
+
+async def cancel_tasks(start, path, length, times):
+    for number in range(times):
+        task = asyncio.ensure_future(read_all(begin(start, path, length, number)))
+        await asyncio.sleep(0)
+        while number == 0 and not (path / "0").exists():
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+
+@pytest.mark.parametrize("way", ["cancel", "task"])
+def test_what_its_caller_has_cancelled_leaves_no_line(way, local, caplog, tmp_path, wait_until):
+    made = conveyor.remote(Cleans).remote(), conveyor.remote(Ends).remote()
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        for what, start in CANCELLED.items():
+            path = tmp_path / what
+            path.mkdir()
+            go_on = path / "go on"
+            length = 60 if "coroutine" in what or "async" in what else str(go_on)
+            given = start(made), path, length, 1 if "stream" in what else 3
+            if way == "task":
+                asyncio.run(cancel_tasks(*given))
+            else:
+                cancel(*given)
+            go_on.touch()
+            # These are done after what was cancelled.
+            get([harmless.remote() for _ in range(8)])
+            get([actor.harmless.remote() for actor in made])
+        made[0].fail.remote()
+        wait_until(lambda: lines(caplog), WAIT)
+    (line,) = lines(caplog)
+    assert "a real one" in line

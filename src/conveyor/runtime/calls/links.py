@@ -328,7 +328,7 @@ class Link:
             ref._fail(error)
             if ref._number >= 0:
                 self._limits.cancel(ref._number)
-                self.gate.drop(ref._number, 0)
+                self.gate.drop_cancelled(ref._number, 0)
         self.gate.interrupt()
         if ref._number >= 0:  # it may be a coroutine that runs
             self._process.board.ring(self.actor_slot, self._mailbox_bit)

@@ -50,8 +50,10 @@ class Caller(Protocol):
     def chores(self) -> Chores:
         """What is left to be done for those that are garbage."""
 
-    def close_stream(self, link: Incarnation, method: str, key: Key) -> None:
-        """Close a generator: nobody takes its items any more."""
+    def close_stream(
+        self, link: Incarnation, method: str, key: Key, cancelled: bool = False
+    ) -> None:
+        """Close a generator: nobody takes its items any more. ``cancelled``: nor wants its errors."""
 
 
 class CallStream(StreamRef):
@@ -172,7 +174,13 @@ class CallStream(StreamRef):
         if self._opened is not None:  # the actor may be busy: nobody has to wait until it begins
             self._opened.cancel()
         self._cancelled = True
-        self._will = None  # as if this were garbage
+        will, self._will = self._will, None
+        if will is not None:
+            will.revoke()
+            close = self._runtime.close_stream
+            self._runtime.chores.soon(
+                functools.partial(close, self._link, self._method, self._key, cancelled=True)
+            )
         self._runtime.chores.do()
         return True
 

@@ -164,7 +164,7 @@ class GraphSource:
         for ref in refs:
             if ref._outcome is EMPTY:
                 ref._fail(error)
-                ref._gate.drop(number, ref._reader)
+                ref._gate.drop_cancelled(number, ref._reader)
                 ref._gate.interrupt()
         for member, bit in zip(epoch.members, epoch.bits, strict=True):
             if member.alive:  # a coroutine may be running there
