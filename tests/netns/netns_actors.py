@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +48,14 @@ class Stage:
 
     def all_of(self, receiver: Any) -> list[Any]:
         return list(receiver)
+
+    def last(self, size: int) -> Any:
+        """What it gives last: it is killed as soon as that is on its way."""
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return np.arange(size)
+
+    def last_of(self, other: Any, size: int) -> Any:
+        return conveyor.get(other.last.remote(size)).sum()
 
     def pid(self) -> int:
         return os.getpid()

@@ -82,3 +82,12 @@ def test_a_graph_over_three_while_packets_are_lost_and_connections_reset(cluster
                 times = 1 if stage is third else 2
                 assert sorted(get(stage.noted.remote())) == sorted(once * times)
             assert get(third.noted.remote()) == once
+
+
+def test_the_last_result_of_an_actor_is_for_a_third_host(cluster, session):
+    """Its maker is killed while it is on its way."""
+    with session(30):
+        makers, reader = [on(1), on(0)], on(2)
+        cluster.wires[2].set(jitter=0.02, loss=0.01)
+        for maker in makers:
+            assert get(reader.last_of.remote(maker, LARGE // 8)) == np.arange(LARGE // 8).sum()

@@ -31,12 +31,14 @@ from conveyor.runtime.driver.hosts.far_orders import (
     Adopt,
     Answer,
     Bury,
+    CountDue,
     Cut,
     Forget,
     Hand,
     Reach,
     Spread,
     Stand,
+    TellWhenCome,
 )
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.requests.lines import RequestLine, RequestLines
@@ -53,7 +55,7 @@ class Host:
     def __init__(self, number):
         self.number, self.name, self.arena = number, f"host {number}", ARENA
         self.address = ("192.0.2.1", number)
-        self.orders, self.fails = [], ()
+        self.orders, self.fails, self.due = [], (), ()
         self.reached = lambda other: None
 
     def send(self, order):
@@ -64,7 +66,7 @@ class Host:
         if isinstance(order, self.fails):
             done.set_exception(OSError("it cannot"))
         else:
-            done.set_result(None)
+            done.set_result(self.due if isinstance(order, CountDue) else None)
         return done
 
     tell = send
@@ -143,6 +145,62 @@ def test_proxies_of_a_process_of_the_drivers_host_are_buried_with_it(abroad):
     abroad._introduce(1, [following], [])
     assert abroad._hosts[1].has_done() == [Stand, Bury, Stand]
     assert abroad._hosts[2].has_done() == []
+
+
+class TestWhatADeadProcessHasWrittenForAThirdHost:
+    """Frames of it are on their way from host 1, or from the driver's, to host 2."""
+
+    @pytest.fixture(params=[1, None])
+    def dead(self, abroad, request):
+        maker = abroad._hosts.get(request.param)
+        slot = 5 if maker else 7
+        if maker:
+            maker.due = ((44, 0, 3),)
+        else:
+            abroad._pump = SimpleNamespace(due=lambda: [(2, 44, 0, 3), (1, 45, 0, 3)])
+        abroad._introduce(2, [(slot, 1)], [])
+        assert abroad._hosts[2].has_done() == [Stand]
+        return SimpleNamespace(slot=slot, reader=(slot, 1), host=maker)
+
+    def awaits(self, abroad):
+        """The frames that host 2 is to tell of, and under which number."""
+        *_, order = abroad._hosts[2].orders
+        assert isinstance(order, TellWhenCome)
+        return order.frames, order.number
+
+    def test_comes_before_it_is_buried_there(self, abroad, dead):
+        abroad.bury(dead)
+        frames, number = self.awaits(abroad)
+        assert frames == ((44, 0, 3),)
+        assert abroad._hosts[2].has_done() == [TellWhenCome]
+        abroad.looks.come(number)
+        assert abroad._hosts[2].has_done() == [Bury]
+        abroad.looks.come(number)
+        assert abroad._hosts[2].has_done() == []
+
+    def test_does_not_keep_the_slots_next_process_away(self, abroad, dead):
+        abroad.bury(dead)
+        _, number = self.awaits(abroad)
+        abroad._introduce(2, [(dead.slot, 2)], [])
+        abroad.looks.come(number)
+        assert abroad._hosts[2].has_done() == [TellWhenCome, Bury, Stand]
+
+    def test_does_not_come_to_a_host_that_is_lost(self, abroad, dead):
+        told = []
+        abroad.behind_its_last(dead, 2, lambda: told.append(1))
+        _, number = self.awaits(abroad)
+        assert not told
+        abroad.gone(2)
+        abroad.looks.come(number)
+        assert told == [1]
+
+    def test_does_not_come_from_a_host_that_is_lost(self, abroad, dead):
+        if dead.host:
+            dead.host.fails = CountDue
+        else:
+            abroad._pump = None  # the session is over
+        abroad.bury(dead)
+        assert abroad._hosts[2].has_done() == [Bury]
 
 
 def test_nothing_is_left_of_a_process_that_cannot_have_a_proxy_here(abroad, monkeypatch):

@@ -52,7 +52,7 @@ class Home(Struct, frozen=True):
     gone: Callable[[int], None]
     host_of: Callable[[int], int]
     kept_afar: Callable[[], list[KeptAt]]
-    when_come: Callable[[int, Frames, Callable[[], None], Callable[[], None]], None]
+    when_come: Callable[[int, Frames, Callable[[], object], Callable[[], object]], None]
     come: Callable[[int], None]
     reached: Callable[[int, int, Exception | None], None]
     process: Process

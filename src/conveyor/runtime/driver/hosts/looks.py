@@ -33,6 +33,14 @@ T = TypeVar("T")
 HERE = 0
 
 
+def _nothing() -> None:
+    pass
+
+
+#: A question that has been answered, in the form of ``Looks._awaited``.
+_NOT_AWAITED = HERE, _nothing, _nothing
+
+
 class Looks:
     """The driver's, at all hosts."""
 
@@ -51,8 +59,9 @@ class Looks:
         self._host_of, self._pump = host_of, pump
         self._lookout = Lookout(process.board)
         self._numbers = itertools.count(1)
-        #: What is done when something has come, and where that is not told, by the number of the question.
-        self._awaited: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
+        #: Where something is to come, what is done when it has, and where that is not told, by the number of
+        #: the question.
+        self._awaited: dict[int, tuple[int, Callable[[], object], Callable[[], object]]] = {}
 
     def look(self, host: int, look: Look, segment: _core.Segment) -> Future[Seen]:
         """Have a host look at actors of a graph that are there. ``segment``: the graph's, as it is here."""
@@ -110,14 +119,13 @@ class Looks:
         to: int,
         host: int,
         frames: Frames,
-        then: Callable[[], None],
-        untold: Callable[[], None],
+        then: Callable[[], object],
+        untold: Callable[[], object],
     ) -> None:
         """Call ``then`` when these frames of ``host`` have come to host ``to``, or none of its comes there
-        any more; ``untold`` where ``to`` is given up already, or the session over. Neither is called where
-        ``to`` is given up later."""
+        any more; ``untold`` where ``to`` is given up, or the session over."""
         number = next(self._numbers)
-        self._awaited[number] = then, untold
+        self._awaited[number] = to, then, untold
         if to != HERE:
             asked = self._hosts[to].tell(TellWhenCome(host, frames, number))
         else:
@@ -125,13 +133,23 @@ class Looks:
         asked.add_done_callback(partial(self._is_asked, number))
 
     def _is_asked(self, number: int, asked: Future[None]) -> None:
-        if asked.exception() is not None and number in self._awaited:
-            self._awaited.pop(number)[1]()
+        if asked.exception() is not None:
+            self._untold(number)
+
+    def _untold(self, number: int) -> None:
+        _, _, untold = self._awaited.pop(number, _NOT_AWAITED)
+        untold()
 
     def come(self, number: int) -> None:
         """Note that what question ``number`` was about has come, or never comes. Called by the hosts."""
-        if number in self._awaited:
-            self._awaited.pop(number)[0]()
+        _, then, _ = self._awaited.pop(number, _NOT_AWAITED)
+        then()
+
+    def gone(self, host: int) -> None:
+        """Note that ``host`` is lost, and tells nothing any more."""
+        for number, (to, _, _) in list(self._awaited.items()):
+            if to == host:
+                self._untold(number)
 
     def _of_the_pump(self, ask: Callable[[_core.HostPump], T]) -> Future[T]:
         """What the pump of the driver's host answers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from conveyor import _core, descriptors
@@ -184,7 +185,9 @@ class Network:
         for number, caller in list(record.callers.items()):
             record.callers.pop(number, None)
             _, _, shared = caller.mailboxes.pop(number, (None, 0, 0))
-            self._abroad.forget(shared)
+            # What it has answered last may be on its way to the caller's node.
+            to = self._abroad.host_of(caller.slot)
+            self._abroad.behind_its_last(record, to, partial(self._abroad.forget, shared))
         for number in list(record.mailboxes):
             self.hang_up(record, number)
 

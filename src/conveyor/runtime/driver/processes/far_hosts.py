@@ -42,6 +42,7 @@ from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.graph.edges.beside import KNOWN_DEAD_WITHIN, Whereabouts
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import Process
+from conveyor.runtime.waiting.inquiry import Frames
 from conveyor.transport.base import Host
 
 logger = logging.getLogger("conveyor")
@@ -72,6 +73,9 @@ class FarHosts:
         # By host, the processes of other hosts that it has proxies of. Whoever counts on one of these waits
         # for what was ordered then, and one that has failed is ordered again.
         self._known: dict[int, dict[Reader, Future[Any]]] = {}
+        #: Dead processes of which a host still has a proxy, by host and slot: their last frames are on their
+        #: way there.
+        self._leaving: dict[tuple[int, int], Reader] = {}
         self._joins = Joins(self._hosts)
         self._segments: dict[int, list[int]] = {}
         self._numbers = itertools.count(1)
@@ -134,6 +138,7 @@ class FarHosts:
             self._hosts[host.number] = record.host = (
                 host  # first: what fails is buried as one of that host
             )
+            self._make_way(slot)
             self._arenas[slot], self._host_of[slot] = arena, host.number
             self.pump.add_proxy(slot, incarnation, host.number, record.id.name, arena)
             record.eventfd = board.eventfd(slot)
@@ -155,7 +160,8 @@ class FarHosts:
         with self._lock:
             for other, known in self._known.items():
                 if known.pop(record.reader, None) is not None:
-                    self._hosts[other].tell(Bury(*record.reader))
+                    self._leaving[other, slot] = record.reader
+                    self.behind_its_last(record, other, partial(self._leave, other, record.reader))
             if host is None:
                 return
             for number in self._links.pop(slot, ()):
@@ -169,6 +175,36 @@ class FarHosts:
             arena.close()
             arena.leave_slot()
 
+    def behind_its_last(self, record: ActorRecord, to: int, then: Callable[[], object]) -> None:
+        """Call ``then`` when all that the dead process has written for host ``to`` is there, or none of it
+        comes there any more."""
+        host = HERE if record.host is None else record.host.number
+        if host == to:
+            then()
+        else:
+            due = self.looks.due(host, to)
+            due.add_done_callback(partial(self._is_counted, host, to, then))
+
+    def _is_counted(
+        self, host: int, to: int, then: Callable[[], object], due: Future[Frames]
+    ) -> None:
+        if due.exception() is None and due.result():
+            self.looks.when_come(to, host, due.result(), then, then)
+        else:
+            then()
+
+    def _leave(self, other: int, process: Reader) -> None:
+        with self._lock:
+            if self._leaving.get((other, process[0])) == process:
+                del self._leaving[other, process[0]]
+                self._hosts[other].tell(Bury(*process))
+
+    def _make_way(self, slot: int) -> None:
+        """Bury the former process of the slot everywhere, whatever is on its way: another one gets it."""
+        for (other, of), process in list(self._leaving.items()):
+            if of == slot:
+                self._leave(other, process)
+
     def gone(self, number: int) -> None:
         """That host is lost, or has ended, and the driver's has given it up."""
         with self._lock:
@@ -179,6 +215,7 @@ class FarHosts:
             for other in self._hosts.keys() - self._lost:
                 done = self._hosts[other].tell(GiveUp(number))
                 done.add_done_callback(partial(self._gave_up, other, number))
+        self.looks.gone(number)
         self.on_given_up()
 
     def _gave_up(self, host: int, lost: int, done: Future[Any]) -> None:
@@ -255,6 +292,7 @@ class FarHosts:
                 continue
             stands = known.get((slot, incarnation))
             if stands is None or has_failed(stands):
+                self._make_way(slot)
                 order = Stand(slot, incarnation, where, self._process.board.name(slot))
                 stands = known[slot, incarnation] = self._hosts[host].send(order)
             done.append(stands)
