@@ -208,12 +208,20 @@ bool Board::find_starving() const {
 // down when nobody starves; who has begun to meanwhile is found by the second look, since its own flag is up before.
 void Board::starve(uint32_t index, bool does) {
   slot(index)->starving.store(does ? 1 : 0, std::memory_order_seq_cst);
-  if (!does) {
+  // Whoever raises it again for another looks whether that one is still there.
+  while (!does) {
     if (find_starving()) return;
     header_->starving.store(0, std::memory_order_seq_cst);
     if (!find_starving()) return;
+    header_->starving.store(1, std::memory_order_seq_cst);
+    wake_starved();
   }
   header_->starving.store(1, std::memory_order_seq_cst);
+  wake_starved();
+}
+
+// Who has memory, or results that were dropped, looks at the flag.
+void Board::wake_starved() {
   for (uint32_t i = 0, n = used(); i < n; ++i) {
     BoardSlot* s = slot(i);
     if (s->memory.load(std::memory_order_relaxed) != 0) s->returns.wake();

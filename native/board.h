@@ -271,6 +271,7 @@ class Board : public Shareable<Board> {
     return s->starving.load(std::memory_order_seq_cst) != 0 && s->condition.load(std::memory_order_seq_cst) == Condition::kAlive;
   }
   bool find_starving() const;
+  void wake_starved();
   // False if the descriptor that is here, if any, is not of the process that has the slot now.
   bool write_eventfd(uint32_t index);
   void ring_sleeper_in_poll(uint32_t index);

@@ -125,22 +125,32 @@ inline constexpr int kFirstOwn = 512;
 inline std::atomic<int> first_own{kFirstOwn};
 inline std::atomic<int> last_own{kFirstOwn};  // the highest that there was
 
+inline void note_own(int fd) noexcept {
+  for (int last = last_own.load(std::memory_order_relaxed); last < fd && !last_own.compare_exchange_weak(last, fd, std::memory_order_relaxed);) {
+  }
+}
+
 // A duplicate of `fd` under such a number; under any where the process's limit leaves none. -1: not even that.
 inline int dup_own(int fd) noexcept {
-  int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, first_own.load(std::memory_order_relaxed));
+  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, first_own.load(std::memory_order_relaxed));
   if (copy < 0) return ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
-  for (int last = last_own.load(std::memory_order_relaxed); last < copy && !last_own.compare_exchange_weak(last, copy, std::memory_order_relaxed);) {
-  }
+  note_own(copy);
   return copy;
 }
 
 // `fd` under such a number, with FD_CLOEXEC, if one is to be had. -1 stays -1.
 inline Fd own(int fd) {
-  if (fd < 0 || fd >= first_own.load(std::memory_order_relaxed)) return Fd(fd);
-  const int moved = dup_own(fd);
-  if (moved < 0) return Fd(fd);
-  ::close(fd);
-  return Fd(moved);
+  if (fd < 0) return Fd(fd);
+  if (fd < first_own.load(std::memory_order_relaxed)) {
+    const int moved = dup_own(fd);
+    if (moved >= 0) {
+      ::close(fd);
+      return Fd(moved);
+    }
+  }
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  note_own(fd);
+  return Fd(fd);
 }
 
 // The descriptors of a session were closed by others, and some of what has had them will close their numbers once more:

@@ -245,7 +245,8 @@ void Arena::run() {
         told = latest;
         board_->ring_starving();
       }
-      if (!called()) sleep(seen, 0);
+      // What is free by now may have been freed after the look: nobody has woken this thread for it.
+      if (!called()) sleep(seen, due == 0 ? 0 : kKeptPauseNs);
       continue;
     }
     if (had_news) {

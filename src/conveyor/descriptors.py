@@ -25,7 +25,9 @@ duplicate = _core.duplicate_descriptor
 
 
 def lost(fd: int) -> bool:
-    """Whether others have closed ``fd``, which is one of the library's own."""
+    """Whether others have closed ``fd``, which is one of the library's own; not of -1, which is none."""
+    if fd < 0:
+        return False
     try:
         os.fstat(fd)
     except OSError as error:

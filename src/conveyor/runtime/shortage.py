@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from conveyor import _core
-from conveyor.exceptions import ArenaFullError
+from conveyor.exceptions import ArenaFullError, SystemLimitError
+from conveyor.pauses import Pauses
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.works import CALLS, STEPS, Blockers
 
@@ -84,7 +86,8 @@ class Shortage:
 
     def ring_at(self, wait: MemoryWait) -> None:
         """Ring this process's bell at the deadline of ``wait``."""
-        self._alarm.add(wait)
+        with suppress(SystemLimitError):  # no thread is to be had: then the next ring will do
+            self._alarm.add(wait)
 
 
 class MemoryWait:
@@ -94,17 +97,25 @@ class MemoryWait:
         self._shortage = shortage
         self._budget = budget
         self._of_graph = False
-        #: When it is an error, in nanoseconds of the monotonic clock; 0: not as things are.
-        self.deadline = 0
+        self._vain_at = 0  # when it is an error, by the same clock; 0: not as things are
         #: The error that it would be.
         self.why = ""
         self._hoped = False
         self._in_vain = False
         self._news = -1
+        # A try that fails gives back what it had got by then, which is news as well.
+        self._pauses = Pauses(0.002, 0.1)
+        self._not_before = 0
+        #: When the alarm rings, in nanoseconds of the monotonic clock; 0: not as things are.
+        self.deadline = 0
 
     def ready(self) -> bool:
         """Whether to try again."""
-        return self._news != self._shortage.news or self._is_in_vain()
+        if self._news != self._shortage.news:
+            if _core.monotonic_ns() >= self._not_before:
+                return True
+            self._ring_at(self._not_before)
+        return self._is_in_vain()
 
     def tries(self) -> None:
         """Note that the send is about to be tried."""
@@ -115,6 +126,7 @@ class MemoryWait:
         """Whether to wait on, after the send has been tried in vain."""
         self.why = str(error)
         self._of_graph = error._cap == _GRAPH
+        self._not_before = _core.monotonic_ns() + int(self._pauses.next() * 1e9)
         return not is_final(error) and not self._in_vain
 
     def blockers(self) -> Blockers:
@@ -128,9 +140,16 @@ class MemoryWait:
     def _is_in_vain(self) -> bool:
         if self.blockers():
             self._hoped = True
-            self.deadline = 0
+            self._vain_at = 0
             return False
-        if self._hoped and not self.deadline:
-            self.deadline = _core.monotonic_ns() + _SETTLE_NS
+        if self._hoped and not self._vain_at:
+            self._vain_at = _core.monotonic_ns() + _SETTLE_NS
+        if self._vain_at:
+            self._ring_at(self._vain_at)
+        return _core.monotonic_ns() >= self._vain_at
+
+    def _ring_at(self, time: int) -> None:
+        now = _core.monotonic_ns()
+        if time > now and not now < self.deadline <= time:
+            self.deadline = time
             self._shortage.ring_at(self)
-        return _core.monotonic_ns() >= self.deadline

@@ -195,8 +195,7 @@ class ActorRuntime(CallingRuntime):
             raise RuntimeStateError(
                 f"{spec.cls.__name__} was made at the top of the module {module!r}, which actor "
                 f"{self._me.name} imports to decode a value: each process that imports it would make one "
-                'more. Make it in a function, under `if __name__ == "__main__":`, or with a name and '
-                "get_if_exists=True"
+                'more. Make it in a function, or under `if __name__ == "__main__":`'
             )
         kept = self._constructor(spec)
         constructor = None if kept is None else kept.constructor

@@ -218,6 +218,8 @@ class Link:
                 # Nobody would send it: then it shall not be sent later, by chance, either.
                 with self.lock:
                     if withdraw(self._pending, ref):
+                        if not self._pending:
+                            self._end_memory_wait()
                         raise
             self.flush()  # what it waits for may have come before the pump knew of it
         return ref
@@ -295,11 +297,15 @@ class Link:
                     return False
                 self._pending.take_out(0)
                 ref._number = number
-            if self._memory_wait is not None:
-                self._memory_wait.end()
-                self._memory_wait = None
+            self._end_memory_wait()
         self._pump.sent(self)
         return True
+
+    def _end_memory_wait(self) -> None:
+        """Nothing waits here any more."""
+        wait, self._memory_wait = self._memory_wait, None
+        if wait is not None:
+            wait.end()
 
     def _awaits_memory(self, error: ArenaFullError) -> bool:
         """Whether the first call, which could not be sent because of ``error``, waits for memory."""

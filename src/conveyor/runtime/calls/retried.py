@@ -28,7 +28,6 @@ from conveyor.runtime.calls.unsendable import arguments
 from conveyor.runtime.protocol import ActorId, Retries, Runtime
 from conveyor.runtime.refs.outcome import Failure, Unseen, failure_of
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error
-from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.refs.together import look_at_company
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
@@ -302,9 +301,6 @@ class Given:
         every: dict[int | str, Any] = dict(enumerate(args))
         every.update(kwargs.items())
         self._refs = {place: one for place, one in every.items() if isinstance(one, Ref)}
-        for ref in self._refs.values():
-            if isinstance(ref, StreamRef):
-                ref.keep_sent()
         rest = {place: one for place, one in every.items() if place not in self._refs}
         # What nobody can change needs no copy.
         plain = all(map(is_constant, rest.values()))
@@ -313,11 +309,12 @@ class Given:
         except SerializationError as error:
             raise blamed(error, arguments(label, args, kwargs)) from error.__cause__
         self._rest = rest if plain else {}
+        self._places, self._names = range(len(args)), tuple(kwargs)
 
     def get(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         every = {**self._refs, **(self._rest if self._kept is None else self._kept.get())}
-        args = tuple([every[place] for place in sorted(p for p in every if isinstance(p, int))])
-        return args, {name: one for name, one in every.items() if isinstance(name, str)}
+        args = tuple([every[place] for place in self._places])
+        return args, {name: every[name] for name in self._names}
 
     def failed(self) -> bool:
         """Whether one of the values that it takes has failed: so would each other try."""

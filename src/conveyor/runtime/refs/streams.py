@@ -45,7 +45,7 @@ class StreamRef(Ref[list[ItemT]]):
     waits. Dropping the reference closes it. An error that it raises comes after its items.
     """
 
-    __slots__ = ("_back", "_gathering", "_is_whole", "_keeps_sent", "_sent")
+    __slots__ = ("_back", "_gathering", "_is_whole", "_sent")
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, -1)
@@ -54,7 +54,6 @@ class StreamRef(Ref[list[ItemT]]):
         self._back: deque[ItemT] = deque()
         self._gathering: _Gathering | None = None
         self._is_whole = False
-        self._keeps_sent = False
         self._sent: list[ItemT] | None = None
 
     def _look(self) -> Any:
@@ -182,17 +181,11 @@ class StreamRef(Ref[list[ItemT]]):
         )
 
     def to_send(self) -> list[ItemT]:
-        if self._sent is not None:
-            return self._sent
-        with PassingOn():
-            items = self.get()
-        if self._keeps_sent:
-            self._sent = items
-        return items
-
-    def keep_sent(self) -> None:
-        """Have each ``to_send`` return the same list: a call with this argument may be made again."""
-        self._keeps_sent = True
+        # The same each time: what it is sent with may not begin yet, and is tried again.
+        if self._sent is None:
+            with PassingOn():
+                self._sent = self.get()
+        return list(self._sent)
 
     @property
     def is_whole(self) -> bool:

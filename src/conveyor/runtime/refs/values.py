@@ -110,7 +110,7 @@ def value_of(ref: Ref) -> Any:
     """The value of a ref that is done; ``RefFailed`` if it has none."""
     try:
         with PassingOn():
-            return ref.get()
+            return ref.to_send() if isinstance(ref, StreamRef) else ref.get()
     except Exception as error:
         raise RefFailed(_as_argument(ref, error)) from error
 

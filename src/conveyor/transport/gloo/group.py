@@ -104,7 +104,7 @@ class _Connection:
     constructor may change how the socket that it shares waits."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptors.duplicate(descriptor)
+        self._descriptor = descriptors.own(os.dup(descriptor))
 
     def shut_down(self) -> None:
         """Have whoever reads or writes it at either end stop. It may be down already."""

@@ -178,6 +178,7 @@ class Supervisor:
             birth.close()
             record.spawning = None
             record.placed.set()
+            record.usable.set()
         with self._table.lock:
             if record.actor.held and record.actor.handles <= 0 and not record.actor.shared:
                 self._say_unasked(record)
