@@ -649,3 +649,10 @@ def test_who_waits_for_it_hears_of_others_that_have_failed(local):
         assert not any(ref.done() for ref in refs[:-1])
     opens.send(1)
     assert get([one, *two]) == [(1, 1), 1, 0]
+
+
+def test_arguments_by_name_keep_their_order(engine):
+    actor = Flaky.remote()
+    value = actor.work.remote(0)
+    _, named = get(actor.given.remote(1, first=1, second=value, third=[1], fourth=value))
+    assert list(named) == ["first", "second", "third", "fourth"]

@@ -289,6 +289,33 @@ def test_an_execution_is_tried_until_its_stream_is_whole(engine, wait_until):
         assert conveyor.get(results[0]) == (([0, 1, 2],), {})
 
 
+class Busy:
+    def given(self, x: Any, go: str) -> Any:
+        hold(go)
+        return x
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["as it is", "a part of the input"])
+def test_a_stream_that_finds_no_room_is_whole_at_the_next_try(local, latches, whole):
+    actor, busy, go = conveyor.remote(Source).remote(), conveyor.remote(Busy).remote(), latches()
+    with InputNode() as inp:
+        node = busy.given.bind(inp, go.path) if whole else busy.given.bind(inp[0], inp[1])
+
+    def given(x: Any) -> tuple[Any, ...]:
+        return (x,) if whole else (x, go.path)
+
+    with node.compile(depth=1) as graph:
+        first = graph.execute(*given(0))
+        stream = actor.count.remote(3)
+        for _ in range(2):
+            with pytest.raises(WaitTimeoutError, match="room"):
+                graph.execute(*given(stream), timeout=0.3)
+        go.open()
+        assert conveyor.get(first, timeout=WAIT) == 0
+        assert conveyor.get(graph.execute(*given(stream)), timeout=WAIT) == [0, 1, 2]
+        assert conveyor.get(graph.execute(*given(stream)), timeout=WAIT) == [0, 1, 2]
+
+
 def test_the_error_of_a_stream_is_that_of_the_execution(engine):
     actor, user = (conveyor.remote(Source).remote() for _ in range(2))
     with _given_graph(user) as graph:

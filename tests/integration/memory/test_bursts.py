@@ -13,6 +13,7 @@ import pytest
 from integration_helpers import WAIT, compiled, get, hold
 
 import conveyor
+from conveyor.dag import InputNode
 from conveyor.exceptions import (
     ActorDiedError,
     ArenaFullError,
@@ -49,6 +50,9 @@ class Actor:
     def first(self, x):
         time.sleep(0.002)
         return float(x[0])
+
+    def two(self, x, y):
+        return float(y[0])
 
     def held(self, x, go):
         hold(go)
@@ -235,6 +239,24 @@ def test_a_timeout_says_who_holds_the_memory_and_the_wait_can_be_tried_again(tmp
             graph.try_execute(value(8))
         (tmp_path / "go").touch()
         assert get([late, graph.execute(value(8)), *refs]) == [7, 8, *range(7)]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_tries_that_fail_wake_nobody(tmp_path, parts):
+    """What a try has got by then it gives back, which is no news to who tries."""
+    holder, other = actors(2)
+    refs = [holder.held.remote(value(i), tmp_path / "go") for i in range(7)]
+    half = value(8)[: SIZE // 8 // parts]
+    with InputNode() as inp:
+        dag = other.first.bind(inp) if parts == 1 else other.two.bind(inp[0], inp[1])
+    with dag.compile(memory_bytes=4 * SIZE) as graph:
+        begun, used = time.monotonic(), time.process_time()
+        with pytest.raises(WaitTimeoutError, match="for memory"):
+            graph.execute(*[half] * parts, timeout=1)
+        assert time.monotonic() - begun < 10
+        assert time.process_time() - used < 0.5
+        (tmp_path / "go").touch()
+        assert get([graph.execute(*[half] * parts), *refs]) == [8, *range(7)]
 
 
 def test_the_death_of_who_holds_it_frees_it(tmp_path):
