@@ -122,17 +122,19 @@ class Fd {
 // (os.closerange, as daemons do), its next files have the lowest numbers: nothing of ours is then written to those, read
 // from them, or closes them, and what we use is EBADF.
 inline constexpr int kFirstOwn = 512;
-inline std::atomic<int> first_own{kFirstOwn};
-inline std::atomic<int> last_own{kFirstOwn};  // the highest that there was
+// Read and written in single steps that order nothing: no std::atomic, which tests of interleavings make a step of theirs.
+inline int first_own = kFirstOwn;
+inline int last_own = kFirstOwn;  // the highest that there was
 
 inline void note_own(int fd) noexcept {
-  for (int last = last_own.load(std::memory_order_relaxed); last < fd && !last_own.compare_exchange_weak(last, fd, std::memory_order_relaxed);) {
+  for (int last = __atomic_load_n(&last_own, __ATOMIC_RELAXED);
+       last < fd && !__atomic_compare_exchange_n(&last_own, &last, fd, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED);) {
   }
 }
 
 // A duplicate of `fd` under such a number; under any where the process's limit leaves none. -1: not even that.
 inline int dup_own(int fd) noexcept {
-  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, first_own.load(std::memory_order_relaxed));
+  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, __atomic_load_n(&first_own, __ATOMIC_RELAXED));
   if (copy < 0) return ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
   note_own(copy);
   return copy;
@@ -141,7 +143,7 @@ inline int dup_own(int fd) noexcept {
 // `fd` under such a number, with FD_CLOEXEC, if one is to be had. -1 stays -1.
 inline Fd own(int fd) {
   if (fd < 0) return Fd(fd);
-  if (fd < first_own.load(std::memory_order_relaxed)) {
+  if (fd < __atomic_load_n(&first_own, __ATOMIC_RELAXED)) {
     const int moved = dup_own(fd);
     if (moved >= 0) {
       ::close(fd);
@@ -155,7 +157,7 @@ inline Fd own(int fd) {
 
 // The descriptors of a session were closed by others, and some of what has had them will close their numbers once more:
 // later ones have other numbers.
-inline void skip_own() noexcept { first_own = last_own + 1; }
+inline void skip_own() noexcept { __atomic_store_n(&first_own, __atomic_load_n(&last_own, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED); }
 
 // Make the eventfd readable. It cannot overflow: 2^64 rings before its reader runs.
 inline void write_event(int fd) noexcept {

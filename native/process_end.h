@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -34,13 +33,13 @@ namespace conveyor {
   end_process(text);
 }
 
-// True in an actor's process.
-inline std::atomic<bool> ends_without_descriptors{false};
+// True in an actor's process, and never changed once it has threads.
+inline bool ends_without_descriptors = false;
 
 // A descriptor of the library's own is none any more: code of this process has closed it. An actor ends, since it could
 // leave others asleep. Elsewhere whoever needs the descriptor has an error.
 [[gnu::cold]] inline void descriptor_lost() noexcept {
-  if (!ends_without_descriptors.load(std::memory_order_relaxed)) return;
+  if (!ends_without_descriptors) return;
   end_process(
       "conveyor: code of this actor has closed descriptors of conveyor's (os.closerange, or os.close of a number that was not its own), so it ends "
       "here with exit code 1: close the files that you have opened, or do what closes all descriptors in a process of its own (subprocess)\n");

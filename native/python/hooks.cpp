@@ -2,6 +2,7 @@
 
 #include "exit.h"
 #include "ref.h"
+#include "waiting.h"
 
 namespace conveyor {
 
@@ -57,6 +58,12 @@ void check_owner(uint64_t generation) {
   PyErr_SetString(hooks.state_error != nullptr ? hooks.state_error : PyExc_RuntimeError,
                   "this belongs to the process that this one was forked from");
   throw nb::python_error();
+}
+
+void set_lost() {
+  PyErr_SetString(hooks.state_error != nullptr ? hooks.state_error : PyExc_RuntimeError,
+                  "code of this process has closed descriptors of conveyor's (os.closerange, or os.close of a number that was not its own), and "
+                  "nobody can wake it any more. Close the files that you have opened, or close all descriptors before the session begins");
 }
 
 bool is_final(nb::handle exception) {

@@ -7,7 +7,6 @@
 
 #include "exit.h"
 #include "fork_mutex.h"
-#include "hooks.h"
 
 namespace nb = nanobind;
 
@@ -112,13 +111,6 @@ bool park(Inbox& inbox, uint32_t seen, uint64_t deadline, const PyThreadState* s
   }
 }
 
-[[noreturn]] void refuse_lost() {
-  PyErr_SetString(hooks.state_error != nullptr ? hooks.state_error : PyExc_RuntimeError,
-                  "code of this process has closed descriptors of conveyor's (os.closerange, or os.close of a number that was not its own), and "
-                  "nobody can wake it any more. Close the files that you have opened, or close all descriptors before the session begins");
-  throw nb::python_error();
-}
-
 // Python runs signal handlers in its main thread, between bytecodes. A thread that checks for a signal
 // and then sleeps in a futex can sleep through one that comes in between; so signals are blocked,
 // checked for, and let in again by ppoll itself.
@@ -156,7 +148,10 @@ bool park_main(Inbox& inbox, uint32_t seen, uint64_t deadline, const PyThreadSta
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (inbox.lost()) refuse_lost();
+    if (inbox.lost()) {
+      set_lost();
+      throw nb::python_error();
+    }
     if (inbox.count() != seen || inbox.inherited() || (state != nullptr && thrown_into(state))) return true;
     if (timed_out) return false;
   }

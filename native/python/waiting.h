@@ -16,7 +16,8 @@ bool sleep(Inbox& inbox, uint32_t seen, uint64_t deadline);
 // The next ready bit, waiting for one if there is none; -1 at the deadline.
 int next(Inbox& inbox, uint64_t deadline);
 
-
+// Let it be the Python error that code of this process has closed the library's descriptors.
+void set_lost();
 // Within this time a thread that sleeps finds what another thread has thrown into it.
 constexpr uint64_t kLookNs = 40'000'000;
 // Set what another thread has thrown into the calling one, whose state this is, as Python's error; false: nothing. Python

@@ -66,7 +66,10 @@ class ActorClass(Generic[T]):
             check_arguments(self.__wrapped__.__name__, self._signature, args, kwargs)
             runtime = context.current()
             if not self._options.get_if_exists:
-                return self._start(runtime, args, kwargs)
+                try:
+                    return self._start(runtime, args, kwargs)
+                except NameTakenError as taken:
+                    raise ValueError(str(taken)) from None
             name = self._options.name
             if name is None:
                 raise ValueError("get_if_exists looks for an actor by its name: give it a name")

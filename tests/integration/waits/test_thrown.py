@@ -250,6 +250,13 @@ def system_call(thread):
         return file.read().split()
 
 
+def sleeps(thread):
+    """How often a thread has gone to sleep."""
+    with open(f"/proc/self/task/{thread.native_id}/status") as file:
+        (line,) = [line for line in file if line.startswith("voluntary_ctxt_switches")]
+    return int(line.split()[1])
+
+
 @contextlib.contextmanager
 def stops_in_a_handler(number):
     """Let this thread, the main one, stop at a signal until ``go_on()``: it gets no processor, so to speak.
@@ -287,19 +294,21 @@ def test_it_arrives_where_the_thread_that_looks_wakes_late(held, latches, wait_u
             outcomes.put("thrown")
 
     def direct():
-        stands(main.ident)
-        time.sleep(0.1)  # it is on the list
-        asleep = system_call(main)[0]
-        signal.pthread_kill(main.ident, signal.SIGUSR1)
-        wait_until(lambda: system_call(main)[0] not in (asleep, "running"))
-        go.open()
-        wait_until(first.done)
-        waiting.start()
-        stands(waiting.ident)
-        wait_until(
-            lambda: system_call(waiting)[4:5] == ["0x0"]
-        )  # sleeps without end: the main thread looks
-        go_on()
+        try:
+            stands(main.ident)
+            slept = sleeps(main)
+            wait_until(lambda: sleeps(main) > slept + 3)  # between looks: it is on the list
+            asleep = system_call(main)[0]
+            signal.pthread_kill(main.ident, signal.SIGUSR1)
+            wait_until(lambda: system_call(main)[0] not in (asleep, "running"))
+            go.open()
+            wait_until(first.done)
+            waiting.start()
+            stands(waiting.ident)
+            wait_until(lambda: system_call(waiting)[4:5] == ["0x0"])  # without end: another looks
+        finally:
+            go.open()
+            go_on()
         assert has_left.wait(WAIT)
         throw(waiting.ident)
 

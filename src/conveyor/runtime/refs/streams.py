@@ -54,7 +54,7 @@ class StreamRef(Ref[list[ItemT]]):
         self._back: deque[ItemT] = deque()
         self._gathering: _Gathering | None = None
         self._is_whole = False
-        self._sent: list[ItemT] | None = None
+        self._sent: Any = EMPTY
 
     def _look(self) -> Any:
         """The next item; ``EMPTY`` if it is not there yet. Raises ``StopIteration`` at the end, and
@@ -182,10 +182,11 @@ class StreamRef(Ref[list[ItemT]]):
 
     def to_send(self) -> list[ItemT]:
         # The same each time: what it is sent with may not begin yet, and is tried again.
-        if self._sent is None:
+        if self._sent is EMPTY:
             with PassingOn():
                 self._sent = self.get()
-        return list(self._sent)
+        sent: list[ItemT] = self._sent
+        return sent
 
     @property
     def is_whole(self) -> bool:

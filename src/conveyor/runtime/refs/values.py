@@ -19,7 +19,7 @@ from conveyor.codec.direct import keep_beside
 from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
-from conveyor.runtime import ending
+from conveyor.runtime import context, ending
 from conveyor.runtime.passing_on import PassingOn
 from conveyor.runtime.refs.holding import Holding, same
 from conveyor.runtime.refs.pickled.imports import Claims, load
@@ -118,6 +118,9 @@ def value_of(ref: Ref) -> Any:
 def _as_argument(ref: Ref, error: Exception) -> Exception:
     """``error`` of a ref that is an argument. Its session may have ended, and another one goes on."""
     if type(error) is not SessionEndedError or ending.begun_elsewhere():
+        return error
+    runtime = context.running()
+    if runtime is None or runtime.ending:
         return error
     return RuntimeStateError(
         f"{ref!r}, which is an argument, belongs to a session that has ended before it was done"
