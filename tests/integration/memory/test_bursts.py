@@ -246,17 +246,18 @@ def test_tries_that_fail_wake_nobody(tmp_path, parts):
     """What a try has got by then it gives back, which is no news to who tries."""
     holder, other = actors(2)
     refs = [holder.held.remote(value(i), tmp_path / "go") for i in range(7)]
-    part = value(8)[: SIZE // 8 - (parts - 1) * SIZE // 32]  # of two only the first has room
+    # Of two only the first has room.
+    given = [value(8)[: SIZE // 8 - (parts - 1) * SIZE // 32].copy() for _ in range(parts)]
     with InputNode() as inp:
         dag = other.first.bind(inp) if parts == 1 else other.two.bind(inp[0], inp[1])
     with dag.compile(memory_bytes=4 * SIZE) as graph:
         begun, used = time.monotonic(), time.process_time()
         with pytest.raises(WaitTimeoutError, match="for memory"):
-            graph.execute(*[part] * parts, timeout=1)
+            graph.execute(*given, timeout=1)
         assert time.monotonic() - begun < 10
         assert time.process_time() - used < 0.5
         (tmp_path / "go").touch()
-        assert get([graph.execute(*[part] * parts), *refs]) == [8, *range(7)]
+        assert get([graph.execute(*given), *refs]) == [8, *range(7)]
 
 
 def test_the_death_of_who_holds_it_frees_it(tmp_path):
