@@ -14,9 +14,6 @@ import socket
 
 from conveyor import _core
 
-#: What has closed them, in words.
-CLOSED = "code of this process has closed descriptors of conveyor's (os.closerange, or a number not its own)"
-
 # Of the native core, so that no signal handler can raise between what opens a descriptor and who has it.
 own = _core.own_descriptor
 event = _core.event_descriptor

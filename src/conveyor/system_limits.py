@@ -10,6 +10,9 @@ from contextlib import contextmanager
 
 from conveyor.exceptions import SystemLimitError, TaskError
 
+#: Said of a process whose code has closed the library's descriptors.
+CLOSED = "has closed descriptors of conveyor's (os.closerange, or a number not its own)"
+
 #: The fork server's name among the system's processes.
 FORK_SERVER = "cv-fork-server"
 
@@ -41,8 +44,8 @@ def raise_descriptor_limit() -> None:
 
 
 def hint(error: OSError) -> str:
-    """What to say of ``error`` if a limit of this process or of the system is behind it, or code of
-    this process, else nothing."""
+    """Explain ``error`` if a limit of this process or of the system is behind it, or code of this process;
+    else empty."""
     who = f"{_name} (pid {os.getpid()})"
     if error.errno == errno.EMFILE:
         return (
@@ -51,7 +54,7 @@ def hint(error: OSError) -> str:
             f"LimitNOFILE= of systemd), have fewer actors, or have it keep fewer files open"
         )
     if error.errno == errno.EBADF:
-        return f"code of {who} has closed descriptors of conveyor's (os.closerange, or a number not its own)"
+        return f"code of {who} {CLOSED}"
     if error.errno == errno.ENFILE:
         return "the system has no descriptors left (fs.file-max)"
     if error.errno == errno.EFBIG:

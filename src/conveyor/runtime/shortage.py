@@ -97,7 +97,6 @@ class MemoryWait:
         self._shortage = shortage
         self._budget = budget
         self._of_graph = False
-        self._vain_at = 0  # when it is an error, by the same clock; 0: not as things are
         #: The error that it would be.
         self.why = ""
         self._hoped = False
@@ -108,6 +107,7 @@ class MemoryWait:
         self._not_before = 0
         #: When the alarm rings, in nanoseconds of the monotonic clock; 0: not as things are.
         self.deadline = 0
+        self._vain_at = 0  # when it is an error, by the same clock; 0: not as things are
 
     def ready(self) -> bool:
         """Whether to try again."""

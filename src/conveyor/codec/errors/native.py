@@ -29,7 +29,7 @@ def refused(number: int, what: str) -> Exception:
 
 
 def arena_full(message: str, holdings: list[Holding], cap: int) -> ArenaFullError:
-    """What to raise at the cap. ``holdings``, ``cap``: as the native core has found them."""
+    """Make the error of the cap. ``holdings``, ``cap``: as the native core has found them."""
     held = [
         Held(process, graph or None, edge if graph else None, channel, tuple(sorted(numbers)), size)
         for process, graph, edge, channel, size, numbers in holdings

@@ -57,7 +57,7 @@ from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import Patience
-from conveyor.system_limits import explained
+from conveyor.system_limits import CLOSED, explained
 
 
 class Driver(CallingRuntime):
@@ -379,7 +379,7 @@ class Driver(CallingRuntime):
         any more, end by themselves, as if this one had ended."""
         self._eventfd = -1
         _core.skip_descriptors()
-        ending.fault = ending.fault or descriptors.CLOSED
+        ending.fault = ending.fault or f"code of this process {CLOSED}"
         steps = self._begin_end, self.process.hang_up, self._hosts.close
         self._last_steps = LastSteps(*steps, hurry=bool)
 

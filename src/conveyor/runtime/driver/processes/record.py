@@ -27,6 +27,7 @@ from conveyor.runtime.driver.hosts.protocol import UNKNOWN_END, Page, Spawned
 from conveyor.runtime.messages.message import send_with_ticket
 from conveyor.runtime.process import RESULT_BIT, BellBits
 from conveyor.runtime.protocol import PID_MASK, ActorId, MethodInfo, ProcessOptions
+from conveyor.system_limits import CLOSED
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.orders import Order
@@ -378,7 +379,7 @@ class ActorRecord:
         if self.exit_status == UNKNOWN_END:
             return "died, and how cannot be known: its process was started by somebody else than this program"
         if self.control_socket is not None and descriptors.lost(self.control_socket.fileno()):
-            return f"has ended, since {descriptors.CLOSED}"
+            return f"has ended, since code of this process {CLOSED}"
         return "died (its exit code is not known yet)"
 
     @property
