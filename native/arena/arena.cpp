@@ -43,11 +43,11 @@ size_t Arena::class_of(size_t size) {
 
 Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bool beyond_cap, bool may_wait) {
   if (inherited_) throw ArenaFull("this memory belongs to the process that this one was forked from");
-  if (payload > size_) throw ArenaFull("the arena has no addresses left");
   const size_t need = kBlockHeader + payload;
   const size_t bytes = align_up(need, kGranule);
-  if (bytes > cap_ && !beyond_cap)
+  if (!beyond_cap && (payload > cap_ || bytes > cap_))  // a sum that is too large for its type is a small one
     throw ArenaFull("a value of " + std::to_string(payload) + " bytes is larger than the session's memory cap of " + std::to_string(cap_) + " bytes");
+  if (payload > size_) throw ArenaFull("the arena has no addresses left");
   const size_t index = class_of(need);
   if (budget && bytes > budget->cap)
     throw ArenaFull("a value of " + std::to_string(payload) + " bytes is larger than the graph's memory cap of " + std::to_string(budget->cap) + " bytes (memory_bytes)");

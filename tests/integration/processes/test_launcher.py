@@ -474,6 +474,7 @@ class TestOutput:
             spawned,
         )
         host.exit_code(pid)
+        assert host.printer.flush(WAIT)  # a thread of its own prints
         captured = capsys.readouterr()
         assert captured.out == f"(Ann pid={pid}) one\n(Ann pid={pid}) two\u00e4\n"
         assert captured.err == f"(Ann pid={pid}) three\n"
