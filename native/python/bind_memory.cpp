@@ -107,9 +107,7 @@ void bind_memory(nb::module_& m) {
            }), "fd"_a, "size"_a, "cap"_a, "board"_a, "slot"_a, "idle"_a = double(Arena::kIdleNs) / 1e9)
       .def_static("create_fd", [](size_t size) {
              Fd fd = Arena::create_file(size / kWindow * kWindow);
-             const int copy = ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 3);
-             if (copy < 0) throw_errno("dup");
-             return copy;
+             return fd.release();
            }, "size"_a)
       .def("allocate", [](std::shared_ptr<Arena> arena, size_t size, bool may_wait) {
              auto made = std::make_shared<MadeInPlace>(arena, size, may_wait);

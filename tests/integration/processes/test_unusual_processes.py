@@ -187,6 +187,93 @@ CLOSES_ALL = textwrap.dedent("""
 """)
 
 
+HAS_LOW = textwrap.dedent("""
+    import asyncio, os
+    import numpy
+    import conveyor
+    from conveyor import collective
+    from conveyor.dag import InputNode
+
+    def low():
+        found = {}
+        for name in os.listdir("/proc/self/fd"):
+            if 2 < int(name) < 512 and os.path.exists(f"/proc/self/fd/{name}"):
+                found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        return found
+
+    class Base:
+        def low(self, *args):
+            return low()
+        def items(self):
+            yield low()
+        def receive(self, receiver):
+            return receiver.receive(), low()
+        def sum(self):
+            collective.allreduce(numpy.ones(2))
+            return low()
+
+    @conveyor.remote
+    class Plain(Base):
+        pass
+
+    @conveyor.remote(max_concurrency=2)
+    class Threads(Base):
+        pass
+
+    @conveyor.remote
+    class Loop(Base):
+        async def later(self):
+            await asyncio.sleep(0)
+            return low()
+""")
+
+
+@pytest.mark.parametrize("engine", ["local", "inline"])
+def test_no_descriptor_of_the_librarys_has_a_low_number(scripts, engine):
+    program = f"""
+    before = low()
+    conveyor.init(engine={engine!r})
+    inherited = before if {engine == "inline"} else {{}}
+    actors = plain, threads, loop = [kind.remote() for kind in (Plain, Threads, Loop)]
+    found = conveyor.get([actor.low.remote(numpy.ones(1 << 18)) for actor in actors])
+    found.append(conveyor.get(loop.later.remote()))
+    found += list(plain.items.remote())
+    with InputNode() as inp:
+        graph = threads.low.bind(plain.low.bind(inp)).compile()
+    found.append(conveyor.get(graph.execute(numpy.ones(1 << 18))))
+    if {engine == "local"}:
+        sender, receiver = conveyor.channel.open()
+        received = plain.receive.remote(receiver)
+        sender.send(1)
+        found.append(conveyor.get(received)[1])
+        collective.create_collective_group([plain, threads])
+        found += conveyor.get([plain.sum.remote(), threads.sum.remote()])
+    assert found == [inherited] * len(found), found
+    assert low() == before, (before, low())
+    print("DONE")
+    """
+    assert "DONE" in scripts.run(HAS_LOW + textwrap.dedent(program))
+
+
+def test_a_program_that_closes_low_descriptors_goes_on_with_whole_files(scripts, tmp_path):
+    program = f"""
+    import numpy
+    actors = [Plain.remote()]
+    assert conveyor.get(actors[0].add.remote(1)) == 2
+    os.closerange(3, 256)
+    files = [open(f"{{{str(tmp_path)!r}}}/{{i}}", "w+b", buffering=0) for i in range(100)]
+    for file in files:
+        file.write(b"mine")
+    actors += [Plain.remote(), Loop.remote()]  # these get the driver's memory, and write to its log
+    for actor in actors:
+        assert conveyor.get(actor.add.remote(numpy.ones(1 << 18)))[0] == 2
+    conveyor.shutdown()
+    unharmed(files)
+    print("DONE")
+    """
+    assert "DONE" in scripts.run(CLOSES_ALL + textwrap.dedent(program))
+
+
 def test_a_driver_that_closes_all_descriptors_has_errors_and_whole_files(scripts, tmp_path):
     program = f"""
     actors = [kind.remote() for kind in (Plain, Threads, Loop)]
@@ -212,6 +299,28 @@ def test_a_driver_that_closes_all_descriptors_has_errors_and_whole_files(scripts
     print("DONE")
     """
     assert "DONE" in scripts.run(CLOSES_ALL + textwrap.dedent(program))
+
+
+@pytest.mark.parametrize("last", [256, 70_000])
+def test_an_inline_session_ends_quietly_after_descriptors_were_closed(scripts, tmp_path, last):
+    program = f"""
+    import numpy
+    actor = Plain.remote()
+    assert conveyor.get(actor.add.remote(1)) == 2
+    os.closerange(3, {last})
+    files = [open(f"{{{str(tmp_path)!r}}}/{{i}}", "w+b", buffering=0) for i in range(100)]
+    for file in files:
+        file.write(b"mine")
+    assert conveyor.get(actor.add.remote(numpy.ones(1 << 18)))[0] == 2
+    conveyor.shutdown()
+    conveyor.init(engine="inline")
+    assert conveyor.get(Plain.remote().add.remote(1)) == 2
+    conveyor.shutdown()
+    unharmed(files)
+    print("DONE")
+    """
+    inline = 'import conveyor; conveyor.init(engine="inline")\n'
+    assert "DONE" in scripts.run(inline + CLOSES_ALL + textwrap.dedent(program))
 
 
 @pytest.mark.parametrize("kind", ["Plain", "Threads", "Loop"])

@@ -519,6 +519,7 @@ def test_over_tls_bytes_come_both_ways_and_ends_are_seen(tls):
     with listening(tls=tls) as (listener, came):
         here, _ = dial(listener.address, TOKEN, THERE, WAIT, tls)
         there, _ = came.get(timeout=60)
+        assert min(here.fileno(), there.fileno()) >= 512  # above the user's
         sent = bytes(range(256)) * 20_000
         back = threading.Thread(target=lambda: there.sendall(sent))
         forth = threading.Thread(target=lambda: here.sendall(sent))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from conveyor import descriptors
+
 
 class Ended:
     """Whether a thread has come to its end.
@@ -13,7 +15,7 @@ class Ended:
     """
 
     def __init__(self) -> None:
-        self.over, end = os.pipe()
+        self.over, end = map(descriptors.own, os.pipe())
         #: Empty when the thread has ended. Who takes it out, in one step, is who closes it: whoever starts
         #: the thread may be interrupted, and then does not know whether there is one.
         self._end = [end]

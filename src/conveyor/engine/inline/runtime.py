@@ -401,7 +401,7 @@ class InlineRuntime(CallingRuntime):
             steps.callback(self.process.close)
             steps.callback(self.process.sweeper.close)
             steps.callback(self.process.keeping.close)
-            steps.callback(close_all, self._fds)
+            steps.callback(close_all, (fd for fd in self._fds if not descriptors.lost(fd)))
             steps.callback(self._crossing.close)
             steps.callback(self.watcher.close)
             steps.callback(self.pump.close)

@@ -227,8 +227,8 @@ class _Server:
                 child.become_actor(self._pid, spec, stdout, stderr, handed)
             pidfds: list[int] = []
             try:
-                pidfds.append(os.pidfd_open(pid))
-                pidfds.append(os.dup(pidfds[0]))
+                pidfds.append(descriptors.own(os.pidfd_open(pid)))
+                pidfds.append(descriptors.duplicate(pidfds[0]))
             except OSError:
                 # An actor that cannot be watched must not be.
                 os.kill(pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from msgspec import Struct, field
 
+from conveyor import descriptors
 from conveyor.engine.local.spec import ChildSpec, write_spec
 from conveyor.flag import Flag
 from conveyor.system_limits import hint
@@ -44,7 +45,7 @@ class Spawning(Struct, eq=False):
         """Make what the process gets, and add it to ``theirs``: its spec and its ends of the pipes."""
         theirs.append(write_spec(spec))
         for stream in ("stdout", "stderr"):
-            reader, writer = os.pipe()
+            reader, writer = map(descriptors.own, os.pipe())
             theirs.append(writer)
             self.outputs[reader] = stream
             os.set_blocking(reader, False)

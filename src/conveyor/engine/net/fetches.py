@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.codec import Reader
 from conveyor.engine.net.flights import NOBODY_WAITS, Flight, Waiter, failure
 from conveyor.engine.net.source import Source
@@ -254,7 +254,7 @@ class FarMemoryService:
     def _hold(self, _message: Hold, fds: list[int]) -> None:
         try:
             fd = all_of(fds, 1)[0]
-            self._lease.begin(socket.fromfd(fd, socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            self._lease.begin(socket.socket(fileno=descriptors.duplicate(fd)))
         except OSError as error:  # no descriptor is left here
             self._refused = error
 

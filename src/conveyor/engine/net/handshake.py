@@ -28,7 +28,7 @@ import time
 
 from msgspec import Struct
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.engine.net.relay import relayed
 from conveyor.engine.net.tls import Tls, reason
 from conveyor.exceptions import ConveyorError
@@ -218,7 +218,7 @@ def _connected(address: tuple[str, int], deadline: float) -> socket.socket | Non
         while found is None:
             if _core.monotonic() >= deadline:
                 return None
-            sock = socket.socket(family, kind, protocol)
+            sock = descriptors.own_socket(socket.socket(family, kind, protocol))
             tries.append(sock)
             sock.setblocking(False)
             failed = sock.connect_ex(to)

@@ -7,6 +7,7 @@ import selectors
 import socket
 import ssl
 
+from conveyor import descriptors
 from conveyor.engine.net.alive import watch_life
 from conveyor.runtime import threads
 
@@ -18,7 +19,7 @@ def relayed(secure: ssl.SSLSocket) -> socket.socket:
     # The pump sends what belongs together at once, and knows no more of the network than the pair.
     secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     watch_life(secure)
-    own, pumps = socket.socketpair()
+    own, pumps = map(descriptors.own_socket, socket.socketpair())
     try:
         threads.start(_relay, "tls", secure, own)
     except OSError:  # the system has no more threads

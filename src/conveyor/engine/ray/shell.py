@@ -127,7 +127,7 @@ def meet_at(birth: Birth) -> socket.socket | None:
             f"machine ({socket.gethostname()}): they could neither share memory nor end each other. Start "
             "both as the same user"
         )
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = descriptors.own_socket(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
     try:
         connection.connect("\0" + birth.address)
         prove(connection, birth.key, birth.number)

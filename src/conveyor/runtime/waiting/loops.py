@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import selectors
 import threading
 import weakref
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from conveyor import _core
+from conveyor import _core, descriptors
 from conveyor.runtime.waiting.activities import activity
 
 _loops: weakref.WeakSet[ActorLoop] = weakref.WeakSet()
@@ -24,6 +23,8 @@ _loops: weakref.WeakSet[ActorLoop] = weakref.WeakSet()
 
 class ActorSelector(selectors.EpollSelector):
     """The selector of a loop that runs an actor's coroutines."""
+
+    _selector_cls = staticmethod(descriptors.epoll)
 
     def __init__(self, name: str) -> None:
         """``name`` is the actor's."""
@@ -41,7 +42,7 @@ class ActorSelector(selectors.EpollSelector):
         self.select = end  # type: ignore[method-assign]
         # Without a descriptor left it keeps the parent's; it ends before it selects.
         with suppress(OSError):
-            own = select.epoll()
+            own = descriptors.epoll()
             try:
                 os.dup2(own.fileno(), self.fileno(), inheritable=False)
             finally:
@@ -59,6 +60,13 @@ class ActorLoop(asyncio.SelectorEventLoop):
 
     #: The clock of deadlines, which a test that replaces ``time.monotonic`` does not stop.
     time = staticmethod(_core.monotonic)
+
+    def _make_self_pipe(self) -> None:
+        super()._make_self_pipe()  # type: ignore[misc]  # of asyncio's base class since it exists
+        self._remove_reader(self._ssock.fileno())  # type: ignore[attr-defined, has-type]
+        self._ssock = descriptors.own_socket(self._ssock)  # type: ignore[has-type]
+        self._csock = descriptors.own_socket(self._csock)  # type: ignore[has-type]
+        self._add_reader(self._ssock.fileno(), self._read_from_self)  # type: ignore[attr-defined]
 
     def call_at(  # type: ignore[override]  # it takes and passes on anything
         self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None

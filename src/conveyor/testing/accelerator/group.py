@@ -9,6 +9,7 @@ import uuid
 from contextlib import suppress
 from typing import Any
 
+from conveyor import descriptors
 from conveyor.device import Device, Stream
 from conveyor.flag import Flag
 from conveyor.testing.accelerator.machine import KIND
@@ -45,7 +46,7 @@ class SimGroup(Group):
     def new_identity() -> bytes:
         """As the base says."""
         name = b"\0conveyor-sim-%d-%s" % (os.getpid(), uuid.uuid4().hex.encode())
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = descriptors.own_socket(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.bind(name)
         listener.listen(1)
         _listening[name] = listener
@@ -55,9 +56,9 @@ class SimGroup(Group):
         """As the base says."""
         if self._listener is not None:
             with self._listener:
-                made, _ = self._listener.accept()
+                made = descriptors.own_socket(self._listener.accept()[0])
         else:
-            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            made = descriptors.own_socket(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             try:
                 made.connect(self._identity)
             except OSError:

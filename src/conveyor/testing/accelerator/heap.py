@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from typing import Any
 
+from conveyor import descriptors
 from conveyor.testing.accelerator.words import SLOT, Slot, Word
 
 _SLOTS = 8192
@@ -34,7 +35,7 @@ class Heap:
         self.index = index
         self.number = number
         self.size = size
-        self._fd = os.memfd_create(f"simulated-memory-{index}")
+        self._fd = descriptors.memory_file(f"simulated-memory-{index}")
         os.ftruncate(self._fd, _HEADER + size)
         self._map = mmap.mmap(self._fd, _HEADER + size)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -111,7 +112,7 @@ class Opened:
         _, self.pid, began, fd, node, _ = handle
         self._alive: int | None = None
         try:
-            self._alive = os.pidfd_open(self.pid)
+            self._alive = descriptors.own(os.pidfd_open(self.pid))
             if _began(self.pid) != began:
                 raise ProcessLookupError(self.pid)
             file = os.open(f"/proc/{self.pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)

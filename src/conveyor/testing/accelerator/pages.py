@@ -11,6 +11,8 @@ import mmap
 import os
 from contextlib import suppress
 
+from conveyor import descriptors
+
 #: As many as a pipe takes if nobody says otherwise.
 _PAGES = 16
 _NONBLOCK = 2
@@ -34,7 +36,7 @@ class Pages:
         self._addresses = [address + page * number for number in range(0, whole, step)]
         self._ends: list[int] = []
         with suppress(OSError):  # without descriptors nothing is compared
-            self._ends.extend(os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+            self._ends.extend(map(descriptors.own, os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)))
         if self._addresses and self._ends:
             vectors = (_Vector * len(self._addresses))(
                 *(_Vector(at, page) for at in self._addresses)
