@@ -10,6 +10,7 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -167,6 +168,35 @@ def test_as_an_argument_it_is_its_list(engine, whose, method):
     assert conveyor.get(nested, timeout=WAIT) == (((([0, 1],), {}), [0]), {})
     of_stream = list(actor.count.remote(2, user.given.remote(items(2)), items(3)))
     assert of_stream == [0, 1]
+
+
+def test_threads_that_send_one_stream_each_send_all_of_it(engine):
+    source, *sinks = [conveyor.remote(Source).remote() for _ in range(4)]
+    with InputNode() as inp:
+        graph = sinks[0].given.bind(inp).compile()
+    conveyor.get([sink.pid.remote() for sink in sinks])
+    n, streams = 100, [source.count.remote(100) for _ in range(3)]
+    streams[2].gather()
+    start = threading.Barrier(4)
+
+    def send(stream: Any, sink: Any) -> Any:
+        start.wait(WAIT)
+        if sink is None:
+            return conveyor.get(graph.execute(stream), timeout=WAIT)
+        return conveyor.get(sink.given.remote(stream), timeout=WAIT)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for stream in streams:
+                sent = [pool.submit(send, stream, sink) for sink in (*sinks, None)]
+                for one in sent:
+                    assert one.result(WAIT) == ((list(range(n)),), {})
+                assert conveyor.get(sinks[0].given.remote(stream)) == ((list(range(n)),), {})
+    finally:
+        sys.setswitchinterval(interval)
+    graph.teardown()
 
 
 def test_several_that_wait_for_each_other(engine):

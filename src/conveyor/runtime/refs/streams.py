@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from conveyor import _core
@@ -45,7 +46,7 @@ class StreamRef(Ref[list[ItemT]]):
     waits. Dropping the reference closes it. An error that it raises comes after its items.
     """
 
-    __slots__ = ("_back", "_gathering", "_is_whole", "_sent")
+    __slots__ = ("_back", "_begun", "_collecting", "_gathering", "_is_whole", "_sent")
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, -1)
@@ -53,6 +54,10 @@ class StreamRef(Ref[list[ItemT]]):
         # call or an execution that this is an argument of.
         self._back: deque[ItemT] = deque()
         self._gathering: _Gathering | None = None
+        #: Held once items are gathered: who takes it begins that.
+        self._begun = threading.Lock()
+        #: Held by the thread that takes all items to send them. Reentrant, for signal handlers.
+        self._collecting = threading.RLock()
         self._is_whole = False
         self._sent: Any = EMPTY
 
@@ -183,8 +188,10 @@ class StreamRef(Ref[list[ItemT]]):
     def to_send(self) -> list[ItemT]:
         # The same each time: what it is sent with may not begin yet, and is tried again.
         if self._sent is EMPTY:
-            with PassingOn():
-                self._sent = self.get()
+            with self._alone():
+                if self._sent is EMPTY:
+                    with PassingOn():
+                        self._sent = self.get()
         sent: list[ItemT] = self._sent
         return sent
 
@@ -195,10 +202,33 @@ class StreamRef(Ref[list[ItemT]]):
 
     def await_whole(self) -> None:
         """Wait for the generator's end, and keep its items for ``to_send``."""
+        with self._alone():
+            if self._is_whole:
+                return
+            try:
+                self._back.extend(self.get())
+            finally:
+                self._is_whole = self._is_there()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Context of a thread that takes all items: two at a time would each have some of them."""
+
+        def alone() -> bool:
+            return self._collecting.acquire(blocking=False)
+
+        if not alone():
+            runtime, patience = context.current(), Patience(None)
+            # For the same items as the thread that is at it, so that a wait without end is found.
+            with runtime.lanes.waiting(self._blockers, True, patience.bounded) as wait:
+                wait_patiently(runtime.inbox, alone, patience, self._describe, self._doing, wait)
         try:
-            self._back.extend(self.get())
+            yield
         finally:
-            self._is_whole = self._is_there()
+            self._collecting.release()
+            running = context.running()
+            if running is not None:
+                running.process.ring()  # who waits for that looks again
 
     def gather(self) -> bool:
         """Whether ``to_send`` would not wait. From now on items are taken as they come, until all are here:
@@ -207,9 +237,13 @@ class StreamRef(Ref[list[ItemT]]):
         Raises:
             SystemLimitError: no thread is to be had that would take them.
         """
-        if self._gathering is None and not self._is_whole:
-            gathering = _Gathering(self)
-            gathering.go_on_later(context.current())
+        if not self._is_whole and self._begun.acquire(blocking=False):
+            try:
+                gathering = _Gathering(self)
+                gathering.go_on_later(context.current())
+            except BaseException:
+                self._begun.release()
+                raise
             self._gathering = gathering
         return self._is_whole
 
