@@ -58,6 +58,16 @@ def in_seconds(seconds: float | None) -> str:
     return f"{seconds:.0f} s" if seconds >= 100 else f"{round(seconds, 6):.3g} s"
 
 
+#: What is left of a budget that is used up: the least time that an execution can have.
+_USED_UP = 1e-9
+
+
+def deadline_in_words(seconds: float | None) -> str:
+    """Say what deadline was given, for an error: a budget that was used up has no number of its own."""
+    used_up = seconds is not None and seconds <= _USED_UP
+    return "deadline (no time was left)" if used_up else f"deadline of {in_seconds(seconds)}"
+
+
 def check_deadline(value: Any, name: str = "deadline") -> float | None:
     """``value``, where it can be the time that an execution has; ``None``: it has no limit. What is left of
     a budget may be nothing, or less (-1 as well): such a deadline is missed at once.
@@ -69,7 +79,7 @@ def check_deadline(value: Any, name: str = "deadline") -> float | None:
     seconds = check_timeout(value, name)
     if seconds is None or value > MOST_SECONDS:
         return None
-    return max(seconds, 1e-9) if value > 0 else 1e-9
+    return max(seconds, _USED_UP) if value > 0 else _USED_UP
 
 
 def check_bytes(value: Any, name: str) -> int:

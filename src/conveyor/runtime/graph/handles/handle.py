@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import conveyor
 from conveyor import _core
-from conveyor.checks import in_seconds
+from conveyor.checks import deadline_in_words
 from conveyor.codec import SentDefinitions, loads
 from conveyor.config import Config
 from conveyor.exceptions import (
@@ -251,7 +251,7 @@ class RemoteEntry:
     def until_done(self, need: Need, execution: _Remote) -> Need:
         if execution.passed():
             raise DeadlineExceededError(
-                f"{self._owner.name}: the deadline of {in_seconds(execution.seconds)} has passed before an "
+                f"{self._owner.name}: the {deadline_in_words(execution.seconds)} has passed before an "
                 "argument was there"
             )
         if execution.deadline:

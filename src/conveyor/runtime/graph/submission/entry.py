@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 from msgspec.structs import replace
 
 from conveyor import _core
-from conveyor.checks import in_seconds
+from conveyor.checks import deadline_in_words, in_seconds
 from conveyor.codec import afresh
 from conveyor.exceptions import (
     ArenaFullError,
@@ -144,7 +144,7 @@ class GateEntry:
             if patience is terms.patience:
                 raise
             raise DeadlineExceededError(
-                f"{self._name}: the deadline of {in_seconds(terms.seconds)} has passed before it could "
+                f"{self._name}: the {deadline_in_words(terms.seconds)} has passed before it could "
                 f"begin: {error}"
             ) from error
 
@@ -339,7 +339,7 @@ class GateEntry:
     def _check_time(self, source: Source) -> None:
         if isinstance(source, Execution) and source.overdue():
             raise DeadlineExceededError(
-                f"{self._name}: the deadline of {in_seconds(source.seconds)} has passed before it could "
+                f"{self._name}: the {deadline_in_words(source.seconds)} has passed before it could "
                 f"begin: it waited for room (depth {self._plan.depth}), for memory or for an argument; "
                 f"{self._source.doing()}"
             )

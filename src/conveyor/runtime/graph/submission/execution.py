@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from conveyor import _core
-from conveyor.checks import in_seconds
+from conveyor.checks import deadline_in_words
 from conveyor.exceptions import (
     ArenaFullError,
     ConveyorError,
@@ -34,7 +34,7 @@ def late_error(
     had = ", ".join(tasks[i].label for i in sorted(ran)) or "none"
     left = ", ".join(task.label for task in tasks if task.id not in ran)
     message = (
-        f"{graph}, execution {number}: its deadline of {in_seconds(seconds)} has passed; tasks "
+        f"{graph}, execution {number}: its {deadline_in_words(seconds)} has passed; tasks "
         f"that had run: {had}; not in time: {left or 'only the last result'}"
     )
     if skipped >= 0:
