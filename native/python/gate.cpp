@@ -322,11 +322,23 @@ void Gate::drop_cancelled(uint64_t number, size_t i) {
   forget_unless_dropped(number);
 }
 
+namespace {
+
+// What is kept for the log of an error. A large one ends with a short one and that one's size (codec/errors/encoding.py).
+std::string_view shortened(std::string_view error) noexcept {
+  if (error.size() <= kMostLogged) return error;
+  uint32_t size;
+  std::memcpy(&size, error.data() + error.size() - sizeof size, sizeof size);
+  if (size > kMostLogged) return kLargeMeta;
+  return error.substr(error.size() - sizeof size - size, size);
+}
+
+}  // namespace
+
 // Nobody gets this error of that submission. Others may still get one.
 void Gate::note_unseen(uint64_t number, std::string_view error) noexcept {
-  constexpr size_t kMostBytes = 64 * 1024;  // of each that is kept
   if (!leftovers_ || error == kCancelledMeta || error == kOverdueMeta || cancelled_.contains(number)) return;
-  if (error.size() > kMostBytes) error = kLargeMeta;
+  error = shortened(error);
   if (failures_) {
     if (told_.contains(number)) return;
     if (!abandoned_.contains(number)) {

@@ -95,6 +95,7 @@ NB_MODULE(_core, m) {
   m.def("count_untold", [](int change) { untold += change; }, "change"_a);
   m.attr("UNSAID") = nb::bytes(kUnsaidMeta);
   m.attr("LARGE") = nb::bytes(kLargeMeta);
+  m.attr("MOST_LOGGED") = kMostLogged;
   m.attr("BROKEN") = nb::bytes(kBrokenMeta);
   m.def("refcount", [](nb::handle h) { return Py_REFCNT(h.ptr()); }, "value"_a.none());
   m.def("live_leases", &live_leases);

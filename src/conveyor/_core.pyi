@@ -532,6 +532,8 @@ OVERDUE: bytes
 """``ErrorFrame.meta`` of what was not run, or came, after the deadline."""
 LARGE: bytes
 """``ErrorFrame.meta`` in the place of an error that nobody gets, and that is too large to be kept for the log."""
+MOST_LOGGED: int
+"""Bytes of an error's ``ErrorFrame.meta`` that are kept for the log."""
 UNSAID: bytes
 """``ErrorFrame.meta`` where no memory was left to say what had gone wrong."""
 """``ErrorFrame.meta`` of a result that this process had no memory left to look at."""

@@ -225,6 +225,9 @@ def test_a_line_is_short_however_much_an_error_says(caplog, wait_until):
         gc.collect()
         wait_until(lambda: len(lines(caplog)) >= 5, WAIT)
     assert max(len(line) for line in lines(caplog)) < 1_000
+    for line in lines(caplog):
+        assert "RuntimeError: word word" in line
+        assert "(raised in actor 'Actor' and node 'Actor.fail')" in line
 
 
 class Cleans:

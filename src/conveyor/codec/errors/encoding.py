@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copyreg
 import pickle
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -25,6 +26,9 @@ from conveyor.exceptions import (
     SerializationError,
     TaskError,
 )
+
+#: Characters of a text in the short form of a large error; more than a line of the log has.
+_MOST_SHORT = 2000
 
 
 class _Frame(NamedTuple):
@@ -77,7 +81,7 @@ def _encode_error(
     if isinstance(error, TaskError) and "_origin" in error.__dict__:
         frame = _travelling(error)
         frame = frame._replace(constructor=constructor or frame.constructor, begun=begun)
-        return pickle.dumps(tuple(frame), 5)
+        return _dumped(frame)
     lost: list[str] = []
     frame = _Frame(
         type_name=type_name(type(error)),
@@ -91,7 +95,24 @@ def _encode_error(
         constructor=constructor,
         begun=begun,
     )
-    return pickle.dumps(tuple(frame), 5)
+    return _dumped(frame)
+
+
+def _dumped(frame: _Frame) -> bytes:
+    meta = pickle.dumps(tuple(frame), 5)
+    if len(meta) <= _core.MOST_LOGGED:
+        return meta
+    # Too large for the log, should nobody get it: a short one for that stands behind it, and its size.
+    short = frame._replace(
+        type_name=frame.type_name[:_MOST_SHORT],
+        message=frame.message[:_MOST_SHORT],
+        remote_traceback="",
+        forms=(),
+        lost=(),
+        notes=(),
+    )
+    kept = pickle.dumps(tuple(short), 5)
+    return b"".join((meta, kept, len(kept).to_bytes(4, sys.byteorder)))
 
 
 #: The attribute of what is raised before the method whose call it fails.
