@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 
+from conveyor import descriptors
 from conveyor.engine.net.fetches import FarMemoryService
 from conveyor.runtime.actor.requests.far_memory import FarMemoryClient
 from conveyor.runtime.far_memory import Brought, Wanted
@@ -159,7 +160,7 @@ def test_a_host_without_a_descriptor_says_so_and_may_have_one_the_next_time(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     client, told = FarMemoryClient(host.ask, 1), []
-    monkeypatch.setattr(socket, "fromfd", refuse)
+    monkeypatch.setattr(descriptors, "duplicate", refuse)
     room = fetch(client, told)
     wait_until(lambda: told, WAIT)
     assert told[0].error == errno.EMFILE
