@@ -57,8 +57,8 @@ if _ON_RAY:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Other programs on this machine, Ray among them, leave files of these names. Where several processes run
-# tests, NIXL's may be of another one; those that use it most are marked `alone`.
-_OTHERS = "|ucx_" if "PYTEST_XDIST_WORKER" in os.environ else ""
+# tests, NIXL's and multiprocessing's may be of another one; those that use them most are marked `alone`.
+_OTHERS = "|ucx_|mp-" if "PYTEST_XDIST_WORKER" in os.environ else ""
 _NOT_OURS = re.compile(r"(sem\.)?(obj|hdr|plasma" + _OTHERS + ")")
 
 
