@@ -45,7 +45,7 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
   if (inherited_) throw ArenaFull("this memory belongs to the process that this one was forked from");
   const size_t need = kBlockHeader + payload;
   const size_t bytes = align_up(need, kGranule);
-  if (!beyond_cap && (payload > cap_ || bytes > cap_))  // a sum that is too large for its type is a small one
+  if (!beyond_cap && (payload > cap_ || bytes > cap_))  // the sum may have wrapped around
     throw ArenaFull("a value of " + std::to_string(payload) + " bytes is larger than the session's memory cap of " + std::to_string(cap_) + " bytes");
   if (payload > size_) throw ArenaFull("the arena has no addresses left");
   const size_t index = class_of(need);

@@ -329,7 +329,7 @@ std::string_view shortened(std::string_view error) noexcept {
   if (error.size() <= kMostLogged) return error;
   uint32_t size;
   std::memcpy(&size, error.data() + error.size() - sizeof size, sizeof size);
-  if (size > kMostLogged) return kLargeMeta;
+  if (size > kMostLogged - sizeof size) return kLargeMeta;  // so it is within the error, whatever that says
   return error.substr(error.size() - sizeof size - size, size);
 }
 
