@@ -200,16 +200,16 @@ void Board::nudge(uint32_t index) {
 
 bool Board::find_starving() const {
   for (uint32_t i = 0, n = used(); i < n; ++i)
-    if (is_starving(i)) return true;
+    if (starving(i) != 0) return true;
   return false;
 }
 
 // Dekker with Arena::run and Leftovers::wait, which look at the header's flag behind their futex words. The flag goes
 // down when nobody starves; who has begun to meanwhile is found by the second look, since its own flag is up before.
-void Board::starve(uint32_t index, bool does) {
-  slot(index)->starving.store(does ? 1 : 0, std::memory_order_seq_cst);
+void Board::starve(uint32_t index, uint32_t what) {
+  const uint32_t before = slot(index)->starving.exchange(what, std::memory_order_seq_cst);
   // Whoever raises it again for another looks whether that one is still there.
-  while (!does) {
+  while (what == 0) {
     if (find_starving()) return;
     header_->starving.store(0, std::memory_order_seq_cst);
     if (!find_starving()) return;
@@ -218,6 +218,7 @@ void Board::starve(uint32_t index, bool does) {
   }
   header_->starving.store(1, std::memory_order_seq_cst);
   wake_starved();
+  if (before != what) ring_starving();  // who hopes for this process may hope in vain
 }
 
 // Who has memory, or results that were dropped, looks at the flag.
@@ -232,7 +233,7 @@ void Board::wake_starved() {
 void Board::ring_starving() {
   if (!any_starving()) return;
   for (uint32_t i = 0, n = used(); i < n; ++i)
-    if (is_starving(i)) ring(i, kAttentionBit);
+    if (starving(i) != 0) ring(i, kAttentionBit);
 }
 
 std::vector<Board::Asked> Board::ask_for_memory(uint32_t index) {
@@ -290,7 +291,7 @@ bool Board::announce_death(uint32_t index) {
     ring(i, kAttentionBit);
     slot(i)->returns.note_any();  // the dead one's leases have ended
   }
-  if (s->starving.load(std::memory_order_seq_cst) != 0) starve(index, false);
+  if (s->starving.load(std::memory_order_seq_cst) != 0) starve(index, 0);
   return true;
 }
 

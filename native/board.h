@@ -117,7 +117,8 @@ struct alignas(kPage) BoardSlot {
   alignas(kCacheLine) Returns leftovers;  // the same for what it has dropped and not let go of; `wanted`: there may be some
   alignas(kCacheLine) Returns pins;  // the same for blocks that it has pinned for a device (pins.h); `wanted`: there are some
   std::atomic<uint64_t> memory;  // the process's part of the session's: written by its arena
-  std::atomic<uint32_t> starving;  // 1: it waits for memory at a cap (Board::starve)
+  std::atomic<uint32_t> starving;  // what it waits for memory for, at a cap (Board::starve)
+  std::atomic<uint32_t> waiting;   // how many waits for this library its main thread is in, one within the other
   std::atomic<uint32_t> holders[kNotedHolders];  // 1 + the slots of processes that hold values of its arena and run something; 0: no more. As of when it was last asked for memory, or somebody starves
   std::atomic<uint32_t> is_rank;  // whether it has ever joined a collective group
   // Of what the process keeps: how many hold back its being fetched, and have that fail (conveyor.testing). Who fetches
@@ -235,9 +236,13 @@ class Board : public Shareable<Board> {
   void ask_for_pins(uint32_t index, std::vector<Asked>& asked);
   void still_asked_for_pins(std::vector<Asked>& who) const;
 
-  // Process `index` waits for memory at a cap from now on, or (`does` is false) does no longer. Meanwhile all arenas give
-  // back at once what is free, and ring for it. A process that dies waits no longer.
-  void starve(uint32_t index, bool does);
+  // Process `index` waits for memory at a cap from now on, for `what`, as the processes have agreed; 0: it does no longer.
+  // Meanwhile all arenas give back at once what is free, and ring for it. A process that dies waits no longer.
+  void starve(uint32_t index, uint32_t what);
+  uint32_t starving(uint32_t index) const {
+    const BoardSlot* s = slot(index);
+    return s->condition.load(std::memory_order_seq_cst) == Condition::kAlive ? s->starving.load(std::memory_order_seq_cst) : 0;
+  }
   bool any_starving() const { return header_->starving.load(std::memory_order_seq_cst) != 0; }
   // Have those who wait for memory look: some has been given back, or a process has nothing to do any more.
   void ring_starving();
@@ -266,10 +271,6 @@ class Board : public Shareable<Board> {
   // Everything of a ring but the eventfd; true if that must be written too.
   bool strike(Bell* bell, uint32_t bit);
   bool strike(Bell* bell);
-  bool is_starving(uint32_t index) const {
-    const BoardSlot* s = slot(index);
-    return s->starving.load(std::memory_order_seq_cst) != 0 && s->condition.load(std::memory_order_seq_cst) == Condition::kAlive;
-  }
   bool find_starving() const;
   void wake_starved();
   // False if the descriptor that is here, if any, is not of the process that has the slot now.

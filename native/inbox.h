@@ -27,7 +27,14 @@ class Inbox {
     self_->status.since_ns.store(since_ns, std::memory_order_release);
     self_->status.state.store(uint32_t(State::kRunning), std::memory_order_release);
   }
-  void idle() { self_->status.state.store(uint32_t(State::kIdle), std::memory_order_relaxed); }
+  // The main thread has nothing to do; methods in other threads may.
+  void idle() {
+    if (beside_.load(std::memory_order_relaxed) == 0) self_->status.state.store(uint32_t(State::kIdle), std::memory_order_relaxed);
+  }
+  // The main thread of a program waits for something of this library, or does no longer.
+  void count_waiting(int32_t more) { self_->waiting.fetch_add(uint32_t(more), std::memory_order_seq_cst); }
+  // So many more methods run beside the main thread, in others or as coroutines. Who ends the last one rings the bell.
+  void count_beside(int32_t more) { beside_.fetch_add(uint32_t(more), std::memory_order_relaxed); }
   // It is idle, and is about to sleep. What the last method has held is let go of by now: who waits for memory may have
   // nobody left to wait for.
   void tell_starving() const {
@@ -119,6 +126,7 @@ class Inbox {
     int relay;
     bool asleep;
   };
+  std::atomic<uint32_t> beside_ = 0;
   ForkMutex sleepers_mutex_;
   std::vector<Sleeper> sleepers_{{main_relay_.get(), false}};  // the main thread is the first
   bool closing_ = false;

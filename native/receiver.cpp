@@ -2,6 +2,13 @@
 
 namespace conveyor {
 
+namespace {
+
+// What is smaller is no reason to cross a cap.
+constexpr size_t kLargeGiven = 64 * 1024;
+
+}  // namespace
+
 SlotHeader Receiver::checked_front() const {
   const SlotHeader slot = read_once(*ring.front());
   const bool in_slot = slot.block == 0 || (slot.flags & kExternal);
@@ -77,6 +84,9 @@ Frame Receiver::take_loaded() noexcept {
   front_.reset();
   tag = f.tag;
   kind = f.kind;
+  // As the arena has counted them: were it more, a method could fill what the one behind it needs to end.
+  const size_t held = f.block_room() == 0 ? 0 : kBlockHeader + (f.flags & kExternal ? f.beside : f.size);
+  given = held >= kLargeGiven ? align_up(held, kGranule) : 0;
   bytes += f.size + f.beside;
   ring.advance();
   return f;

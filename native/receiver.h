@@ -45,6 +45,7 @@ class Receiver {
   const bool readonly;
   uint64_t tag = 0;  // of the frame received last
   Kind kind = Kind::kValue;
+  size_t given = 0;  // bytes of its block, unless that is small
   uint64_t bytes = 0;
 
  protected:

@@ -259,6 +259,7 @@ void Arena::look(size_t at_most, size_t& from) {
     out_.pop_back();
     if (now == 0) now = now_ns();
     free(block, now);
+    if (board_ && board_->any_starving()) memory_->returned.fetch_add(1, std::memory_order_relaxed);
   }
 }
 

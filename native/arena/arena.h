@@ -124,6 +124,11 @@ class Arena : public Shareable<Arena> {
   Arena& operator=(const Arena&) = delete;
   static Fd create_file(size_t size) { return make_memfd("conveyor-arena", size); }
 
+  // Bytes that the method which runs on this thread was given: its arguments' blocks, which go with its end. What it sends
+  // takes their place, and crosses a cap if the rest is not above it. So where arguments fill the cap their methods end,
+  // whatever the size of their results, and in a row of methods each is ahead of the one before it.
+  static thread_local size_t given;
+
   // A block with room for `payload` bytes, for the caller alone until it is published or released; its
   // memory is there. It counts in `budget`, if there is one. `beyond_cap`: for what must get through when
   // memory is short. `may_wait`: for other processes, who are asked at a cap, unless this one starves (Board::starve):
@@ -157,6 +162,7 @@ class Arena : public Shareable<Arena> {
   std::vector<uint32_t> holders(const Budget* of = nullptr) const;
   // Changes when memory is given back, in any arena, or this one's part of a budget.
   uint64_t news() const { return memory_->freed.load(std::memory_order_seq_cst) + uncounted_.load(std::memory_order_seq_cst); }
+  uint64_t returned() const { return memory_->returned.load(std::memory_order_relaxed); }
   size_t cap() const { return cap_; }
   size_t gaps() const;
   // How often a published block has been asked whether it is still held.
@@ -185,6 +191,10 @@ class Arena : public Shareable<Arena> {
   void look(size_t at_most, size_t& from);
   void look_at_all();
   Block* block_of(size_t index);
+  // How far `more` bytes may exceed the session's cap. A graph's counts what each process sends by itself, and so none of
+  // what that is given.
+  static size_t excess(size_t more) { return given != 0 ? more + given : 0; }
+  static size_t excess_of_graph(size_t more) { return given != 0 ? more : 0; }
   void take_memory(Section& section, size_t more, bool beyond_cap, bool may_wait);
   void charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool may_wait);
   // Until `done()`, or all that `still` leaves none of have answered, or it is `deadline`; whether it is done.

@@ -36,7 +36,8 @@ std::vector<uint32_t> Arena::holders(const Budget* of) const {
 
 void Arena::note_holders() {
   std::vector<uint32_t> found = holders();
-  std::erase_if(found, [this](uint32_t slot) { return board_->slot(slot)->status.state.load(std::memory_order_seq_cst) == uint32_t(State::kIdle); });
+  // The driver runs the program, whatever its page says.
+  std::erase_if(found, [this](uint32_t slot) { return slot != 0 && board_->slot(slot)->status.state.load(std::memory_order_seq_cst) == uint32_t(State::kIdle); });
   found.resize(kNotedHolders, UINT32_MAX);
   for (uint32_t i = 0; i < kNotedHolders; ++i) board_->slot(slot_)->holders[i].store(found[i] + 1, std::memory_order_seq_cst);
 }
@@ -52,8 +53,10 @@ std::vector<uint32_t> Arena::holders_now(const Budget* of) const {
   return found;
 }
 
+thread_local size_t Arena::given = 0;
+
 void Arena::charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool may_wait) {
-  auto fits = [&] { return budget->out.load(std::memory_order_relaxed) + bytes <= budget->cap; };
+  auto fits = [&] { return budget->out.load(std::memory_order_relaxed) + bytes <= budget->cap + excess_of_graph(bytes); };
   if (!fits()) look_at_all();
   // What nobody can get any more is held as well, until who holds it is asked.
   if (!fits() && may_ask(may_wait)) {
@@ -119,7 +122,7 @@ void Arena::count(int64_t bytes) {
 void Arena::take_memory(Section& section, size_t more, bool beyond_cap, bool may_wait) {
   if (beyond_cap) return count(int64_t(more));
   auto taken = [&] {
-    if (!memory_->take(more, cap_)) return false;
+    if (!memory_->take(more, cap_ + excess(more))) return false;
     // A process that is killed before this leaves what it has taken counted: never too little.
     if (board_) board_->slot(slot_)->memory.fetch_add(more, std::memory_order_relaxed);
     return true;

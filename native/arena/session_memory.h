@@ -58,6 +58,7 @@ struct Returns {
 struct SessionMemory {
   std::atomic<uint64_t> bytes;   // with memory behind them, of all processes
   std::atomic<uint64_t> freed;   // that have been given back, ever
+  std::atomic<uint64_t> returned;  // published blocks that have come back while somebody starved
   std::atomic<uint32_t> given;   // futex word: how often a process has given back what it was asked for, or has ended
 
   void give_back(uint64_t less) {

@@ -105,7 +105,9 @@ void bind_board(nb::module_& m) {
       .def("incarnation", [](Board& b, uint32_t slot) { return slot_of(b, slot)->incarnation.load(); }, "slot"_a)
       .def("memory", [](Board& b, uint32_t slot) { return slot_of(b, slot)->memory.load(std::memory_order_relaxed); }, "slot"_a)
       .def_prop_ro("session_memory", [](Board& b) { return b.header()->memory.bytes.load(std::memory_order_relaxed); })
-      .def("starve", [](Board& b, uint32_t slot, bool does) { b.starve(checked(b, slot), does); }, "slot"_a, "does"_a)
+      .def("is_waiting", [](Board& b, uint32_t slot) { return slot_of(b, slot)->waiting.load(std::memory_order_seq_cst) != 0; }, "slot"_a)
+      .def("starve", [](Board& b, uint32_t slot, uint32_t what) { b.starve(checked(b, slot), what); }, "slot"_a, "what"_a)
+      .def("starving", [](Board& b, uint32_t slot) { return b.starving(checked(b, slot)); }, "slot"_a)
       .def("holders", [](Board& b, uint32_t slot) {
              nb::list found;
              for (const auto& word : slot_of(b, slot)->holders)
@@ -231,6 +233,8 @@ void bind_board(nb::module_& m) {
              i.idle();
              i.tell_starving();
            })
+      .def("count_waiting", &Inbox::count_waiting, "more"_a)
+      .def("count_beside", &Inbox::count_beside, "more"_a)
       .def("running", [](Inbox& i, uint32_t graph, uint32_t node, uint64_t execution) {
              Status& s = i.status();
              s.graph.store(graph, std::memory_order_relaxed);

@@ -32,6 +32,12 @@ void bind_channel(nb::module_& m) {
            }, "segment"_a, "offset"_a, "board"_a, "targets"_a, "arena"_a, "sent"_a.none(), "graph"_a = 0, "edge"_a = 0, "carries"_a = "", "budget"_a.none() = nb::none())
       .def_rw("moved_refs", &Writer::moved_refs)
       .def_rw("sent", &Writer::sent)
+      .def_prop_ro("deserted", [](Writer& w) {
+             const ReaderSet& readers = *w.ring.readers();
+             for (uint32_t r = 0; r < readers.slots.size(); ++r)
+               if (readers.gone(r)) return true;
+             return false;
+           })
       .def_ro("bytes", &Writer::bytes)
       .def_prop_ro("count", [](Writer& w) { return w.ring.head(); })
       .def_prop_ro("has_room", [](Writer& w) { return w.ring.has_room(); })
@@ -65,6 +71,7 @@ void bind_channel(nb::module_& m) {
       .def_prop_ro("available", [](Reader& r) { return r.ring.head() - r.ring.next(); })
       .def_ro("tag", &Reader::tag)
       .def_rw("brings_work", &Reader::brings_work)
+      .def_ro("given", &Reader::given)
       .def_prop_ro("front", [](Reader& r) { return r.ring.empty() ? int64_t(-1) : int64_t(r.ring.front()->tag); })
       .def("want", [](Reader& r, uint64_t tag) { r.ring.want(tag); }, "tag"_a)
       .def_prop_ro("kind", [](Reader& r) { return uint32_t(r.kind); })

@@ -348,6 +348,8 @@ void bind_graph(nb::module_& m) {
       .def("add_await", &Program::add_await, "receive"_a, "take"_a)
       .def("add_call", &Program::add_call, "method"_a, "node"_a, "label"_a, "args"_a, "constants"_a, "uses"_a, "invoke"_a.none(), "start"_a.none(), "out"_a, "outs"_a, "num_returns"_a)
       .def("add_send", &Program::add_send, "writer"_a, "reg"_a, "last"_a, "only_done"_a, "label"_a, "output"_a, "pack"_a.none() = nb::none(), "posted"_a.none() = nb::none())
+      .def_prop_ro("given", &Program::given)
+      .def("set_shortage", &Program::set_shortage, "wait"_a)
       .def("set_progress", &Program::set_progress, "progress"_a)
       .def("set_fetching", &Program::set_fetching, "begin"_a, "take"_a)
       .def("set_limits", &Program::set_limits, "limits"_a, "cancel"_a)

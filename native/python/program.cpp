@@ -9,6 +9,18 @@ namespace {
 // Executions after which a program lets others on the same actor have a turn.
 constexpr int kTurn = 16;
 
+// What the steps are given is not for what the thread does afterwards.
+class Given {
+ public:
+  Given() = default;
+  ~Given() { Arena::given = before_; }
+  Given(const Given&) = delete;
+  Given& operator=(const Given&) = delete;
+
+ private:
+  const size_t before_ = Arena::given;
+};
+
 nb::object error_frame(const char* meta) { return nb::cast(ErrorFrame{nb::bytes(meta)}, nb::rv_policy::move); }
 
 }  // namespace
@@ -63,6 +75,7 @@ void Program::set_limits(nb::object limits, nb::object cancel) {
 
 void Program::advance(bool sending) {
   inbox_->came_back();
+  const Given given;
   if (suspended_ && !closed_ && !cancel_asked_ && limits_ != nullptr && limits_->cancelled(execution_)) {
     cancel_asked_ = true;  // once: it may take its time to clean up
     cancel_();
@@ -92,6 +105,7 @@ void Program::advance(bool sending) {
     for (nb::object& reg : regs_)
       if (reg.is_valid()) nb::object dropped = std::move(reg);
     recorder_->stale();
+    given_ = 0;
     ++execution_;
   }
   inbox_->board()->ring(inbox_->slot(), bit_);
@@ -116,6 +130,13 @@ void Program::close() {
   regs_.clear();
   cancel_ = nb::object();
   progress_ = nb::object();
+  shortage_ = nb::object();
+  nb::object pending = std::move(pending_);
+  try {
+    end_memory_wait();
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("a graph that is taken down");
+  }
   begin_fetch_ = nb::object();
   take_fetched_ = nb::object();
 }

@@ -45,7 +45,12 @@ class Program {
   // and `posted`, its tensors go by another way: `pack(value)` is sent in its place, and then `posted()` called,
   // which raises nothing.
   void add_send(nb::object writer, int reg, bool last, bool only_done, std::string label, bool output, nb::object pack, nb::object posted);
+  // Have `wait(error, before)` called where what is sent has no memory, for `error`. It returns what is passed as `before`
+  // next time, when it is to be tried again; or None, and then the program goes on when it is rung and `before.ready()`,
+  // calls `before.tries()` first, and sends what `before.take(value)` returns. It raises if it is not to be tried again. `before.end()` is called in the end.
+  void set_shortage(nb::object wait) { shortage_ = std::move(wait); }
   // Have `progress()` called whenever the program has been rung: what is under way beside its frames may go on.
+  size_t given() const { return given_; }
   void set_progress(nb::object progress) { progress_ = std::move(progress); }
   // Have inputs of which something may have stayed elsewhere fetched without a wait: `begin(snapshot)` is called for
   // such a frame, and then `take()`, which gives its value, or NotImplemented; then it is asked again when the bit is rung.
@@ -154,6 +159,9 @@ class Program {
   // The call has come to `value`, unless that is too late.
   void ended(Call& step, nb::object value);
   void finish(Call& step, nb::object value);
+  // writer.prepare(e), as soon as there is memory. False: not now.
+  bool prepare(Writer& writer, Encoded& e);
+  void end_memory_wait();
   nb::object stopped(Call& step, Limits::Verdict verdict);
   // The error frame of `exception`. Throws only SystemExit and the like, which end the actor.
   nb::object failed(nb::handle exception, const std::string& label);
@@ -185,10 +193,14 @@ class Program {
   std::vector<nb::object> regs_;
   size_t pc_ = 0;
   uint64_t execution_ = 0;
+  size_t given_ = 0;  // bytes of the blocks that its inputs lie in
   nb::object limits_object_;
   Limits* limits_ = nullptr;
   nb::object cancel_;
   nb::object progress_;
+  nb::object shortage_;
+  nb::object memory_wait_;  // of the send whose turn it is
+  nb::object pending_;      // what that sends, packed, where it waits
   nb::object begin_fetch_;
   nb::object take_fetched_;
   // Made beforehand: there may be no memory when they are needed.

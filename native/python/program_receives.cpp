@@ -78,12 +78,14 @@ void Program::take(Receive& step) {
   try {
     if (step.arrived.is_none() && begin_fetch_.is_valid() && step.reader->front_keeps()) {
       step.reader->receive_undecoded(begin_fetch_);
+      given_ += step.reader->given;
       step.coming = true;
       recorder_->receive_ends(step.index, execution_, step.reader->bytes - before, false);
       return;
     }
     if (step.arrived.is_none()) {
       value = step.reader->receive();
+      given_ += step.reader->given;
     } else if (value = step.reader->receive_head(); value.is_valid()) {
       step.held = true;
       value = nb::steal(PyObject_CallFunction(step.arrived.ptr(), "OK", value.ptr(), (unsigned long long)(execution_)));

@@ -34,6 +34,7 @@ void Program::running(const Call& step, uint64_t since_ns) {
   status.graph.store(graph_, std::memory_order_relaxed);
   status.node.store(step.node, std::memory_order_relaxed);
   status.execution.store(execution_, std::memory_order_relaxed);
+  Arena::given = given_;
   inbox_->begins(since_ns);
 }
 
@@ -112,25 +113,43 @@ void Program::came_back(const Call& step, const nb::object& result) const {
 
 bool Program::run(Send& step) {
   recorder_->send_begins();
-  nb::object& reg = regs_[size_t(step.reg)];
-  nb::object value = step.last ? std::move(reg) : reg;
-  if (step.last) reg = nb::object();
-  if (step.only_done && !is_error(value)) value = nb::none();
+  nb::object value = std::move(pending_);
+  const bool again = value.is_valid();
+  if (!again) {
+    nb::object& reg = regs_[size_t(step.reg)];
+    value = step.last ? std::move(reg) : reg;
+    if (step.last) reg = nb::object();
+    if (step.only_done && !is_error(value)) value = nb::none();
+  }
   Writer& writer = *step.writer;
   // Depth was granted when the execution was submitted, so there is room.
   CONVEYOR_ASSERT(writer.ring.has_room());
   (void)writer.ring.has_room();
   try {
     if (!is_error(value)) {
-      if (!step.pack.is_none() && !step.only_done) {
+      if (again) {
+        if (!nb::cast<bool>(memory_wait_.attr("ready")())) {
+          pending_ = std::move(value);
+          return false;
+        }
+        memory_wait_.attr("tries")();
+      } else if (!step.pack.is_none() && !step.only_done) {
         value = nb::steal(PyObject_CallFunctionObjArgs(step.pack.ptr(), value.ptr(), nullptr));
         if (!value.is_valid()) throw nb::python_error();
       }
-      Encoded e;
-      // The only reference is `value`: its maker has let go, and a value made in place can move.
-      writer.encode_value(e, value, step.last ? 1 : 0);
-      writer.prepare(e);
-      writer.commit(e, execution_, Kind::kValue);
+      bool prepared;
+      {
+        Encoded e;
+        // The only reference is `value`: its maker has let go, and a value made in place can move.
+        writer.encode_value(e, value, step.last ? 1 : 0);
+        prepared = prepare(writer, e);
+        if (prepared) writer.commit(e, execution_, Kind::kValue);
+      }
+      if (!prepared) {
+        // Others run meanwhile, and may change it.
+        pending_ = again || !step.pack.is_none() ? std::move(value) : nb::object(memory_wait_.attr("take")(value));
+        return false;
+      }
       recorder_->stale();
       if (!step.posted.is_none()) {
         const nb::object posted = nb::steal(PyObject_CallNoArgs(step.posted.ptr()));
@@ -143,11 +162,46 @@ bool Program::run(Send& step) {
     }
   } catch (...) {
     value = failed_with(step.label);
+    try {
+      end_memory_wait();
+    } catch (...) {
+      value = failed_with(step.label);
+    }
   }
   const nb::bytes& meta = nb::inst_ptr<ErrorFrame>(value)->meta;
   writer.send_error(meta.c_str(), meta.size(), execution_);
   recorder_->stale();
   return true;
+}
+
+bool Program::prepare(Writer& writer, Encoded& e) {
+  Arena::given = given_;
+  try {
+    for (;;) {
+      try {
+        writer.prepare(e);
+        break;
+      } catch (const ArenaFull&) {
+        if (!shortage_.is_valid()) throw;
+        set_python_error();
+      }
+      const nb::python_error error;
+      const nb::object wait = nb::steal(PyObject_CallFunctionObjArgs(shortage_.ptr(), error.value().ptr(), memory_wait_.is_valid() ? memory_wait_.ptr() : Py_None, nullptr));
+      if (!wait.is_valid()) throw nb::python_error();
+      if (wait.is_none()) return false;
+      memory_wait_ = wait;
+    }
+  } catch (...) {
+    end_memory_wait();
+    throw;
+  }
+  if (memory_wait_.is_valid()) end_memory_wait();
+  return true;
+}
+
+void Program::end_memory_wait() {
+  const nb::object wait = std::move(memory_wait_);
+  if (wait.is_valid()) wait.attr("end")();
 }
 
 void Program::finish(Call& step, nb::object value) {

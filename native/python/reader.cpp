@@ -154,6 +154,7 @@ nb::object Reader::receive_native() {
   nb::object value = decode_native(slot.codec, reinterpret_cast<const char*>(ring.front() + 1), slot.size);
   tag = slot.tag;
   kind = slot.kind;
+  given = 0;
   bytes += slot.size;
   ring.advance();
   return value;
@@ -175,9 +176,13 @@ nb::object Reader::receive() {
   check_owner(fork_);
   std::optional<Frame> f;
   try {
-    if (decodes_natively()) return receive_native();
+    if (decodes_natively()) {
+      if (brings_work) Arena::given = 0;
+      return receive_native();
+    }
     if (brings_work) note_idle();
     f = take();
+    if (brings_work) Arena::given = given;
   } catch (...) {
     give_up();
     throw;

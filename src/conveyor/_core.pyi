@@ -230,9 +230,16 @@ class Board:
     def session_memory(self) -> int:
         """The same of all processes together: what the session's cap bounds."""
 
-    def starve(self, slot: int, does: bool) -> None:
-        """The process in ``slot`` waits for memory at a cap from now on, or does no longer. Meanwhile all
-        processes give back at once what is free, and ring."""
+    def starve(self, slot: int, what: int) -> None:
+        """The process in ``slot`` waits for memory at a cap from now on, for ``what``, as the processes have
+        agreed; 0: it does no longer. Meanwhile all processes give back at once what is free, and ring."""
+
+    def starving(self, slot: int) -> int:
+        """What the process in ``slot`` waits for memory for, at a cap."""
+
+    def is_waiting(self, slot: int) -> bool:
+        """Whether the main thread of the process in ``slot`` waits for something of this library, as far as it
+        counts that."""
 
     def holders(self, slot: int) -> list[int]:
         """Processes, by slot, that hold values of the arena of the one in ``slot`` and run something: some,
@@ -419,7 +426,14 @@ class Inbox:
         """Undo ``add_relay``."""
 
     def idle(self) -> None:
-        """Note on the status page: nothing to do."""
+        """Note on the status page: nothing to do, unless methods run beside the main thread."""
+
+    def count_waiting(self, more: int) -> None:
+        """Note that the main thread is in so many more waits."""
+
+    def count_beside(self, more: int) -> None:
+        """Note that so many more methods run beside the main thread, in other threads or as coroutines. Who ends
+        the last one rings the bell."""
 
     def running(self, graph: int, node: int, execution: int) -> None:
         """Note on the status page: runs this task of a graph, since now."""
@@ -573,6 +587,12 @@ class Arena:
         ``arena_full`` of ``set_codec`` if there is none. ``may_wait``: for other processes, at the cap.
         """
 
+    @staticmethod
+    def note_given(bytes: int) -> int:
+        """Return what was noted last, and note that the method which this thread runs was given so many bytes of other processes' arenas: what
+        it sends crosses a memory cap if the rest is not above it. A reader with ``brings_work``, and a program,
+        note that by themselves."""
+
     def give_back(self) -> None:
         """Take back every block whose readers are done, and free the memory of all that are free."""
 
@@ -585,6 +605,10 @@ class Arena:
     @property
     def news(self) -> int:
         """Changes when memory has been given back: of any arena, or this one's part of a graph's."""
+
+    @property
+    def returned(self) -> int:
+        """Count of values that were let go of while somebody starved, in any arena."""
 
     @property
     def bytes_touched(self) -> int:
@@ -870,6 +894,9 @@ class Recorder:
     def note_task(self, index: int, execution: int, begin: int, end: int, failed: bool) -> None:
         """A task has run."""
 
+    def count_waiting(self, more: int) -> None:
+        """Note that the main thread is in so many more waits."""
+
     def count_beside(self, index: int, bytes: int) -> None:
         """Count what goes beside the frames of a send."""
 
@@ -885,6 +912,9 @@ class Recorder:
 
 class Writer:
     """The writing end of a ring."""
+
+    deserted: bool
+    """Whether the process of a reader is gone."""
 
     def __init__(
         self,
@@ -946,6 +976,9 @@ class Reader:
 
     brings_work: bool
     """This process's loop takes its work from here alone: it runs nothing while ``receive`` decodes."""
+
+    given: int
+    """Bytes of the writer's arena that the frame received last lies in."""
 
     def __init__(
         self,
@@ -1296,6 +1329,16 @@ class Program:
         """Publish a register; ``last``: nothing later in the execution needs it; ``only_done``:
         ``None`` in its place, unless it is an error; ``output``: the driver reads it. With ``pack`` and
         ``posted``, ``pack(value)`` is sent, and ``posted()`` called when it has been."""
+
+    given: int
+    """Bytes of the blocks that this execution's inputs lie in."""
+
+    def set_shortage(self, wait: Callable[[BaseException, Any], Any]) -> None:
+        """Have ``wait(error, before)`` called where what is sent has no memory: it returns what is passed as
+        ``before`` next time, when it is to be tried again; or ``None``, and then the program goes on when it
+        is rung and ``before.ready()``, calls ``before.tries()`` first, and sends what ``before.take(value)``
+        returns. It raises if it is not to be tried
+        again. ``before.end()`` is called in the end."""
 
     def set_progress(self, progress: Callable[[], None]) -> None:
         """Have this called whenever the program is rung; it goes on with what is beside the frames."""

@@ -201,7 +201,7 @@ class ArenaFullError(ConveyorError, MemoryError):
 class OutOfMemoryError(ConveyorError, MemoryError):
     """The system has refused memory, or addresses, to a process (``ulimit -v``, ``vm.max_map_count``).
 
-    The cap of a process's arena is another thing: :class:`ArenaFullError`. A ``get`` that raises this
+    The session's memory cap is another thing: :class:`ArenaFullError`. A ``get`` that raises this
     itself can be tried again; in a task it is that task's error.
     """
 

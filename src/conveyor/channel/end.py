@@ -26,6 +26,7 @@ from conveyor.runtime.meeting import (
     other,
 )
 from conveyor.runtime.protocol import Runtime
+from conveyor.runtime.shortage import Sending
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import wait_until
 
@@ -274,8 +275,13 @@ class End:
 
     # Waiting
 
-    def _wait(self, ready: Callable[[], bool], timeout: float | None) -> None:
-        """Wait until ``ready()``, or until the time is over."""
+    def _wait(
+        self,
+        ready: Callable[[], bool],
+        timeout: float | None,
+        sending: Sending | None = None,
+    ) -> None:
+        """Wait until ``ready()``, or until the time is over. ``sending``: may wait for memory."""
         process = self._runtime.process
 
         def ready_or_over() -> bool:
@@ -285,7 +291,14 @@ class End:
                 return False
             return True
 
-        wait_until(self._runtime.inbox, ready_or_over, timeout, self._describe, self._doing)
+        def what() -> str:
+            short = sending is not None and sending.wait is not None
+            return f"memory for a value of channel {self._number}" if short else self._describe()
+
+        def who() -> str:
+            return (sending is not None and sending.why) or self._doing()
+
+        wait_until(self._runtime.inbox, ready_or_over, timeout, what, who)
 
     async def _wait_async(self) -> None:
         """Wait until it is worth another attempt."""

@@ -11,6 +11,7 @@ from conveyor.checks import check_timeout
 from conveyor.runtime.meeting import SENDING, Meeting
 from conveyor.runtime.process import RESULT_BIT, Place
 from conveyor.runtime.protocol import Runtime
+from conveyor.runtime.shortage import Sending
 from conveyor.typevars import SentT
 
 
@@ -25,21 +26,42 @@ class Sender(End, Generic[SentT], side=SENDING):
         self._writer: _core.Writer | None = None
 
     def send(self, value: SentT, timeout: float | None = None) -> None:
-        """Send a value; waits while the channel is full, and until the receiving end is used.
+        """Send a value; waits while the channel is full, while memory is
+        short that is about to be freed, and until the receiving end is used.
 
         timeout: seconds (``None`` or -1: no limit). Raises ``WaitTimeoutError`` when the time is over
         (then nothing was sent), ``ChannelClosedError`` if either end is closed, ``ActorDiedError`` if the
-        process at the receiving end is gone, and ``SerializationError`` for what cannot be sent. It does not
-        wait for the value to be received: a process that dies may leave values behind.
+        process at the receiving end is gone, ``SerializationError`` for what cannot be sent, and
+        ``ArenaFullError`` where there is no memory and nobody is about to free any. It does not wait for the
+        value to be received: a process that dies may leave values behind.
         """
         timeout = check_timeout(timeout)  # before anything is sent
-        if not self._offer(value):
-            self._wait(lambda: self._offer(value), timeout)
+        with self._sending(value, True) as sending:
+            if not sending.try_once():
+                self._wait(sending.try_once, timeout, sending)
 
     async def send_async(self, value: SentT) -> None:
         """Like :meth:`send`; other tasks of the event loop go on meanwhile."""
-        while not self._offer(value):
-            await self._wait_async()
+        with self._sending(value, False) as sending:
+            while not sending.try_once():
+                if sending.wait is None:
+                    await self._wait_async()
+                else:
+                    from conveyor.runtime.waiting import aio  # asyncio is slow to import
+
+                    await aio.wait_until(sending.ready, lambda _: sending.causes())
+
+    def _sending(self, value: SentT, blocks: bool) -> Sending:
+        return Sending(
+            lambda: self._offer(value),
+            lambda: self._runtime.process.shortage.made(blocks),
+            self._is_over,
+        )
+
+    def _is_over(self) -> bool:
+        """Whether nothing can be sent any more."""
+        with self._lock:
+            return self._closed or self._runtime.ending or self._closed_at_the_other or self._gone
 
     def statistics(self) -> ChannelStatistics:
         with self._lock:

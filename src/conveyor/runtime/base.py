@@ -160,7 +160,7 @@ class CallingRuntime:
             closed._gate.drop_cancelled(closed._number, closed._reader)
 
     def allocate(self, size: int) -> _core.Buffer:
-        return self.process.arena.allocate(size)
+        return self.process.shortage.allocate(size)
 
     def get(self, refs: Any, timeout: float | None) -> Any:
         return get_all(refs, timeout)

@@ -167,7 +167,9 @@ class Process:
         self.keeping = Keeping(self.ring)
         self.arena = _core.Arena(arena_fd, arena.file, arena.cap, board, slot, arena.idle)
         #: What waits for memory at a cap.
-        self.shortage = Shortage(board, self.inbox, self.arena, self.alarm, self.under_way)
+        self.shortage = Shortage(
+            board, self.inbox, self.arena, self.alarm, self.lanes, self.under_way
+        )
         #: Gives up what devices have pinned of arenas.
         self.pinning = Pinning(board, slot, self.arena, arena.idle)
         #: Of the peers, by slot: which of its processes it is, and its arena.

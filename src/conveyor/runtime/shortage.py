@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -9,12 +10,30 @@ from contextlib import suppress
 from conveyor import _core
 from conveyor.exceptions import ArenaFullError, SystemLimitError
 from conveyor.pauses import Pauses
+from conveyor.runtime.threads import Background
 from conveyor.runtime.waiting.alarm import Alarm
+from conveyor.runtime.waiting.lanes import Lanes
+from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import CALLS, STEPS, Blockers
 
 #: How long those who hold memory are given to let go of it once they have nothing to do any more: a value may
 #: be held a moment longer than its call takes.
 _SETTLE_NS = 500_000_000
+#: How long a value waits, since memory came back last, where nobody runs but the program, which may let go of
+#: what it holds at any time; and where that waits for this library, as in ``get``.
+_PROGRAM_NS = 60_000_000_000
+_WAITING_NS = 3_000_000_000
+#: Each that has waited in vain has the next one wait half as long, at most so often, until one is sent.
+_MOST_IN_VAIN = 5
+#: Between two looks at who holds memory, at most and at least.
+_LOOK_NS = 2_000_000_000
+_LEAST_NS = 50_000_000
+
+#: The slot of the driver, and of all actors of the inline engine.
+DRIVER = 0
+
+#: What a process waits for memory for: nothing; among others, what is to be begun; results alone.
+_NOTHING, _BEGINS, _RESULTS = range(3)
 
 #: What has no room (``ArenaFullError._cap``): nothing that could have some, or a graph's cap.
 _NONE, _GRAPH = 0, 1
@@ -28,8 +47,8 @@ def is_final(error: ArenaFullError) -> bool:
 class Shortage:
     """Values of one process that wait for memory.
 
-    A value waits as long as somebody who holds others has calls or executions of this process to do, or runs
-    anything at all: that may let go of them. Where nobody does, the cap is an error.
+    A result crosses the cap where arguments fill it (``Arena::allocate``), so it waits for nothing but
+    results, and for what methods keep.
     """
 
     def __init__(
@@ -38,6 +57,7 @@ class Shortage:
         inbox: _core.Inbox,
         arena: _core.Arena,
         alarm: Alarm,
+        lanes: Lanes,
         under_way: Callable[[], Sequence[tuple[int, int, str]]],
     ) -> None:
         """``under_way()``: the works that this process has given to actors."""
@@ -45,44 +65,184 @@ class Shortage:
         self._inbox = inbox
         self._arena = arena
         self._alarm = alarm
+        self._lanes = lanes
         self._under_way = under_way
         self._lock = threading.RLock()  # a signal handler may send, too
         self.waits: set[MemoryWait] = set()
+        # Of those that are for results, and that have an order. Counted: with the lock nothing is allocated,
+        # which might collect garbage, whose finalizers may wait for a link's lock.
+        self._results = 0
+        self._ordered = 0
+        #: How many have waited in vain since one was sent.
+        self.in_vain = 0
 
-    def begin(self, budget: _core.MemoryBudget | None = None) -> MemoryWait:
+    def begin(
+        self,
+        budget: Callable[[], _core.MemoryBudget | None] = lambda: None,
+        order: int | None = None,
+        blocks: bool = False,
+    ) -> MemoryWait:
         """Begin to wait for memory. Until the wait has ended all processes give back what is free. The send
-        is to be tried once more now. ``budget``: the graph's, if it is one's."""
-        wait = MemoryWait(self, budget)
+        is to be tried once more now. ``budget()``: the graph's, if it is one's. ``order``: of those that have
+        one, the least goes first. ``blocks``: the calling thread does nothing else meanwhile."""
+        return self._add(MemoryWait(self, budget, order=order, blocks=blocks))
+
+    def _add(self, wait: MemoryWait) -> MemoryWait:
         with self._lock:
             self.waits.add(wait)
-            self._board.starve(self._inbox.slot, True)
+            self._results += wait.is_result
+            self._ordered += wait.order is not None
+            self._tell()
         return wait
 
     def end(self, wait: MemoryWait) -> None:
         with self._lock:
+            if wait not in self.waits:
+                return
             self.waits.discard(wait)
-            if not self.waits and not self._inbox.inherited:
-                self._board.starve(self._inbox.slot, False)
+            self._results -= wait.is_result
+            self._ordered -= wait.order is not None
+            self._tell()
+            others = self._ordered
+        if wait.order is not None and others:
+            self.ring()  # another one's turn has come
+
+    def _tell(self) -> None:
+        """Tell the other processes what waits here."""
+        told = None
+        # Again if a signal handler has begun or ended a wait meanwhile.
+        while told != (what := self._what()) and not self._inbox.inherited:
+            self._board.starve(self._inbox.slot, what)
+            told = what
+
+    def _what(self) -> int:
+        if not self.waits:
+            return _NOTHING
+        return _RESULTS if self._results == len(self.waits) else _BEGINS
+
+    def result(
+        self, budget: Callable[[], _core.MemoryBudget | None], until: Callable[[], int]
+    ) -> MemoryWait:
+        """Begin to wait for memory for a result. ``until()``: see ``unwanted.until``."""
+        return self._add(MemoryWait(self, budget, until, is_result=True))
+
+    def made(self, blocks: bool) -> MemoryWait:
+        """Begin to wait for memory for something that the program makes, or a method of an actor. ``blocks``:
+        see :meth:`begin`."""
+        if self._inbox.slot == DRIVER:
+            return self.begin(blocks=blocks)
+        return self.result(lambda: None, lambda: 0)
+
+    def allocate(self, size: int) -> _core.Buffer:
+        """Return memory of so many bytes, as soon as there is some."""
+        found: list[_core.Buffer] = []
+        if _in_event_loop():  # which would stand still
+            return self._arena.allocate(size)
+        with Sending(
+            lambda: found.append(self._arena.allocate(size)),
+            lambda: self.made(True),
+        ) as sending:
+            self.finish(sending)
+        return found[0]
+
+    def finish(self, sending: Sending) -> None:
+        """Send; this thread sleeps until there is memory."""
+        if not sending.try_once():
+            self._sleep(sending, sending.try_once)
+
+    def pause(
+        self, error: ArenaFullError, before: MemoryWait | None, begin: Callable[[], MemoryWait]
+    ) -> MemoryWait:
+        """Return when what had no memory, because of ``error``, is to be tried again, with what is passed as
+        ``before`` next time, and to be ended at last. Raises ``ArenaFullError`` where nobody lets go of any,
+        and ``DeadlockError``."""
+        if before is None:
+            return begun(error, begin)
+        before.note(error)
+        self._sleep(before, before.ready)
+        before.tries()
+        return before
+
+    def _sleep(self, what: Sending | MemoryWait, ready: Callable[[], bool]) -> None:
+        with self._lanes.waiting(lambda _: what.causes(), True) as noted:
+            wait_patiently(
+                self._inbox, ready, Patience(None), lambda: "memory", lambda: what.why, noted
+            )
+
+    def is_next(self, order: int) -> bool:
+        """Whether nothing with a lesser order waits that has not tried since the last news."""
+        if not self._ordered:
+            return True
+        news = self.news
+        return not any(
+            one.order is not None and one.order < order and one.tried != news
+            for one in tuple(self.waits)
+        )
+
+    def ring(self) -> None:
+        """Have all that waits in this process look."""
+        self._board.ring(self._inbox.slot, _core.ATTENTION_BIT)
+
+    def has_later(self, wait: MemoryWait) -> bool:
+        """Whether another one may go now that ``wait`` has tried in vain."""
+        return wait.order is not None and any(
+            one.order is not None and one.order > wait.order and one.tried != wait.tried
+            for one in tuple(self.waits)
+        )
 
     @property
     def news(self) -> int:
         """Count that changes when memory has been given back."""
         return self._arena.news
 
+    @property
+    def returned(self) -> int:
+        """Count of values that were let go of while somebody starved. A try that fails gives back what it has
+        got by then, which is news, and nothing that was let go of."""
+        return self._arena.returned
+
     def blockers(self, budget: _core.MemoryBudget | None) -> Blockers:
-        """Return who may let go of memory, of that budget or of the session: any of them. Empty: nobody."""
-        board, own = self._board, self._inbox.slot
-        holders = set(self._arena.holders(budget))
-        found = [one for one in self._under_way() if one[0] in holders] if holders else []
-        if budget is None:
-            for slot in range(board.used):
-                if slot != own and board.memory(slot):
-                    holders.update(board.holders(slot))
-        for slot in holders - {slot for slot, _, _ in found} - {own}:
+        """Return who may let go of memory, of that budget or of the session: any of them. Empty: nobody, or
+        the program. Who waits for memory for a result itself lets go of none."""
+        board = self._board
+        held = {slot for slot in self._holders(budget) if board.starving(slot) != _RESULTS}
+        found = [one for one in self._under_way() if one[0] in held] if held else []
+        for slot in held - {slot for slot, _, _ in found} - {self._inbox.slot}:
             if not board.is_idle(slot):
                 text = f"{board.name(slot)}, which holds memory that is needed"
                 found += [(slot, STEPS, text), (slot, CALLS, text)]
         return tuple(found)
+
+    def program_holds(self, budget: _core.MemoryBudget | None) -> bool:
+        """Whether the program holds some."""
+        return DRIVER in self._holders(budget)
+
+    def _holders(self, budget: _core.MemoryBudget | None) -> set[int]:
+        held = set(self._arena.holders(budget))
+        if budget is None:
+            for slot in range(self._board.used):
+                if slot != self._inbox.slot and self._board.memory(slot):
+                    held.update(self._board.holders(slot))
+        return held
+
+    def is_all_of_the_program(self) -> bool:
+        """Whether the program has no thread but one."""
+        threads = [t for t in threading.enumerate() if not isinstance(t, Background)]
+        return self._inbox.slot == DRIVER and len(threads) == 1
+
+    @property
+    def program_waits(self) -> bool:
+        """Whether the program's main thread waits for something of this library."""
+        return self._board.is_waiting(DRIVER)
+
+    def less(self, time: int) -> int:
+        """Return how much of ``time`` a value waits, after those that have waited in vain."""
+        return time >> min(self.in_vain, _MOST_IN_VAIN)
+
+    @property
+    def over(self) -> bool:
+        """Whether the session ends."""
+        return self._board.leaving(DRIVER)
 
     def ring_at(self, wait: MemoryWait) -> None:
         """Ring this process's bell at the deadline of ``wait``."""
@@ -90,66 +250,218 @@ class Shortage:
             self._alarm.add(wait)
 
 
-class MemoryWait:
-    """Wait for memory of one value, or of several that are sent one after the other."""
+def begun(error: ArenaFullError, begin: Callable[[], MemoryWait]) -> MemoryWait:
+    """Return the wait of what had no memory because of ``error``, which is to be tried once more now."""
+    if is_final(error):
+        raise error.with_traceback(None)  # which refers to frames that have the values
+    wait = begin()
+    wait.learn(error)
+    wait.tries()
+    return wait
 
-    def __init__(self, shortage: Shortage, budget: _core.MemoryBudget | None) -> None:
+
+class Sending:
+    """Something that is sent as soon as there is memory for it."""
+
+    def __init__(
+        self,
+        send: Callable[[], object],
+        begin: Callable[[], MemoryWait],
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``send()`` returns ``False`` if it could not, for want of something else. ``over()``: whether it
+        will raise, whatever memory there is."""
+        self._send = send
+        self._begin = begin
+        self._over = over
+        #: None before it has lacked memory.
+        self.wait: MemoryWait | None = None
+
+    def __enter__(self) -> Sending:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        wait, self.wait = self.wait, None
+        if wait is not None:
+            wait.end()
+
+    @property
+    def why(self) -> str:
+        """The error that it would be."""
+        return "" if self.wait is None else self.wait.why
+
+    def causes(self) -> Blockers:
+        return () if self.wait is None else self.wait.causes()
+
+    def ready(self) -> bool:
+        """Whether to try again, as far as memory goes."""
+        return self.wait is None or self.wait.ready() or self._over()
+
+    def try_once(self) -> bool:
+        """Send, if there is memory. Raises what ``send()`` raises, and ``ArenaFullError`` if nobody lets go
+        of any."""
+        if not self.ready():
+            return False
+        while True:
+            if self.wait is not None:
+                self.wait.tries()
+            try:
+                return self._send() is not False
+            except ArenaFullError as error:
+                if self.wait is not None:
+                    self.wait.note(error)
+                    return False
+                self.wait = begun(error, self._begin)
+
+
+class MemoryWait:
+    """Wait for memory of one value.
+
+    It goes on as long as somebody who holds memory has something to do, and may so let go of it; and for a
+    time where the program holds some. When that lets go of it is not known.
+    """
+
+    def __init__(
+        self,
+        shortage: Shortage,
+        budget: Callable[[], _core.MemoryBudget | None],
+        until: Callable[[], int] = lambda: 0,
+        order: int | None = None,
+        is_result: bool = False,
+        blocks: bool = False,
+    ) -> None:
         self._shortage = shortage
         self._budget = budget
+        self._until = until
+        #: Its place among those that have one.
+        self.order = order
+        self.is_result = is_result
+        self._blocks = blocks
         self._of_graph = False
         #: The error that it would be.
-        self.why = ""
-        self._hoped = False
+        self.why = "others go first"
         self._in_vain = False
-        self._news = -1
+        self._wanted = True
+        self._hoped_at = self._news_at = (
+            _core.monotonic_ns()
+        )  # when somebody ran, or memory came back
+        self._waiting_since = 0  # of the program, as far as it was seen; 0: it went on
+        #: The news since which it was tried.
+        self.tried = -1
+        self._returned = shortage.returned
         # A try that fails gives back what it had got by then, which is news as well.
         self._pauses = Pauses(0.002, 0.1)
         self._not_before = 0
+        self._looks_at = 0
+        self._due = False
         #: When the alarm rings, in nanoseconds of the monotonic clock; 0: not as things are.
         self.deadline = 0
-        self._vain_at = 0  # when it is an error, by the same clock; 0: not as things are
 
     def ready(self) -> bool:
-        """Whether to try again."""
-        if self._news != self._shortage.news:
+        """Whether to try again. If so, that stays so until it is tried."""
+        self._due = self._due or self._is_due()
+        return self._due
+
+    def _is_due(self) -> bool:
+        if self.tried != self._shortage.news and (
+            self.order is None or self._shortage.is_next(self.order)
+        ):
             if _core.monotonic_ns() >= self._not_before:
                 return True
             self._ring_at(self._not_before)
+        # That takes its time, and each ring asks.
+        now = _core.monotonic_ns()
+        if now < self._looks_at:
+            self._ring_at(self._looks_at)
+            return False
+        self._looks_at = now + _LEAST_NS
         return self._is_in_vain()
 
     def tries(self) -> None:
         """Note that the send is about to be tried."""
-        self._news = self._shortage.news
+        self._due = False
+        self.tried = self._shortage.news
+        if self._returned != self._shortage.returned:
+            self._returned = self._shortage.returned
+            self._news_at = _core.monotonic_ns()
         self._in_vain = self._is_in_vain()
+
+    def learn(self, error: ArenaFullError) -> None:
+        """Note which memory is short, and who holds it."""
+        self.why = str(error)
+        self._of_graph = error._cap == _GRAPH
 
     def goes_on(self, error: ArenaFullError) -> bool:
         """Whether to wait on, after the send has been tried in vain."""
-        self.why = str(error)
-        self._of_graph = error._cap == _GRAPH
+        self.learn(error)
         self._not_before = _core.monotonic_ns() + int(self._pauses.next() * 1e9)
+        if self._in_vain and self._wanted:
+            self._shortage.in_vain += 1
+        if self._shortage.has_later(self):
+            self._shortage.ring()
         return not is_final(error) and not self._in_vain
 
-    def blockers(self) -> Blockers:
-        """Return who may let go of the memory: any of them. Empty: nobody."""
-        return self._shortage.blockers(self._budget if self._of_graph else None)
+    def note(self, error: ArenaFullError) -> None:
+        """Note that the send has been tried in vain; raise ``error`` if it is not to be tried again."""
+        if not self.goes_on(error):
+            raise error.with_traceback(None)  # which refers to frames that have the values
+
+    def causes(self) -> Blockers:
+        """Return who may let go of the memory: any of them. Empty: nobody, or the program as well."""
+        if self._program_until(self._news_at) > _core.monotonic_ns():
+            return ()
+        return self._shortage.blockers(self._held())
 
     def end(self) -> None:
         """End the wait."""
+        if not self._in_vain and self.tried >= 0:
+            self._shortage.in_vain = 0
         self._shortage.end(self)
 
+    def _held(self) -> _core.MemoryBudget | None:
+        return self._budget() if self._of_graph else None
+
     def _is_in_vain(self) -> bool:
-        if self.blockers():
-            self._hoped = True
-            self._vain_at = 0
+        until = self._until()
+        self._wanted = until >= 0 and not self._shortage.over
+        if not self._wanted:
+            return True
+        if until:
+            self._ring_at(until)
+        now = _core.monotonic_ns()
+        if self._shortage.blockers(self._held()):
+            self._hoped_at = now
+            if (ends := self._program_until(self._news_at)) > now:
+                self._ring_at(ends)  # from then on it may be part of a cycle
             return False
-        if self._hoped and not self._vain_at:
-            self._vain_at = _core.monotonic_ns() + _SETTLE_NS
-        if self._vain_at:
-            self._ring_at(self._vain_at)
-        return _core.monotonic_ns() >= self._vain_at
+        since = max(self._hoped_at, self._news_at)
+        vain_at = max(since + _SETTLE_NS, self._program_until(since))
+        self._ring_at(
+            min(vain_at, now + _LOOK_NS)
+        )  # the program may wait by then, or hold none any more
+        return now >= vain_at
+
+    def _program_until(self, since: int) -> int:
+        """Return until when the program is expected to let go of some, if it has not since then; 0: it holds
+        none."""
+        shortage = self._shortage
+        if not shortage.program_holds(self._held()):
+            return 0
+        if (self._blocks or self.is_result) and shortage.is_all_of_the_program():
+            return 0  # a result of the inline engine's waits in its thread
+        if not shortage.program_waits:
+            self._waiting_since = 0
+            return since + shortage.less(_PROGRAM_NS)
+        self._waiting_since = self._waiting_since or _core.monotonic_ns()
+        return max(since, self._waiting_since) + shortage.less(_WAITING_NS)
 
     def _ring_at(self, time: int) -> None:
         now = _core.monotonic_ns()
         if time > now and not now < self.deadline <= time:
             self.deadline = time
             self._shortage.ring_at(self)
+
+
+def _in_event_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None

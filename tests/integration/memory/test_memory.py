@@ -417,7 +417,7 @@ def test_where_others_have_the_memory_the_error_says_how_much_each_has(leaves_no
         text, held = conveyor.get(sender.send.remote(reader, 40 << 20))
         assert held == ()
         assert "no value of this process is held by its readers" in text
-        amounts = re.findall(r"the session's arenas: owner (\d+)$", text)
+        amounts = re.findall(r"the session's arenas: owner (\d+)$", text, re.MULTILINE)
         assert len(amounts) == 1, text
         assert 40 << 20 <= int(amounts[0]) < 42 << 20
         # What is put is the own memory of who does it, which no cap of the session counts...

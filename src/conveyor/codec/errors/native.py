@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 #: Lines of the message, at most.
 _LINES = 20
 
+#: What has no room is larger than any cap (``ArenaFull::Cap``).
+_NOTHING_WOULD_DO = 0
+
 
 def refused(number: int, what: str) -> Exception:
     """What to raise for the error ``number`` of a system call; ``what`` names the call and the error."""
@@ -39,7 +42,12 @@ def arena_full(message: str, holdings: list[Holding], cap: int) -> ArenaFullErro
     if len(held) > _LINES:
         rest = sum(one.bytes for one in held[_LINES:])
         lines.append(f"  and {len(held) - _LINES} more channels, {in_mib(rest)}")
-    if held:
+    if not held and cap != _NOTHING_WOULD_DO:
+        lines.append(
+            "Others hold their values: a program the results that it has got, or has not got yet, "
+            "actors what they have received and keep"
+        )
+    if held or cap != _NOTHING_WOULD_DO:
         lines.append(
             "Let go of what is not needed, copy what is kept for long, or raise the cap (of a graph: "
             "memory_bytes, of the session: CONVEYOR_ARENA_BYTES). CONVEYOR_DEBUG=1 says where in the "

@@ -106,6 +106,13 @@ def take(call: Call) -> tuple[Call, Taken | None]:
     return waiting, Taken(frame, tuple(later), inner)
 
 
+def take_result(result: Any) -> tuple[_core.Snapshot, Sequence[Any]]:
+    """Take a result that has to wait while others may change it. Returns what is sent in its place, and what
+    is to be held until then."""
+    frame = _core.Snapshot(result, SentDefinitions())
+    return frame, claims.take(frame.meta) if frame.has_refs else ()
+
+
 def lacked(call: Call) -> Ref | None:
     """The first of the refs among its arguments that is not done, or whose result some thread is just taking:
     whoever sends has the link's lock, for which that thread may wait."""

@@ -131,9 +131,9 @@ class Link:
                     try:
                         sent = self.gate.start(call, self, CallRef)
                     except ArenaFullError as error:
-                        sent = self._start_again(call, error)
-                        if sent is None:
-                            call, has_refs = given, had_refs
+                        if is_final(error):
+                            raise
+                        call, has_refs = given, had_refs  # it waits
                     except SerializationError as error:
                         raise blame_call(error, self.actor_name, call) from error.__cause__
             if sent is not None:
@@ -146,15 +146,6 @@ class Link:
         if returns == 1:
             return ref
         return elements_of(ref, count_of(returns))
-
-    def _start_again(self, call: Call, error: ArenaFullError) -> CallRef | None:
-        """Send ``call``, for which there was no memory, if there is none to wait for; ``None``: it waits."""
-        if is_final(error):
-            raise error
-        if self._process.shortage.blockers(None):
-            return None
-        # Those that had some may have let go of it just now.
-        return self.gate.start(call, self, CallRef)
 
     @property
     def gone(self) -> bool:
@@ -202,7 +193,7 @@ class Link:
             logger.warning("%s: %s", self.actor_name, str(error))
 
     def _submit_later(self, call: Call, has_refs: bool, again: bool = False) -> CallRef:
-        ref = CallRef(self, -1, call[0])
+        ref = CallRef.waiting(self, call[0])
         try:
             waits, taken = take(call)
         except SerializationError as error:
@@ -237,7 +228,7 @@ class Link:
         if instead is None:
             self._pending.take_out(place)
         else:
-            self._pending[place] = (CallRef(self, -1, instead[0]), instead, None, None)
+            self._pending[place] = (CallRef.waiting(self, instead[0]), instead, None, None)
 
     @property
     def outstanding(self) -> int:
@@ -255,7 +246,12 @@ class Link:
             while self._pending:
                 ref, call, taken, site = self._pending[0]
                 if site is not None and lacked(call) is not None:
+                    self._end_memory_wait()  # it may be another's that was first
                     return False
+                if self._memory_wait is not None and self._memory_wait.order != ref.order:
+                    self._end_memory_wait()  # another one was first, and was cancelled
+                if self._memory_wait is None and not self._process.shortage.is_next(ref.order):
+                    self._memory_wait = self._process.shortage.begin(order=ref.order)
                 if self._memory_wait is not None and not (self._memory_wait.ready() or self.gone):
                     return False
                 try:
@@ -264,9 +260,10 @@ class Link:
                     if site is not None:
                         call = with_values(call, self._actor, self._process, site)
                         self._pending[0] = (ref, call, taken, None)
+                        ref.passes_on = True
                     if self._memory_wait is not None:
                         self._memory_wait.tries()
-                    number = self.gate.submit(taken.with_later(call) if taken else call)
+                    number = self._submit(taken.with_later(call) if taken else call, ref)
                 except BaseException as error:  # the call's outcome: an argument failed, say
                     if not is_of_value(error):
                         raise
@@ -294,12 +291,23 @@ class Link:
                     self._process.ring()
                     continue
                 if number < 0:
+                    self._end_memory_wait()
                     return False
                 self._pending.take_out(0)
                 ref._number = number
+                self._end_memory_wait()  # the next one has one of its own
             self._end_memory_wait()
         self._pump.sent(self)
         return True
+
+    def _submit(self, call: Any, ref: CallRef) -> int:
+        if not ref.passes_on:
+            return self.gate.submit(call)
+        before = _core.Arena.note_given(1)  # how much is not known
+        try:
+            return self.gate.submit(call)
+        finally:
+            _core.Arena.note_given(before)
 
     def _end_memory_wait(self) -> None:
         """Nothing waits here any more."""
@@ -313,7 +321,9 @@ class Link:
             return self._memory_wait.goes_on(error)
         if is_final(error):
             return False
-        self._memory_wait = self._process.shortage.begin()
+        wait = self._process.shortage.begin(order=self._pending[0][0].order)
+        wait.learn(error)
+        self._memory_wait = wait
         return True
 
     def under_way(self) -> Blockers:
@@ -421,8 +431,9 @@ class Link:
                 self.lock.release()
             if first is not None:
                 return blockers_of(first, question, again)
-            if self._memory_wait is not None:
-                return self._memory_wait.blockers()
+            wait = self._memory_wait  # another thread may end it
+            if wait is not None:
+                return wait.causes()
         if self._is_control:
             return ()
         # One that has not been sent comes after others.

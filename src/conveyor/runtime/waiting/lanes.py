@@ -95,7 +95,15 @@ class Lanes:
         call = getattr(self._pooled, "call", None)
         pooled = call is not None
         if self._mode < 0 or not (pooled or threading.get_ident() == self._main):
-            yield None
+            if self._mode < 0 and threading.get_ident() == threading.main_thread().ident:
+                self._inbox.count_waiting(1)
+                try:
+                    yield None
+                finally:
+                    if not self._inbox.inherited:
+                        self._inbox.count_waiting(-1)
+            else:
+                yield None
             return
         text, work = call or (self._running(), STEPS)
         wait = Wait(self, work, ask, changes, text, lane_of(work), bounded=bounded)

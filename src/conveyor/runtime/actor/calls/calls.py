@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.codec import encode_error
-from conveyor.exceptions import ActorStartError, SerializationError
+from conveyor.exceptions import ActorStartError, ArenaFullError, SerializationError
 from conveyor.runtime.actor import forked
 from conveyor.runtime.actor.calls.mailbox import Mailbox
 from conveyor.runtime.actor.unwanted import until
+from conveyor.runtime.calls.arguments import take_result
 from conveyor.runtime.calls.call import MISSED, START, STOP, Call
 from conveyor.runtime.calls.returns import returned
 from conveyor.runtime.calls.unsendable import blame_result
 from conveyor.runtime.kept import others_have_values
+from conveyor.runtime.shortage import Sending
 from conveyor.runtime.waiting.works import call_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import ThreadPoolExecutor
 
     from conveyor.runtime.actor.calls.coroutines import Coroutines
@@ -147,6 +150,7 @@ class Calls:
     def _count(self, change: int) -> None:
         with self._running_lock:
             self._running += change
+        self._inbox.count_beside(change)
 
     def _serve(self, mailbox: Mailbox) -> None:
         reader, limits = mailbox.reader, mailbox.limits
@@ -200,6 +204,7 @@ class Calls:
         else:
             mailbox.replies.send(None, tag)
         self._started()
+        _core.Arena.note_given(0)  # that is not known any more
         early, self._early = self._early, []
         for waiting, number, call in early:
             self._call(waiting, number, call)
@@ -236,7 +241,9 @@ class Calls:
             self._count(1)
             does = coroutines.new_call(mailbox.caller, tag, self._instance.name, name)
             mailbox.running[tag] = coroutines.start_call(
-                self._call_async(coroutines, does, mailbox, tag, call, function),
+                self._call_async(
+                    coroutines, does, mailbox, tag, call, function, mailbox.reader.given
+                ),
                 lambda task: self._ended(mailbox, tag, task),
                 does,
             )
@@ -265,7 +272,9 @@ class Calls:
         except BaseException as error:
             self._reply_error(mailbox, tag, error, name)
         else:
-            self._reply(mailbox, tag, call, results)
+            if not self._reply(mailbox, tag, call, results):
+                with self._late_reply(mailbox, tag, call, results) as sending:
+                    self._process.shortage.finish(sending)
 
     def _submit(self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]) -> None:
         assert self.pool is not None
@@ -274,7 +283,8 @@ class Calls:
         # or else, answered by then, for the first.
         unanswered = [tag]
         try:
-            self.pool.submit(self._call_pooled, unanswered, mailbox, tag, call, function)
+            given = mailbox.reader.given
+            self.pool.submit(self._call_pooled, unanswered, mailbox, tag, call, function, given)
         except RuntimeError as error:
             if not self._has_threads and _taken(unanswered):
                 self._count(-1)
@@ -287,10 +297,12 @@ class Calls:
         tag: int,
         call: Call,
         function: Callable[..., Any],
+        given: int,
     ) -> None:
         self._has_threads = True
         if not _taken(unanswered):
             return
+        _core.Arena.note_given(given)
         try:
             if self._ending:
                 return
@@ -317,6 +329,7 @@ class Calls:
         tag: int,
         call: Call,
         function: Callable[..., Any],
+        given: int,
     ) -> None:
         name, args, kwargs, _, _ = call
         try:
@@ -333,7 +346,14 @@ class Calls:
             self._reply_error(mailbox, tag, error, name)
         else:
             try:
-                self._reply(mailbox, tag, call, results)
+                with _given(given):
+                    sent = self._reply(mailbox, tag, call, results)
+                if not sent:
+                    with self._late_reply(mailbox, tag, call, results, given) as sending:
+                        from conveyor.runtime.waiting import aio  # asyncio is slow to import
+
+                        while not sending.try_once():
+                            await aio.wait_until(sending.ready, lambda _: sending.causes())
             except SystemExit:
                 coroutines.leave(lambda: self._process.inbox.running_call(name, tag))
                 raise
@@ -362,15 +382,20 @@ class Calls:
         if self._inbox.inherited:
             _core.end_forked_child(f"{self._instance.name}.{name}")
 
-    def _reply(self, mailbox: Mailbox, tag: int, call: Call, results: list[Any]) -> None:
+    def _reply(self, mailbox: Mailbox, tag: int, call: Call, results: list[Any]) -> bool:
+        """Answer the call. False: there is no memory, and the result is in ``results`` again."""
         result = results.pop()  # nobody else of us has it: what was made in place moves
         name, _, _, returns, what = call
         self._came_back(name)
         try:
             if returns != 1:
                 result = returned(result, returns, what, f"{self._instance.name}.{name}")
-            with mailbox.reply_lock:
-                mailbox.replies.send(result, tag)
+            try:
+                with mailbox.reply_lock:
+                    mailbox.replies.send(result, tag)
+            except ArenaFullError:
+                results.append(result)
+                return False
         except SerializationError as error:
             told = blame_result(error, self._instance.name, call, result)
             self._reply_error(mailbox, tag, told, name)
@@ -378,6 +403,40 @@ class Calls:
             raise
         except BaseException as error:  # of iterating over several results
             self._reply_error(mailbox, tag, error, name)
+        return True
+
+    @contextmanager
+    def _late_reply(
+        self, mailbox: Mailbox, tag: int, call: Call, results: list[Any], given: int | None = None
+    ) -> Iterator[Sending]:
+        """Have the body answer the call as soon as there is memory. ``given``: bytes of its arguments, where
+        this thread runs others as well."""
+        board, name = self._process.board, call[0]
+
+        def send() -> None:
+            with mailbox.reply_lock:
+                if given is None:
+                    mailbox.replies.send(results[0], tag)
+                else:
+                    with _given(given):
+                        mailbox.replies.send(results[0], tag)
+
+        def ends() -> int:
+            return -1 if board.gone(*mailbox.caller) else until(mailbox.limits, tag)
+
+        shortage = self._process.shortage
+        try:
+            if self.pool is not None or self.coroutines is not None:
+                results[:] = take_result(results[0])
+            with Sending(send, lambda: shortage.result(lambda: None, ends)) as sending:
+                yield sending
+        except SystemExit:
+            raise
+        except BaseException as error:
+            if self.coroutines is not None and self.coroutines.leaving:
+                raise
+            # Its traceback refers to frames that have the result.
+            self._reply_error(mailbox, tag, error.with_traceback(None), name)
 
     def _reply_error(
         self, mailbox: Mailbox, tag: int, error: BaseException, name: str, ran: bool = True
@@ -386,6 +445,16 @@ class Calls:
         self.on_failure(name, error)
         own = self._instance.name
         mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}", begun=ran))
+
+
+@contextmanager
+def _given(bytes: int) -> Iterator[None]:
+    """Have the body send the result of a coroutine that was given so many bytes."""
+    _core.Arena.note_given(bytes)
+    try:
+        yield
+    finally:
+        _core.Arena.note_given(0)
 
 
 def _taken(unanswered: list[int]) -> bool:

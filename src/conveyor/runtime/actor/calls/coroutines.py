@@ -47,8 +47,8 @@ class Coroutines:
             self._tasks.pop(task).end()
             if not task.cancelled():
                 task.exception()  # seen: only SystemExit gets here, and that ends the process
-            self.note_idle()
             ended(task)
+            self.note_idle()
 
         task.add_done_callback(done)
         return task

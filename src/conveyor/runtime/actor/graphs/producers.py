@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.exceptions import ConveyorError
+from conveyor.runtime.actor.unwanted import until
+from conveyor.runtime.calls.arguments import take_result
 from conveyor.runtime.calls.generators import iterator, needs_loop, without_loop
+from conveyor.runtime.shortage import Sending
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.ground import Ground
+    from conveyor.runtime.process import Process
 
 #: Items after which an actor looks whether others want a turn.
 _TURN = 16
@@ -30,22 +34,37 @@ class Outlet:
         writer: _core.Writer,
         recorder: _core.Recorder,
         index: int,
-        inbox: _core.Inbox,
+        process: Process,
+        program: _core.Program,
         label: str,
+        budget: _core.MemoryBudget | None,
     ) -> None:
         """``label`` is the task's."""
         self.writer = writer
-        self._inbox = inbox
+        self._process = process
+        self._program = program
+        self._budget = budget
         self._label = label
         self._recorder = recorder
         self._index = index
 
-    def send(self, item: Any, execution: int) -> None:
-        """Publish ``item``; there is room."""
-        if self._inbox.inherited:
+    def sending(self, item: list[Any], execution: int, until: Callable[[], int]) -> Sending:
+        """Return what publishes the first of ``item``, for which there is room. ``until()``: see
+        ``unwanted.until``."""
+        return Sending(
+            lambda: self._send(item[0], execution),
+            lambda: self._process.shortage.result(lambda: self._budget, until),
+        )
+
+    def _send(self, item: Any, execution: int) -> None:
+        if self._process.inbox.inherited:
             _core.end_forked_child(self._label)
         began, before = _core.monotonic_ns(), self.writer.bytes
-        self.writer.send(item, execution)
+        given = _core.Arena.note_given(self._program.given)
+        try:
+            self.writer.send(item, execution)
+        finally:
+            _core.Arena.note_given(given)
         now, size = _core.monotonic_ns(), self.writer.bytes - before
         self._recorder.note_send(self._index, execution, began, now, size, False)
 
@@ -112,7 +131,10 @@ class Producer:
                 return
             self._ground.process.inbox.running(self._graph, self._task, execution)
             try:
-                self._outlet.send(next(items), execution)
+                item = [next(items)]
+                with self._outlet.sending(item, execution, self._until) as sending:
+                    self._ground.process.shortage.finish(sending)
+                del item, sending
             except StopIteration:
                 self._end(None)
                 return
@@ -147,6 +169,11 @@ class Producer:
             self._writer.wanted > execution or self._limits.stream_dropped(execution, self._task)
         )
 
+    def _until(self) -> int:
+        execution = self._program.execution
+        gone = self._limits.failed(execution) or self._writer.deserted
+        return until(self._limits, execution) if not gone and self._is_wanted(execution) else -1
+
     def _has_room(self) -> bool:
         if self._writer.has_room:
             return True
@@ -169,7 +196,12 @@ class Producer:
                 await wait_until(lambda: not self._is_wanted(execution) or self._has_room())
                 if not self._is_wanted(execution):
                     return
-                self._outlet.send(item, execution)
+                held = [item]
+                with self._outlet.sending(held, execution, self._until) as sending:
+                    if not sending.try_once():
+                        held[:] = take_result(item)  # others may change it meanwhile
+                        while not sending.try_once():
+                            await wait_until(sending.ready, lambda _: sending.causes())
         finally:
             if hasattr(items, "aclose"):
                 await items.aclose()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from conveyor import _core
 from conveyor.codec import encode_error
 from conveyor.codec.sealed import Sealed
+from conveyor.exceptions import ArenaFullError
 from conveyor.plan.model import Task
 from conveyor.plan.reading import only_reads
 from conveyor.runtime.actor.graphs.conduits import Conduits
@@ -18,14 +19,18 @@ from conveyor.runtime.actor.graphs.inputs import Inputs
 from conveyor.runtime.actor.graphs.meetings import Meetings
 from conveyor.runtime.actor.graphs.producers import GeneratorStopped, Producers
 from conveyor.runtime.actor.graphs.steps import Steps
-from conveyor.runtime.actor.unwanted import Unwanted
+from conveyor.runtime.actor.unwanted import Unwanted, until
+from conveyor.runtime.calls.arguments import take_result
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.graph.edges.failures import FailureTeller
 from conveyor.runtime.graph.edges.layout import Assignment, make_budget
 from conveyor.runtime.graph.edges.promises import keeper_of
+from conveyor.runtime.shortage import DRIVER, MemoryWait, begun
 from conveyor.runtime.waiting.works import steps_of
 
 if TYPE_CHECKING:
+    import asyncio
+
     from conveyor.runtime.actor.ground import Ground
     from conveyor.runtime.process import Process
 
@@ -118,6 +123,25 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
             ),
         )
 
+    def wait_for_memory(error: BaseException, before: Any) -> Any:
+        assert isinstance(error, ArenaFullError)
+        shortage, execution = process.shortage, program.execution
+
+        def begin() -> MemoryWait:
+            return shortage.result(lambda: budget, lambda: ends(execution))
+
+        if ground.coroutines is None:
+            return shortage.pause(error, before, begin)
+        if before is None:
+            return RungFor(begun(error, begin), process, assignment.bit)
+        before.note(error)
+        return None
+
+    def ends(execution: int) -> int:
+        if limits.failed(execution) or any(writer.deserted for writer in writers.values()):
+            return -1
+        return until(limits, execution)
+
     program.set_limits(limits, cancel)
     program.start_at(assignment.first)
     readers = _open_readers(process, assignment, segment, tasks)
@@ -137,6 +161,8 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
         program.set_fetching(inputs.begin, inputs.take)
     part = Part(program, producers, conduits, inputs, labels, limits)
     try:
+        if process.slot != DRIVER:  # in one thread nobody would let go of any
+            program.set_shortage(wait_for_memory)  # a circle, which closing breaks
         Steps(
             ground,
             assignment,
@@ -150,6 +176,7 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
             conduits,
             meetings,
             producers,
+            budget,
             start,
             running,
         ).add_all()
@@ -157,6 +184,53 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
         part.close()
         raise
     return part
+
+
+class RungFor:
+    """Wait for memory of an output on an event loop, which goes on: the program is rung at its end."""
+
+    def __init__(self, wait: MemoryWait, process: Process, bit: int) -> None:
+        self._wait = wait
+        self._process = process
+        self._bit = bit
+        self._task: asyncio.Task[None] | None = None
+        self._inner: Any = ()
+
+    def ready(self) -> bool:
+        ready = self._wait.ready()
+        if not ready:
+            self._watch()
+        return ready
+
+    def take(self, value: Any) -> Any:
+        """Return what is sent for the output, which others may change meanwhile."""
+        taken, self._inner = take_result(value)
+        return taken
+
+    def tries(self) -> None:
+        self._wait.tries()
+
+    def note(self, error: ArenaFullError) -> None:
+        """Note that the output has been tried in vain; see ``MemoryWait.note``."""
+        self._wait.note(error)
+        self._watch()
+
+    def _watch(self) -> None:
+        import asyncio  # slow to import, and here by now
+
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._ring())
+
+    def end(self) -> None:
+        self._wait.end()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _ring(self) -> None:
+        from conveyor.runtime.waiting.aio import wait_until
+
+        await wait_until(self._wait.ready)
+        self._process.board.ring(self._process.slot, self._bit)
 
 
 def _open_readers(

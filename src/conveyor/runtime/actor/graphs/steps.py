@@ -59,6 +59,7 @@ class Steps(Struct, frozen=True):
     conduits: Conduits
     meetings: Meetings
     producers: Producers
+    budget: _core.MemoryBudget | None
     start: Callable[[Coroutine[Any, Any, Any], int], None]
     running: list[Any]
 
@@ -111,8 +112,15 @@ class Steps(Struct, frozen=True):
 
     def _add_generator(self, step: Call, task: Task, stream: int) -> None:
         index = self.assignment.recorder.sends.index(stream)
-        inbox = self.ground.process.inbox
-        outlet = Outlet(self.writers[stream], self.recorder, index, inbox, task.label)
+        outlet = Outlet(
+            self.writers[stream],
+            self.recorder,
+            index,
+            self.ground.process,
+            self.program,
+            task.label,
+            self.budget,
+        )
         method, _ = _method(self.ground, task)
         producer = Producer(
             self.ground,

@@ -82,6 +82,8 @@ class GateEntry:
         self._process = supervision.process
         self._lock: threading.Lock = supervision.lock
         self._holder = supervision.holder
+        # Whether who has the lock waits for room or for memory.
+        self._waits = False
         # What the usual execution need not look at.
         self._unlimited = config.deadline is None and not reserved_inputs(plan)
         self._single = results.single
@@ -225,7 +227,9 @@ class GateEntry:
                 except ArenaFullError as error:
                     self._check_time(source)
                     if wait is None and not is_final(error):
-                        wait = self._process.shortage.begin(self._supervision.epoch.budget)
+                        wait = self._process.shortage.begin(
+                            lambda: self._supervision.epoch.budget, blocks=blocking
+                        )
                         wait.goes_on(error)
                         continue
                     if wait is None or not wait.goes_on(error):
@@ -234,15 +238,33 @@ class GateEntry:
                 else:
                     if ref is not None:
                         return ref
-                    need = self._room(source)
+                    need = (
+                        self._turn(source) if not blocking and self._waits else self._room(source)
+                    )
                 self._wake_up_for(source)
                 began = _core.monotonic_ns()
+                self._waits |= blocking
                 yield need
                 epoch = self._supervision.epoch
                 epoch.recording.own.note_room(epoch.gate.submitted, began, blocking)
         finally:
             if wait is not None:
                 wait.end()
+            if blocking and self._waits:
+                self._waits = False
+                self._process.ring()
+
+    def _turn(self, source: Source) -> Need:
+        return Need(
+            _either(lambda: not self._waits, source),
+            lambda _: (),
+            lambda: f"another thread's submission to {self._name}",
+            self._source.doing,
+            lambda: (
+                f"{self._name}: another thread's execution goes first, which waits for room or for memory"
+            ),
+            bounded=bool(source.deadline),
+        )
 
     def _room(self, source: Source) -> Need:
         return Need(
@@ -257,7 +279,7 @@ class GateEntry:
     def _memory(self, wait: MemoryWait, source: Source) -> Need:
         return Need(
             _either(lambda: wait.ready() or self._supervision.closed_or_failed(), source),
-            lambda _: wait.blockers(),
+            lambda _: wait.causes(),
             lambda: f"memory for another execution of {self._name}",
             lambda: wait.why,
             lambda: f"{self._name}: {wait.why}",
