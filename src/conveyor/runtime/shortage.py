@@ -47,8 +47,8 @@ def is_final(error: ArenaFullError) -> bool:
 class Shortage:
     """Values of one process that wait for memory.
 
-    A result crosses the cap where arguments fill it (``Arena::allocate``), so it waits for nothing but
-    results, and for what methods keep.
+    A result crosses the cap where arguments fill it (``Arena::given``). So it waits for nothing but results,
+    and values that methods keep.
     """
 
     def __init__(
@@ -135,13 +135,14 @@ class Shortage:
 
     def allocate(self, size: int) -> _core.Buffer:
         """Return memory of so many bytes, as soon as there is some."""
-        found: list[_core.Buffer] = []
         if _in_event_loop():  # which would stand still
             return self._arena.allocate(size)
-        with Sending(
-            lambda: found.append(self._arena.allocate(size)),
-            lambda: self.made(True),
-        ) as sending:
+        found: list[_core.Buffer] = []
+
+        def allocate() -> None:
+            found.append(self._arena.allocate(size))
+
+        with Sending(allocate, lambda: self.made(True)) as sending:
             self.finish(sending)
         return found[0]
 
@@ -342,9 +343,8 @@ class MemoryWait:
         self.why = "others go first"
         self._in_vain = False
         self._wanted = True
-        self._hoped_at = self._news_at = (
-            _core.monotonic_ns()
-        )  # when somebody ran, or memory came back
+        # The last time that somebody ran who might let go of memory, and that a value was let go of.
+        self._hoped_at = self._news_at = _core.monotonic_ns()
         self._waiting_since = 0  # of the program, as far as it was seen; 0: it went on
         #: The news since which it was tried.
         self.tried = -1
@@ -436,9 +436,8 @@ class MemoryWait:
             return False
         since = max(self._hoped_at, self._news_at)
         vain_at = max(since + _SETTLE_NS, self._program_until(since))
-        self._ring_at(
-            min(vain_at, now + _LOOK_NS)
-        )  # the program may wait by then, or hold none any more
+        # The program may wait by then, or hold none any more.
+        self._ring_at(min(vain_at, now + _LOOK_NS))
         return now >= vain_at
 
     def _program_until(self, since: int) -> int:
