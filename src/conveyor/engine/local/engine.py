@@ -6,6 +6,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from conveyor import system_limits
@@ -14,6 +15,7 @@ from conveyor.engine.local.launcher import PRINT_TIMEOUT, Launcher
 from conveyor.engine.local.logs import LogPrinter
 from conveyor.engine.local.memory_kills import MemoryKills
 from conveyor.engine.local.resources import GpuClaim, GpuPool
+from conveyor.engine.local.spawning import SpawnRequest
 from conveyor.engine.local.spec import ChildSpec
 from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
@@ -24,6 +26,8 @@ from conveyor.runtime.driver.hosts.protocol import Settle, Spawned
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
+#: Seconds for which whoever starts an actor waits for the fork server; then a thread does.
+_ANSWER_TIMEOUT = 0.5
 #: Dead actors whose last lines of stderr are kept.
 _TAILS_KEPT = 1000
 
@@ -62,52 +66,8 @@ class LocalHosts:
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
         _settle: Settle,
-    ) -> Spawned:
-        claim = GpuClaim(self._gpus, options.num_gpus)
-        forked = False
-
-        def spawned(pid: int) -> None:
-            nonlocal forked
-            forked = True  # from now on the GPUs are given back by its exit
-            self._printer.add(pid, name)
-            self._claims[pid] = claim
-            on_spawned(pid)
-
-        try:
-            if options.num_gpus:
-                # Whoever interrupts this thread must not lose what is taken before it is noted.
-                uninterrupted(claim.take)
-            child = self._child(name, payload, options, claim.ids)
-            pid = self._launcher.spawn(child, fds, spawned)
-        except BaseException:
-            if not forked:
-                uninterrupted(claim.release)
-            raise
-        return Spawned(
-            pid,
-            lambda: self._printer.stderr_tail(pid),
-            lambda: self._out_of_memory.get(pid),
-            lambda: self.end_headless(pid),
-            lambda: pid in self._launcher.went_on,
-        )
-
-    def _child(
-        self, name: str, payload: bytes, options: ProcessOptions, gpu_ids: tuple[str, ...]
-    ) -> ChildSpec:
-        around = surroundings()
-        return ChildSpec(
-            name=name,
-            payload=payload,
-            cwd=around.cwd,
-            sys_path=around.sys_path,
-            argv=around.argv,
-            environ=dict(os.environ),
-            env_vars={**self._env_vars, **options.env_vars},
-            num_cpus=options.num_cpus,
-            gpu_ids=gpu_ids,
-            main_file=around.main_file,
-            main_module=around.main_module,
-        )
+    ) -> LocalSpawning:
+        return LocalSpawning(self, name, payload, fds, options, on_spawned)
 
     def kill(self, pid: int) -> None:
         self._launcher.kill(pid)
@@ -145,6 +105,80 @@ class LocalHosts:
 
     def _output(self, pid: int, stream: str, data: bytes) -> None:
         self._printer.feed(pid, stream, data)
+
+
+class LocalSpawning:
+    """A process that the fork server is asked for.
+    :class:`conveyor.runtime.driver.hosts.protocol.Spawning`."""
+
+    def __init__(
+        self,
+        hosts: LocalHosts,
+        name: str,
+        payload: bytes,
+        fds: Sequence[int],
+        options: ProcessOptions,
+        on_spawned: Callable[[int], object],
+    ) -> None:
+        self._hosts, self._name, self._on_spawned = hosts, name, on_spawned
+        self._payload, self._fds, self._options = payload, fds, options
+        self._claim = GpuClaim(hosts._gpus, options.num_gpus)
+        self._request: SpawnRequest | None = None
+        self._forked = False
+
+    def ask(self) -> bool:
+        """As for ``Spawning``. The fork server answers within a millisecond, but where it is stopped."""
+        if self._options.num_gpus:
+            # Whoever interrupts this thread must not lose what is taken before it is noted.
+            uninterrupted(self._claim.take)
+        launcher = self._hosts._launcher
+        self._request = launcher.request(self._spec(), self._fds, self._spawned)
+        return launcher.ask(self._request, _ANSWER_TIMEOUT)
+
+    def wait(self) -> Spawned:
+        """As for ``Spawning``."""
+        assert self._request is not None
+        hosts, pid = self._hosts, self._hosts._launcher.wait(self._request)
+        return Spawned(
+            pid,
+            lambda: hosts._printer.stderr_tail(pid),
+            lambda: hosts._out_of_memory.get(pid),
+            lambda: hosts.end_headless(pid),
+            lambda: pid in hosts._launcher.went_on,
+        )
+
+    def give_up(self, why: str) -> None:
+        """As for ``Spawning``."""
+        uninterrupted(partial(self._give_up, f"it {why}"))
+
+    def _give_up(self, why: str) -> None:
+        if self._request is not None:
+            self._hosts._launcher.give_up(self._request, why)
+        if not self._forked:
+            self._claim.release()
+
+    def _spawned(self, pid: int) -> None:
+        """It is there; on the hosts' thread."""
+        self._forked = True  # from now on the GPUs are given back by its exit
+        self._hosts._printer.add(pid, self._name)
+        self._hosts._claims[pid] = self._claim
+        self._on_spawned(pid)
+
+    def _spec(self) -> ChildSpec:
+        around = surroundings()
+        return ChildSpec(
+            name=self._name,
+            payload=self._payload,
+            cwd=around.cwd,
+            sys_path=around.sys_path,
+            argv=around.argv,
+            environ=dict(os.environ),
+            env_vars={**self._hosts._env_vars, **self._options.env_vars},
+            num_cpus=self._options.num_cpus,
+            gpu_ids=self._claim.ids,
+            main_file=around.main_file,
+            main_module=around.main_module,
+        )
 
 
 def start(**given: Any) -> Driver:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from conveyor import _core
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.local import boot, server
 from conveyor.engine.local.children import Children
 from conveyor.engine.local.output import READ_BYTES, Output
 from conveyor.engine.local.room import Room, RoomWait
-from conveyor.engine.local.spawning import Spawning, why
+from conveyor.engine.local.spawning import SpawnRequest, why
 from conveyor.engine.local.spec import ChildSpec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime import threads
@@ -81,7 +82,7 @@ class Launcher:
         self._server_end = ""  # how it ended; empty while it lives
         self._control: socket.socket | None = None
         self._room: Room | None = None
-        self._requests: dict[int, Spawning] = {}
+        self._requests: dict[int, SpawnRequest] = {}
         self._children = Children(self._lock, events, self._output, on_exit)
         self.went_on = self._children.went_on
         self._closers = threading.Lock()
@@ -102,45 +103,77 @@ class Launcher:
         fds: Sequence[int],
         on_spawned: Callable[[int], None] | None = None,
     ) -> int:
-        """Start a process and return its pid as soon as it is forked.
+        """Start a process and return its pid once it is forked: :meth:`request`, and :meth:`wait`."""
+        request = self.request(spec, fds, on_spawned)
+        try:
+            return self.wait(request)
+        except BaseException:
+            uninterrupted(lambda: self.give_up(request))
+            raise
 
-        It receives duplicates of ``fds``, in order (at most 250). ``on_spawned(pid)`` is called
-        on the thread of ``events`` before any ``on_exit`` and ``on_output`` of this process, both
-        of which can come before ``spawn`` returns. Raises ``ActorStartError``.
+    def request(
+        self,
+        spec: ChildSpec,
+        fds: Sequence[int],
+        on_spawned: Callable[[int], None] | None = None,
+    ) -> SpawnRequest:
+        """A process that can be asked for.
+
+        It receives duplicates of ``fds``, in order (at most 250), which stay open until :meth:`wait` has
+        returned. ``on_spawned(pid)`` is called on the thread of ``events`` before any ``on_exit`` and
+        ``on_output`` of this process, both of which can come before ``wait`` returns. Whoever does not want
+        it any more gives it up. Raises ``ActorStartError``.
         """
         self._check_owner()
-        if self._events.on_thread():
-            raise RuntimeError("spawn() waits for the event loop: call it from another thread")
         if len(fds) > server.MAX_FDS - 3:
             raise ActorStartError(
                 f"cannot start actor {spec.name!r}: {len(fds)} descriptors to hand over, "
                 f"but at most {server.MAX_FDS - 3} fit"
             )
+        return SpawnRequest(next(self._numbers), spec, fds, on_spawned)
+
+    def ask(self, request: SpawnRequest, seconds: float) -> bool:
+        """Ask the fork server for the process, unless it has been, and wait so long for the answer. Whether
+        that is there."""
+        self._check_owner()
+        if self._events.on_thread():
+            raise RuntimeError("ask() waits for the event loop: call it from another thread")
         self.start()
-        number = next(self._numbers)
-        request = Spawning(spec.name, on_spawned)
-        room_wait = RoomWait(SPAWN_TIMEOUT)
-        try:
-            uninterrupted(
-                lambda: self._ask(number, request, room_wait, spec, fds), room_wait.give_up
-            )
-            patience = Patience(SPAWN_TIMEOUT)
-            while not request.done.wait(patience.step(), looks=True):
-                if patience.over():
-                    request.error = (
-                        f"the fork server (pid {self.server_pid}) has not answered "
-                        f"for {SPAWN_TIMEOUT:g} s"
-                    )
-                    break
-                patience.check(lambda: f"actor {spec.name} to be started", self._server_does)
-            if request.error:
-                raise ActorStartError(
-                    f"cannot start actor {spec.name!r}: {request.error}"
-                ) from request.cause
-            return request.pid
-        except BaseException:
-            uninterrupted(lambda: self._abandon(number, request))
-            raise
+        end = _core.monotonic() + seconds
+        if not request.sent:
+            room_wait = RoomWait(seconds)
+            uninterrupted(lambda: self._ask(request, room_wait), room_wait.give_up)
+        return request.done.wait(max(end - _core.monotonic(), 0.0), looks=True)
+
+    def wait(self, request: SpawnRequest) -> int:
+        """Wait for the process, and return its pid. Raises ``ActorStartError``."""
+        patience = Patience(SPAWN_TIMEOUT)
+        while not self.ask(request, patience.step() or 0.0):
+            if patience.over():
+                request.error = (
+                    f"the fork server (pid {self.server_pid}) has not answered "
+                    f"for {SPAWN_TIMEOUT:g} s"
+                )
+                break
+            patience.check(lambda: f"actor {request.spec.name} to be started", self._server_does)
+        if request.error:
+            raise ActorStartError(
+                f"cannot start actor {request.spec.name!r}: {request.error}"
+            ) from request.cause
+        return request.pid
+
+    def give_up(self, request: SpawnRequest, why: str = "it is not wanted any more") -> None:
+        """There shall be no such process, and nobody waits for it. On any thread."""
+        with self._lock:
+            # If the answer is still to come it will find no request, and end the process.
+            self._requests.pop(request.number, None)
+            pid = request.pid
+            if not pid and not request.error:
+                request.refuse(why)
+        if pid:
+            self.kill(pid)
+        else:
+            request.close()
 
     def kill(self, pid: int, sig: int = signal.SIGKILL) -> None:
         """Send ``sig`` to an actor's process; nothing happens if it has ended.
@@ -151,6 +184,13 @@ class Launcher:
         if os.getpid() != self._owner:
             return
         self._children.send_signal(pid, sig)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Have a fork server that somebody has stopped go on: who ends an actor waits until it is buried."""
+        with self._lock, suppress(ProcessLookupError):
+            if self._server_fd >= 0 and not self._server_end and is_stopped(self.server_pid):
+                signal.pidfd_send_signal(self._server_fd, signal.SIGCONT)
 
     def end_headless(self, pid: int) -> None:
         """The main thread of an actor's process is gone: have the fork server kill the process if it goes
@@ -189,6 +229,7 @@ class Launcher:
                 self._send(server.CLOSE)
             except OSError:  # it is gone; or the kernel kills the actors with it
                 fork_server.kill()
+            self._go_on()
             with threads.lent(self._lock):  # a signal handler may have interrupted whoever has it
                 if not self._children.all_gone.wait(CLOSE_TIMEOUT):
                     fork_server.kill()
@@ -235,31 +276,31 @@ class Launcher:
                 made.kill()
                 raise
 
-    def _ask(
-        self,
-        number: int,
-        request: Spawning,
-        room_wait: RoomWait,
-        spec: ChildSpec,
-        fds: Sequence[int],
-    ) -> None:
+    def _ask(self, request: SpawnRequest, room_wait: RoomWait) -> None:
         theirs: list[int] = []
+        request.sent = True
         try:
-            request.prepare(spec, theirs)
+            request.prepare(theirs)
             with self._lock:
                 if self._server_end:
                     request.refuse(self._server_end)
+                if request.error:
                     return
-                self._requests[number] = request
-            self._send(server.SPAWN, number, fds=[*theirs, *fds], room_wait=room_wait)
+                self._requests[request.number] = request
+            fds = [*theirs, *request.fds]
+            self._send(server.SPAWN, request.number, fds=fds, room_wait=room_wait)
         except (BrokenPipeError, ConnectionResetError):
             # The server has just died. How will be known in a moment, and is told by the request.
             pass
+        except TimeoutError:
+            request.sent = False
         except (OSError, ValueError) as error:
             request.refuse(error if isinstance(error, OSError) else str(error))
         finally:
             for fd in theirs:
                 os.close(fd)
+            if not request.sent:
+                request.close()
 
     def _send(
         self,
@@ -284,17 +325,6 @@ class Launcher:
                     raise TimeoutError("the fork server takes no requests")
                 self._room.tell(room_wait.go_on)
             room_wait.wait()
-
-    def _abandon(self, number: int, request: Spawning) -> None:
-        """The caller of ``spawn`` will not learn the pid: there shall be no such process."""
-        with self._lock:
-            # If the answer is still to come it will find no request, and end the process.
-            self._requests.pop(number, None)
-            pid = request.pid
-        if pid:
-            self.kill(pid)
-            return
-        request.close()
 
     # Hearing: on the event loop's thread.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from msgspec import Struct, field
 
@@ -18,12 +19,16 @@ def why(error: OSError) -> str:
     return "; ".join(filter(None, (str(error), hint(error))))
 
 
-class Spawning(Struct, eq=False):
+class SpawnRequest(Struct, eq=False):
     """A spawn that is not answered yet. Owns the pipes until there is a child to own them."""
 
-    #: The actor's.
-    name: str
+    number: int
+    spec: ChildSpec
+    #: What the process gets duplicates of.
+    fds: Sequence[int]
     on_spawned: Callable[[int], None] | None
+    #: Whether the fork server has been asked, or will not be.
+    sent: bool = False
     #: Pipes, each with the name of its stream: "stdout" or "stderr".
     outputs: dict[int, str] = field(default_factory=dict)
     #: Set once ``pid`` or ``error`` is.
@@ -41,9 +46,9 @@ class Spawning(Struct, eq=False):
             self.error = context + error
         self.done.set()
 
-    def prepare(self, spec: ChildSpec, theirs: list[int]) -> None:
+    def prepare(self, theirs: list[int]) -> None:
         """Make what the process gets, and add it to ``theirs``: its spec and its ends of the pipes."""
-        theirs.append(write_spec(spec))
+        theirs.append(write_spec(self.spec))
         for stream in ("stdout", "stderr"):
             reader, writer = map(descriptors.own, os.pipe())
             theirs.append(writer)
@@ -52,6 +57,6 @@ class Spawning(Struct, eq=False):
 
     def close(self) -> None:
         """Nobody will own the pipes."""
-        for fd in self.outputs:
-            os.close(fd)
-        self.outputs.clear()
+        with suppress(KeyError):  # of one that is empty, whoever has emptied it
+            while True:
+                os.close(self.outputs.popitem()[0])

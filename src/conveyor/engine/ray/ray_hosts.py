@@ -382,7 +382,7 @@ class _Wish:
         #: Why nobody wants it any more.
         self._unwanted = ""
 
-    def ask(self) -> None:
+    def ask(self) -> bool:
         """Ask Ray for an actor, in the place of one that has not come, if there was one."""
         hosts = self._hosts
         number = next(hosts._numbers)
@@ -390,6 +390,7 @@ class _Wish:
             number=number, name=self._name, asked=self.asked, on_spawned=self._on_spawned
         )
         uninterrupted(partial(hosts._ask, self, self.actor))
+        return False
 
     def wait(self) -> Spawned:
         """As for ``Spawning``. It is worth while to try again where one has died with its node before it came

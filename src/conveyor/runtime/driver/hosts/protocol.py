@@ -47,8 +47,8 @@ class Spawned(Struct, frozen=True):
 class Spawning(Protocol):
     """A process that may take long to come: there is no place for it yet, say."""
 
-    def ask(self) -> None:
-        """Ask for it. Nothing has been done before."""
+    def ask(self) -> bool:
+        """Ask for it. Nothing has been done before. Whether :meth:`wait` returns at once."""
         ...
 
     def wait(self) -> Spawned:

@@ -86,7 +86,8 @@ class Supervisor:
         """Start an actor's process and lay the driver's links to it. ``construct`` sends the
         constructor's call; without it another actor does. ``replaces``: the actor's process that is
         dead. ``pause``: see :class:`Restarts`. ``later``: return when the hosts have been asked for the
-        process. It can be called from then on; if it does not come, calls get the error."""
+        process, though it may take long to come. It can be called from then on; if it does not come, calls
+        get the error."""
         self._table.check_open()
         self._chores.do()
         if replaces is not None:
@@ -106,8 +107,7 @@ class Supervisor:
                 spawned = self._spawn(record, births[0], construct, replaces, pause)
                 if not isinstance(spawned, Spawned):
                     asked.append(spawned)
-                    spawned.ask()
-                    if later:
+                    if not spawned.ask() and later:
                         given = entered, births, asked
                         uninterrupted(partial(self._begin_wait, *given))
                         return record
