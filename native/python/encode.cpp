@@ -295,7 +295,7 @@ bool has_untold(nb::handle sent) {
   static PyObject* const name = PyUnicode_InternFromString("gone");
   const nb::object gone = nb::steal(PyObject_GetAttr(sent.ptr(), name));
   if (!gone.is_valid()) throw nb::python_error();
-  return PyObject_IsTrue(gone.ptr()) == 1;
+  return nb::cast<const Untold&>(gone).size() > 0;
 }
 
 // Anything else is the codec's in Python.
@@ -343,10 +343,24 @@ void encode_any(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t move
 
 }  // namespace
 
-int untold = 0;
+void Untold::add(nb::sequence tokens) {
+  for (nb::handle token : tokens) {
+    tokens_.push_back(nb::borrow(token));
+    ++all_;
+  }
+}
+
+nb::tuple Untold::take(size_t most) {
+  most = std::min(most, tokens_.size());
+  nb::list taken;
+  for (size_t i = 0; i < most; ++i) taken.append(tokens_[i]);
+  tokens_.erase(tokens_.begin(), tokens_.begin() + ptrdiff_t(most));
+  all_ -= int(most);
+  return nb::tuple(taken);
+}
 
 void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena, bool passes_on) {
-  const bool tells = untold > 0 && has_untold(sent);
+  const bool tells = Untold::any() && has_untold(sent);
   if (!tells && encode_native(out, value, passes_on)) return;
   if (nb::isinstance<Snapshot>(value)) return encode_snapshot(out, value, sent);
   encode_any(out, value, sent, moved_refs, arena);

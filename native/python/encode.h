@@ -39,8 +39,21 @@ struct Encoded : Outgoing {
   void write_body(char* to) const;
 };
 
-// Definitions that are gone, and of which the next frames of their channels have to say so (SentDefinitions.gone).
-extern int untold;
+// Definitions that are gone, of which a channel's next frames have to tell (SentDefinitions.gone). With the GIL.
+class Untold {
+ public:
+  ~Untold() { all_ -= int(tokens_.size()); }
+  // Whether any channel has such.
+  static bool any() { return all_ > 0; }
+  size_t size() const { return tokens_.size(); }
+  void add(nb::sequence tokens);
+  // Take out the first `most` of them.
+  nb::tuple take(size_t most);
+
+ private:
+  static inline int all_ = 0;
+  std::vector<nb::object> tokens_;  // in their order
+};
 
 // Throws what Python raised for a value that cannot be encoded; then nothing has happened.
 // What was made in place in `arena` (null: in none), and has no more than `moved_refs` references, moves.

@@ -92,7 +92,11 @@ NB_MODULE(_core, m) {
   m.def("show_decoding_on", &show_decoding_on, "board"_a.none(), "slot"_a);
   m.def("note_import", &note_import, "module"_a);
   m.def("end_import", &end_import);
-  m.def("count_untold", [](int change) { untold += change; }, "change"_a);
+  nb::class_<Untold>(m, "Untold")
+      .def(nb::init<>())
+      .def("add", &Untold::add, "tokens"_a)
+      .def("take", &Untold::take, "most"_a)
+      .def("__len__", &Untold::size);
   m.attr("UNSAID") = nb::bytes(kUnsaidMeta);
   m.attr("LARGE") = nb::bytes(kLargeMeta);
   m.attr("MOST_LOGGED") = kMostLogged;

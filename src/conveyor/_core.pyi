@@ -50,8 +50,17 @@ def note_import(module: str) -> bool:
 def end_import() -> None:
     """Have the status name no module."""
 
-def count_untold(change: int) -> None:
-    """Count ``change`` more definitions in the ``gone`` of channels' ``sent``: their next frames tell of them."""
+class Untold:
+    """Definitions that are gone, of which a channel's next frames have to tell."""
+
+    def __init__(self) -> None: ...
+    def add(self, tokens: Sequence[bytes]) -> None:
+        """Have them told."""
+
+    def take(self, most: int) -> tuple[bytes, ...]:
+        """Take out the first ``most`` of them."""
+
+    def __len__(self) -> int: ...
 
 def set_codec(
     encode: Callable[

@@ -57,9 +57,10 @@ class SentDefinitions:
         # one that is not known.
         self.readers = readers
         self.groups: set[Token] = set()
-        # Those that are gone, of which the next frames tell. Finalizers append here, in any thread; the rest
-        # is the encoder's. The core looks here, if any channel has such.
-        self.gone: list[Token] = []
+        # Those that are gone, of which the next frames tell. Finalizers add to it, in any thread; the rest is
+        # the encoder's. It is the core's, which looks here, and so that the end of this runs no bytecode:
+        # what a signal handler raised there would be lost.
+        self.gone = _core.Untold()
         # Whether the last value needed the full pickler: a guess for the next one, nothing more.
         self.by_value = False
         # While a value is pickled whose tensors travel beside its frame: those.
@@ -69,10 +70,6 @@ class SentDefinitions:
         # While a value is pickled into one string: memory that it refers to is read at once.
         self.in_band = False
 
-    def __del__(self, count: Callable[[int], None] = _core.count_untold) -> None:
-        if self.gone:
-            count(-len(self.gone))
-
     def note(self, groups: Iterable[Group]) -> None:
         """A frame carries ``groups``."""
         for group in groups:
@@ -81,19 +78,15 @@ class SentDefinitions:
 
     def let_go(self, keys: Sequence[Token]) -> None:
         """Tell with the next frames that these groups are gone. Finalizers call it, in any thread."""
-        self.gone.extend(keys)
-        _core.count_untold(len(keys))
+        self.gone.add(keys)
 
     def take_gone(self) -> Sequence[Token]:
         """Return the groups that the frame which is being made tells to be gone.
 
         The frame, and those behind it, have to define them again if they refer to them.
         """
-        gone = self.gone[:MOST_TOLD]
-        if gone:
-            del self.gone[: len(gone)]
-            _core.count_untold(-len(gone))
-            self.groups.difference_update(gone)
+        gone = self.gone.take(MOST_TOLD)
+        self.groups.difference_update(gone)
         return gone
 
     def forget(self) -> None:
