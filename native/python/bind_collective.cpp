@@ -106,6 +106,15 @@ Outcome guarded(CollectiveGroup& group, Inbox& inbox, const What& what) {
   }
 }
 
+// Whether the execution that runs here has failed before this rank came to the operation: the others may be at the next
+// one's by now, and would take this rank's part for that. Breaks the group then.
+bool comes_too_late(CollectiveGroup& group, Inbox& inbox, nb::handle until) {
+  if (inbox.status().graph.load(std::memory_order_relaxed) == 0) return false;
+  if (nb::cast<int64_t>(until()) != kFailedElsewhere || group.broken()) return false;
+  group.leave(Cause::kInterrupted, "the failure of its execution");
+  return true;
+}
+
 // What was begun, to its end.
 Outcome finish(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb::handle until) {
   const auto absent = [&] {
@@ -154,6 +163,7 @@ int run(CollectiveGroup& group, Inbox& inbox, int operation, int op, int type, u
   const uint64_t deadline = deadline_after(timeout);
   const CollectiveGroup::Turn turn(group);
   if (!turn) return kBusy;
+  if (comes_too_late(group, inbox, until)) return kUnwanted;
   group.begin(call, std::move(data), deadline);
   return finish(group, inbox, deadline, until);
 }
@@ -229,6 +239,7 @@ nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int roo
   const uint64_t deadline = deadline_after(timeout);
   const CollectiveGroup::Turn turn(group);
   if (!turn) return nb::int_(int(kBusy));
+  if (comes_too_late(group, inbox, until)) return nb::int_(int(kUnwanted));
   const uint64_t number = group.barrier() + 1;
   for (Reader* reader : readers) let_go(*reader, number);
   if (gives && !group.broken()) {

@@ -205,9 +205,11 @@ class Waiting:
     def __init__(self, operation):
         self.operation = operation
 
-    def step(self, number, begun=""):
+    def step(self, number, begun="", comes=""):
         if begun:
             Path(begun).touch()
+        if comes:
+            hold(comes)
         array = np.full(4, float(number))
         if self.operation == "shared":
             return sum(float(got[0]) for got in collective.allgather.shared(array))
@@ -242,6 +244,36 @@ def test_a_rank_whose_step_is_skipped_is_waited_for_no_more(
             get(graph.execute(1, "", ""))
         group.reset()
         assert get(graph.execute(1, "", "")) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "shared", "barrier"])
+def test_a_rank_that_comes_when_its_execution_has_failed_meets_nobody_of_the_next(
+    local, operation, latches, tmp_path, wait_until
+):
+    """The other rank's step was skipped, so that one is in the next execution's operation by then."""
+    upstream, ranks = Upstream.remote(), [Waiting.remote(operation) for _ in range(2)]
+    group = collective.create_collective_group(ranks)
+    with InputNode() as inp:
+        made = upstream.make.bind(inp[0], inp[1])
+        dag = MultiOutputNode(
+            [ranks[0].step.bind(inp[0], inp[2], inp[3]), ranks[1].step.bind(made, inp[4])]
+        )
+    fails, comes, begun, next_begun = latches(), latches(), tmp_path / "begun", tmp_path / "next"
+    with dag.compile() as graph:
+        late = graph.execute(1, fails.path, str(begun), comes.path, "")
+        wait_until(begun.exists)
+        fails.open()
+        with pytest.raises(LookupError, match="no batch"):
+            get(late[1])
+        refs = graph.execute(5, "", "", "", str(next_begun))
+        wait_until(next_begun.exists)
+        comes.open()
+        with pytest.raises(
+            CollectiveBrokenError, match="interrupted in an operation by the failure"
+        ):
+            get(refs)
+        group.reset()
+        assert get(graph.execute(1, "", "", "", "")) == [2.0, 2.0]
 
 
 def test_a_group_whose_ranks_are_all_skipped_is_as_before(local, latches):

@@ -512,12 +512,15 @@ class Wish:
 
     def ask(self):
         self.placing.begun.set()
+        return False
 
     def wait(self):
         assert self.placing.over.wait(WAIT)
         if self.placing.refused:
             raise ActorStartError("cannot start actor 'Stage': there is no place for it")
-        return self.placing._place(*self.args)
+        placed = self.placing._place(*self.args)
+        placed.ask()
+        return placed.wait()
 
     def give_up(self, why):
         self.placing.refused = why

@@ -3,7 +3,7 @@
 import pytest
 
 COMMON = """
-    import os, signal, time
+    import os, signal, threading, time
     from contextlib import contextmanager, suppress
     import conveyor
     import conveyor.dag
@@ -19,6 +19,9 @@ COMMON = """
 
         def add(self, x):
             return self.value + x
+
+        def touch(self):
+            open(self.value, "w").close()
 
         def parent(self):
             return os.getppid()
@@ -78,7 +81,6 @@ PROGRAMS = {
         assert conveyor.get(call) == 5
 """,
     "a graph is compiled once its actor is there": """
-        import threading
         made = []
 
         def compile():
@@ -127,6 +129,52 @@ PROGRAMS = {
             raise AssertionError("its session is over")
         assert conveyor.get(Actor.remote(5).get.remote()) == 5
 """,
+    "one that was killed before it was there runs nothing": """
+        import tempfile
+        with tempfile.TemporaryDirectory() as folder:
+            with stopped():
+                begin = time.monotonic()
+                killed = Actor.remote(folder + "/made")
+                call = killed.touch.remote()
+                others = [Actor.remote(number) for number in range(12)]
+                assert time.monotonic() - begin < 4  # who has waited in vain is enough
+                threading.Thread(target=conveyor.kill, args=(killed,)).start()
+                try:
+                    conveyor.get(call, timeout=10)
+                except ActorDiedError:
+                    pass
+                else:
+                    raise AssertionError("it was killed")
+            assert conveyor.get([other.get.remote() for other in others]) == list(range(12))
+            assert os.listdir(folder) == []
+""",
+    "Ctrl-C while a thread begins to wait for it": """
+        from conveyor.runtime.driver.processes.restart import Restarts
+        follow = Restarts.follow
+
+        def interrupted(self, work):
+            follow(self, work)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        Restarts.follow = interrupted
+        with stopped():
+            for _ in range(2):
+                try:
+                    Actor.options(name="late").remote(1)
+                except KeyboardInterrupt:
+                    pass
+                else:
+                    raise AssertionError("it was interrupted")
+            Restarts.follow = follow
+        limit = time.monotonic() + 60
+        while True:
+            try:
+                late = Actor.options(name="late").remote(2)
+                break
+            except ValueError:  # until the thread has noted that the first is not wanted
+                assert time.monotonic() < limit
+        assert conveyor.get(late.get.remote()) == 2
+""",
     "its death is the death of what is asked for": """
         os.kill(server, signal.SIGSTOP)
         call = Actor.remote(1).get.remote()
@@ -140,7 +188,6 @@ PROGRAMS = {
             raise AssertionError("nobody could start it")
 """,
     "Ctrl-C ends the wait for its answer, and nothing is left": """
-        import threading
         with stopped():
             timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
             timer.start()

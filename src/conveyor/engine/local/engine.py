@@ -133,7 +133,7 @@ class LocalSpawning:
             uninterrupted(self._claim.take)
         launcher = self._hosts._launcher
         self._request = launcher.request(self._spec(), self._fds, self._spawned)
-        return launcher.ask(self._request, _ANSWER_TIMEOUT)
+        return launcher.ask(self._request, 0.0 if launcher.is_silent else _ANSWER_TIMEOUT)
 
     def wait(self) -> Spawned:
         """As for ``Spawning``."""

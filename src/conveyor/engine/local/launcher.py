@@ -65,6 +65,8 @@ class Launcher:
         """``preload``, ``wanted``: modules that the fork server imports once, for all actors. The user wants
         the latter, and is told of those that cannot be imported."""
         self.server_pid = 0
+        #: Whether somebody has waited for it in vain since it has said anything.
+        self.is_silent = False
         self._owner = os.getpid()
         self._events = events
         self._output = Output(on_output)
@@ -138,12 +140,13 @@ class Launcher:
         self._check_owner()
         if self._events.on_thread():
             raise RuntimeError("ask() waits for the event loop: call it from another thread")
-        self.start()
         end = _core.monotonic() + seconds
         if not request.sent:
+            self.start()
             room_wait = RoomWait(seconds)
             uninterrupted(lambda: self._ask(request, room_wait), room_wait.give_up)
-        return request.done.wait(max(end - _core.monotonic(), 0.0), looks=True)
+        self.is_silent = not request.done.wait(max(end - _core.monotonic(), 0.0), looks=True)
+        return not self.is_silent
 
     def wait(self, request: SpawnRequest) -> int:
         """Wait for the process, and return its pid. Raises ``ActorStartError``."""
@@ -341,6 +344,7 @@ class Launcher:
                 # How it ended comes with its pidfd.
                 self._events.remove(self._control.fileno())
                 return
+            self.is_silent = False
             kind, number, pid, status = server.MESSAGE.unpack(data)
             if kind == server.BORN:
                 self._born(number, pid, fds[0] if fds else -1)

@@ -52,8 +52,8 @@ class SpawnRequest(Struct, eq=False):
         for stream in ("stdout", "stderr"):
             reader, writer = map(descriptors.own, os.pipe())
             theirs.append(writer)
-            self.outputs[reader] = stream
             os.set_blocking(reader, False)
+            self.outputs[reader] = stream
 
     def close(self) -> None:
         """Nobody will own the pipes."""

@@ -19,8 +19,9 @@ class Hello(Struct, frozen=True):
     board, own arena, own eventfd, driver's arena, driver's eventfd, control socket, request socket, call
     segment, control segment."""
 
-    #: Its place on the board, and what it is called.
+    #: Its place on the board, which of the processes that have had it, and what it is called.
     slot: int
+    incarnation: int
     name: str
     #: The actor's number in the session.
     number: int

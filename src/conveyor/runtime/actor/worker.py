@@ -67,6 +67,8 @@ class Worker:
         orders, asks = sockets
         self.hello = hello
         board = _core.Board.attach(board_fd)
+        if board.gone(hello.slot, hello.incarnation):
+            raise SystemExit  # it was given up before it was there, and the place may be another's
         self.process = Process(board, hello.slot, eventfd, arena_fd, hello.arena)
         _core.check_writes(os.environ.get("CONVEYOR_DEBUG_WRITES") == "1")
         driver = hello.driver_slot, board.incarnation(hello.driver_slot)

@@ -77,6 +77,7 @@ class Birth:
         self._on_request_socket(record, here)
         self._hello = hello = Hello(
             slot=slot,
+            incarnation=record.incarnation,
             name=record.id.name,
             number=record.id.index,
             session=house.session,

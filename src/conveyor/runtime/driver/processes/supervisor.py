@@ -97,6 +97,7 @@ class Supervisor:
         entered: list[ActorRecord] = []
         births: list[Birth] = []
         asked: list[Spawning] = []
+        handed_over: list[tuple[ActorRecord, Spawning]] = []
         try:
             uninterrupted(lambda: entered.append(self._table.enter(actor, replaces)))
             (record,) = entered
@@ -108,13 +109,16 @@ class Supervisor:
                 if not isinstance(spawned, Spawned):
                     asked.append(spawned)
                     if not spawned.ask() and later:
-                        given = entered, births, asked
+                        given = entered, births, asked, handed_over
                         uninterrupted(partial(self._begin_wait, *given))
                         return record
                     spawned = spawned.wait()
                 record.process = spawned
                 self._household.process.unplaced.discard(record.slot)
         except BaseException as error:
+            for record, spawning in handed_over:
+                record.actor.over.set()
+                self._end_pending(record, spawning, "is not wanted any more")
             for spawning in asked:
                 spawning.give_up("is not wanted any more")
             for failed in entered:
@@ -147,12 +151,18 @@ class Supervisor:
             self.on_exit(record.pid, early)
 
     def _begin_wait(
-        self, entered: list[ActorRecord], births: list[Birth], asked: list[Spawning]
+        self,
+        entered: list[ActorRecord],
+        births: list[Birth],
+        asked: list[Spawning],
+        handed_over: list[tuple[ActorRecord, Spawning]],
     ) -> None:
-        """Have another thread wait for the process. What these lists have is that thread's from then on."""
+        """Have another thread wait for the process. What these lists have is that thread's from then on, and
+        ``handed_over`` says so."""
         (record,), (birth,), (spawning,) = entered, births, asked
         record.spawning = spawning
         self._restarts.follow(partial(self._wait_for, record, spawning, birth))
+        handed_over.append((record, spawning))
         for own in (entered, births, asked):
             own.clear()
         with self._table.lock:
@@ -336,10 +346,9 @@ class Supervisor:
             if record.process is None and (spawning is None or not no_restart):
                 return
             record.wanted_back = not no_restart
-            record.killed = _ENDED if graceful else _KILLED
+            how = record.killed = _ENDED if graceful else _KILLED
         if record.process is None and spawning is not None:  # nothing runs that could be let end
-            spawning.give_up(record.killed)
-            self.announce(record)
+            self._end_pending(record, spawning, how)
         elif not graceful:
             self._end_at_once(record)
         elif wait:
@@ -356,6 +365,12 @@ class Supervisor:
             record.wanted_back = True
             record.killed = "was ended for a restart, since its constructor had raised an error"
         self._end_at_once(record)
+
+    def _end_pending(self, record: ActorRecord, spawning: Spawning, how: str) -> None:
+        """End an actor whose process is waited for."""
+        record.killed = how
+        spawning.give_up(how)
+        self.announce(record)
 
     def _end_at_once(self, record: ActorRecord) -> None:
         self._hosts.kill(record.pid)
