@@ -291,6 +291,11 @@ CollectiveGroup::Progress CollectiveGroup::go_on() {
       // That a rank of another host has come is heard only here, and so is that it waits no more.
       if (left_at_ == barrier_) return end(Progress::kBroken);
       if (const uint32_t other = differs(); other < ranks()) {
+        const CollectiveCall its = called(other);
+        if (!call_.same_execution(its)) {
+          fail(Cause::kInterrupted, its.execution < call_.execution ? other : rank_, "the failure of its execution");
+          return end(Progress::kBroken);
+        }
         fail(Cause::kMismatch, other);
         return end(Progress::kMismatch);
       }

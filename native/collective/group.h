@@ -57,8 +57,12 @@ struct CollectiveCall {
   uint64_t count = 0;      // elements of one tensor: a list has as many tensors of this size as there are ranks
   uint64_t shapes = 0;     // a number made of all shapes
   std::array<int64_t, kMostDims> shape{};
+  uint32_t graph = 0;      // whose step calls, where that is known; 0: none
+  uint64_t execution = 0;  // of that
+  // Where ranks call for different executions of one graph, some have skipped a step: what it needs had failed.
+  bool same_execution(const CollectiveCall& other) const { return graph == 0 || graph != other.graph || execution == other.execution; }
   bool same(const CollectiveCall& other) const {
-    return operation == other.operation && op == other.op && type == other.type && dims == other.dims && root == other.root && tensors == other.tensors &&
+    return same_execution(other) && operation == other.operation && op == other.op && type == other.type && dims == other.dims && root == other.root && tensors == other.tensors &&
            count == other.count && shapes == other.shapes && shape == other.shape;
   }
 };

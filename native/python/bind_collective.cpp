@@ -80,7 +80,7 @@ std::optional<Outcome> rest(CollectiveGroup& group, Inbox& inbox, uint64_t deadl
     return kTimedOut;
   }
   // A cancellation after this look rings, and so ends the sleep.
-  const int64_t ends = nb::cast<int64_t>(until());
+  const int64_t ends = until.is_none() ? 0 : nb::cast<int64_t>(until());
   if (inbox.inherited()) return kInherited;  // a handler that ran in there has forked
   if (ends < 0) {
     // A rank that raises breaks the group before its execution is marked as failed.
@@ -106,13 +106,11 @@ Outcome guarded(CollectiveGroup& group, Inbox& inbox, const What& what) {
   }
 }
 
-// Whether the execution that runs here has failed before this rank came to the operation: the others may be at the next
-// one's by now, and would take this rank's part for that. Breaks the group then.
-bool comes_too_late(CollectiveGroup& group, Inbox& inbox, nb::handle until) {
-  if (inbox.status().graph.load(std::memory_order_relaxed) == 0) return false;
-  if (nb::cast<int64_t>(until()) != kFailedElsewhere || group.broken()) return false;
-  group.leave(Cause::kInterrupted, "the failure of its execution");
-  return true;
+// Note for which execution of a graph the process that runs one thing at a time calls.
+void note_execution(CollectiveCall& call, Inbox& inbox) {
+  const Status& status = inbox.status();
+  call.graph = status.graph.load(std::memory_order_relaxed);
+  if (call.graph != 0) call.execution = status.execution.load(std::memory_order_relaxed);
 }
 
 // What was begun, to its end.
@@ -159,11 +157,11 @@ int run(CollectiveGroup& group, Inbox& inbox, int operation, int op, int type, u
   for (nb::handle what : in) data.in.push_back(addresses.of(what, size, false));
   for (nb::handle what : out) data.out.push_back(addresses.of(what, size, true));
   group.check(call, data);
+  if (!until.is_none()) note_execution(call, inbox);
   if (inbox.inherited()) return kInherited;
   const uint64_t deadline = deadline_after(timeout);
   const CollectiveGroup::Turn turn(group);
   if (!turn) return kBusy;
-  if (comes_too_late(group, inbox, until)) return kUnwanted;
   group.begin(call, std::move(data), deadline);
   return finish(group, inbox, deadline, until);
 }
@@ -230,6 +228,7 @@ nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int roo
   call.tensors = form;
   call.root = root;
   group.check(call, {});
+  if (!until.is_none()) note_execution(call, inbox);
   if (given.size() != 1) throw nb::value_error("conveyor: one value is given");
   const std::vector<Reader*> readers = readers_of(ends);
   if (readers.size() != group.ranks()) throw nb::value_error("conveyor: a reader for each rank is needed");
@@ -239,7 +238,6 @@ nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int roo
   const uint64_t deadline = deadline_after(timeout);
   const CollectiveGroup::Turn turn(group);
   if (!turn) return nb::int_(int(kBusy));
-  if (comes_too_late(group, inbox, until)) return nb::int_(int(kUnwanted));
   const uint64_t number = group.barrier() + 1;
   for (Reader* reader : readers) let_go(*reader, number);
   if (gives && !group.broken()) {
@@ -364,8 +362,8 @@ void bind_collective(nb::module_& m) {
       .def("close", &close_links)
       .def_prop_ro("rank", &CollectiveGroup::rank)
       .def_prop_ro("ranks", &CollectiveGroup::ranks)
-      .def("run", &run, "inbox"_a, "operation"_a, "op"_a, "type"_a, "count"_a, "shape"_a, "tensors"_a, "shapes"_a, "root"_a, "sources"_a, "to"_a, "timeout"_a.none(), "until"_a)
-      .def("exchange", &exchange, "inbox"_a, "form"_a, "root"_a, "gives"_a, "given"_a, "takes"_a, "writer"_a, "readers"_a, "timeout"_a.none(), "until"_a)
+      .def("run", &run, "inbox"_a, "operation"_a, "op"_a, "type"_a, "count"_a, "shape"_a, "tensors"_a, "shapes"_a, "root"_a, "sources"_a, "to"_a, "timeout"_a.none(), "until"_a.none())
+      .def("exchange", &exchange, "inbox"_a, "form"_a, "root"_a, "gives"_a, "given"_a, "takes"_a, "writer"_a, "readers"_a, "timeout"_a.none(), "until"_a.none())
       .def("forget", &forget, "readers"_a)
       .def("called", &called, "rank"_a)
       .def_prop_ro("absent", [](CollectiveGroup& group) { return list_of(group.absent()); })

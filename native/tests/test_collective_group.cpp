@@ -62,6 +62,29 @@ TEST(ranks_that_call_different_things_are_told_and_the_group_is_broken) {
     for (const uint32_t who : {0u, 2u}) differ([&](uint32_t rank) { return rank == who ? odd : usual; });
 }
 
+TEST(ranks_that_meet_for_different_executions_of_a_graph_are_told_whose_has_failed) {
+  for (const uint32_t late : {0u, 2u}) {
+    World world(3);
+    in_threads(world, [&](Rank& rank) {
+      Elements own = numbers(10'000, 1);
+      const Elements before = own;
+      const auto all_reduce = [&](uint32_t graph, uint64_t execution) {
+        CollectiveCall call = call_of(Collective::kAllReduce, 10'000);
+        call.graph = graph;
+        call.execution = execution;
+        return rank.run(call, {{reinterpret_cast<char*>(own.data())}, {reinterpret_cast<char*>(own.data())}});
+      };
+      const uint32_t me = rank.group.rank();
+      CHECK(all_reduce(me == late ? 0 : 7, 3) == Progress::kDone);  // of a call beside steps
+      CHECK(all_reduce(1 + me, me) == Progress::kDone);
+      own = before;
+      CHECK(all_reduce(1, me == late ? 4 : 5) == Progress::kBroken);
+      CHECK(own == before);
+      CHECK(rank.group.broken()->cause == Cause::kInterrupted && rank.group.broken()->rank == late);
+    });
+  }
+}
+
 TEST(a_rank_that_dies_frees_the_others) {
   for (int late = 0; late < 2; ++late) {
     World world(3);

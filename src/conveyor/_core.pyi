@@ -1564,12 +1564,13 @@ class CollectiveGroup:
         sources: tuple[Any, ...],
         to: tuple[Any, ...],
         timeout: float | None,
-        until: Callable[[], int],
+        until: Callable[[], int] | None,
     ) -> int:
         """One operation: 0 done, 1 the ranks have not called the same (see ``called``), 2 the group is broken
         (see ``broken``), 3 timed out, 4 another thread is in one, 5 this is a forked child, 6 nobody waits
         for it. Tensors are addresses or buffers, each of ``count`` elements. ``until``, asked before each
-        sleep, says when what runs here is over at the latest, in ns; 0: at no time; below: it is."""
+        sleep, says when what runs here is over at the latest, in ns; 0: at no time; below: it is. ``None``:
+        this process runs several things side by side, and none of them is known to call."""
     def exchange(
         self,
         inbox: Inbox,
@@ -1581,7 +1582,7 @@ class CollectiveGroup:
         writer: Writer,
         readers: tuple[Reader, ...],
         timeout: float | None,
-        until: Callable[[], int],
+        until: Callable[[], int] | None,
     ) -> int | list[Any]:
         """The values of the ranks ``takes``, in that order of ranks; or what it has come to, as ``run`` says it.
         The value in the list ``given`` is sent if this rank ``gives`` one. All ranks name the same ``form`` and ``root``. ``writer``

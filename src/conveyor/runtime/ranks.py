@@ -105,9 +105,11 @@ class Collectives(Protocol):
         second time."""
         ...
 
-    def until(self) -> int:
-        """When what runs here is over at the latest, on the monotonic clock in nanoseconds; 0: at no time.
-        Below 0: nobody waits for it any more."""
+    @property
+    def until(self) -> Callable[[], int] | None:
+        """Gives when what runs here is over at the latest, on the monotonic clock in nanoseconds; 0: at no
+        time. Below 0: nobody waits for it any more; -2: its execution has failed. ``None``: several things
+        run side by side, and which of them asks is not known."""
         ...
 
     def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:

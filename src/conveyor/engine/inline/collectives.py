@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from conveyor.exceptions import RuntimeStateError
@@ -16,6 +16,7 @@ class InlineCollectives:
     def __init__(self) -> None:
         self.made: dict[str, Any] = {}
         self.entered: dict[str, Any] = {}
+        self.until: Callable[[], int] | None = None
 
     def open(self, actors: Sequence[ActorId], driver: int | None = None) -> int:
         self._refuse()
@@ -28,9 +29,6 @@ class InlineCollectives:
 
     def close(self, number: int) -> None:
         self._refuse()
-
-    def until(self) -> int:
-        return 0
 
     def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
         self._refuse()

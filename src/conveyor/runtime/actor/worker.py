@@ -98,7 +98,7 @@ class Worker:
             # Where methods run side by side one that fails says nothing of the others.
             self.process.on_failure = self.runtime.collectives.step_failed
             self.calls.on_failure = self.runtime.collectives.call_failed
-            self.runtime.collectives.ends = self._until
+            self.runtime.collectives.until = self._until
         self.process.lanes.open(STARTING, 1, self._doing)
         self.handlers[hello.control_bit] = self.control.serve
         self.handlers[_core.ATTENTION_BIT] = self._look

@@ -33,8 +33,7 @@ class ActorCollectives:
         self._requests = requests
         self._label = label
         self._joined: list[Joined] = []
-        #: As ``until``, of whoever knows. Where methods run side by side nobody does.
-        self.ends: Callable[[], int] = lambda: 0
+        self.until: Callable[[], int] | None = None
 
     def open(self, actors: Sequence[ActorId], driver: int | None = None) -> int:
         assert driver is None, "only the driver can take part as such"
@@ -82,9 +81,6 @@ class ActorCollectives:
     def death(self, joined: Joined, rank: int) -> ConveyorError:
         actor, (slot, incarnation) = joined.membership.actors[rank], joined.membership.members[rank]
         return self._requests.death(actor, slot, incarnation)
-
-    def until(self) -> int:
-        return self.ends()
 
     def step_failed(self, error: BaseException) -> None:
         """A step of a graph has raised. That breaks the process's groups: other ranks may wait for it."""

@@ -83,6 +83,7 @@ class DriverCollectives:
         #: Looks at those who wait while the session ends, until that is over.
         self._looking: threading.Thread | None = None
         self._over = False
+        self.until: Callable[[], int] | None = None
 
     def open(
         self,
@@ -259,9 +260,6 @@ class DriverCollectives:
             self._looking.join()
         for joined in list(self._joined):
             self.leave(joined)
-
-    def until(self) -> int:
-        return 0
 
     def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
         return doing(self._process, joined.membership, ranks, self._table.label)
