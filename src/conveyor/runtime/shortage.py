@@ -345,6 +345,8 @@ class MemoryWait:
         self._wanted = True
         # The last time that somebody ran who might let go of memory, and that a value was let go of.
         self._hoped_at = self._news_at = _core.monotonic_ns()
+        self._program_held = False
+        self._settled_at = 0  # 0: it has held none
         self._waiting_since = 0  # of the program, as far as it was seen; 0: it went on
         #: The news since which it was tried.
         self.tried = -1
@@ -441,11 +443,15 @@ class MemoryWait:
         return now >= vain_at
 
     def _program_until(self, since: int) -> int:
-        """Return until when the program is expected to let go of some, if it has not since then; 0: it holds
-        none."""
+        """Return until when the program is expected to let go of some, if it has not since then, or what it
+        has let go of to be there; 0: it holds none."""
         shortage = self._shortage
         if not shortage.program_holds(self._held()):
-            return 0
+            if self._program_held:  # it takes its time until what was let go of is there to be had
+                self._program_held = False
+                self._settled_at = _core.monotonic_ns() + _SETTLE_NS
+            return self._settled_at
+        self._program_held = True
         if (self._blocks or self.is_result) and shortage.is_all_of_the_program():
             return 0  # a result of the inline engine's waits in its thread
         if not shortage.program_waits:
