@@ -31,25 +31,26 @@ def registers_read(step: Step, tasks: Mapping[int, Task] | Sequence[Task]) -> tu
 # A program
 
 
-def only_reads(program: Program, edge: int, tasks: Mapping[int, Task] | Sequence[Task]) -> bool:
-    """Say whether nobody of ``program`` can write to what comes on ``edge``, nor is given it to keep: all who
-    take it are ranks of collectives, which make new tensors of what they read."""
-    taken: set[int | None] = set()
+def edges_only_read(program: Program, tasks: Mapping[int, Task] | Sequence[Task]) -> set[int]:
+    """Find the edges of which nobody in ``program`` can write to what comes on them, nor is given it to keep:
+    all who take it are ranks of collectives, which make new tensors of what they read."""
+    edges_of: dict[int | None, list[int]] = {}
+    found: set[int] = set()
     for step in program.steps:
-        if isinstance(step, Recv) and step.edge == edge:
-            taken |= {step.reg, *(step.spread or ())}
-    taken.discard(None)
+        if isinstance(step, Recv):
+            found.add(step.edge)
+            for reg in (step.reg, *(step.spread or ())):
+                edges_of.setdefault(reg, []).append(step.edge)
     for step in program.steps:
-        if taken.isdisjoint(registers_read(step, tasks)):
-            continue
         task = tasks[step.task] if isinstance(step, Call) else None
         if (
             task is None
             or task.collective is None
             or not getattr(task.function, "only_reads", False)
         ):
-            return False
-    return True
+            for reg in registers_read(step, tasks):
+                found.difference_update(edges_of.pop(reg, ()))
+    return found
 
 
 class Outline:

@@ -8,11 +8,13 @@ from typing import Any
 from conveyor.config import Config
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.dag.methods import bind
+from conveyor.experimental import collective
 from conveyor.plan import EXECUTOR, Call, Plan, Program, Recv, Send, lower
 from conveyor.plan.reading import (
     Held,
     Outline,
     Values,
+    edges_only_read,
     in_order,
     moves,
     registers_read,
@@ -143,3 +145,36 @@ def test_what_a_step_reads():
             (send.reg,) for send in stage.sends
         ]
         assert all(registers_read(step, tasks) == () for step in stage.receives)
+
+
+def test_an_edge_whose_values_only_ranks_of_collectives_take_is_only_read():
+    inp = InputNode()
+    made = [call(A, "make", inp), call(C, "make", inp)]
+    here, there = collective.allreduce.bind([call(A, "more", made[1]), call(B, "more", made[0])])
+    alone, _ = collective.allreduce.bind([made[0], made[1]])
+    plan = lower(MultiOutputNode([here, call(B, "use", there), alone]), Config())
+    sources = {edge.id: edge.source for edge in plan.edges}
+    ranks = {task.id for task in plan.tasks if task.collective is not None}
+    found = [edges_only_read(program, plan.tasks) for program in plan.programs]
+    assert any(found)
+    for program, only_read in zip(plan.programs, found, strict=True):
+        assert only_read == {
+            edge
+            for edge in sources
+            if (reading := [s for s in program.steps if reads(s, program, edge, plan)])
+            and all(isinstance(step, Call) and step.task in ranks for step in reading)
+            and all(
+                getattr(plan.tasks[step.task].function, "only_reads", False) for step in reading
+            )
+        }
+
+
+def reads(step: Any, program: Program, edge: int, plan: Plan) -> bool:
+    """Whether ``step`` reads a register that a frame of ``edge`` fills."""
+    filled = {
+        reg
+        for recv in program.steps
+        if isinstance(recv, Recv) and recv.edge == edge
+        for reg in (recv.reg, *(recv.spread or ()))
+    }
+    return not filled.isdisjoint(registers_read(step, plan.tasks))

@@ -13,7 +13,7 @@ from conveyor.codec import encode_error
 from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import ArenaFullError
 from conveyor.plan.model import Task
-from conveyor.plan.reading import only_reads
+from conveyor.plan.reading import edges_only_read
 from conveyor.runtime.actor.graphs.conduits import Conduits
 from conveyor.runtime.actor.graphs.inputs import Inputs
 from conveyor.runtime.actor.graphs.meetings import Meetings
@@ -236,13 +236,14 @@ class RungFor:
 def _open_readers(
     process: Process, assignment: Assignment, segment: _core.Segment, tasks: Mapping[int, Task]
 ) -> dict[int, _core.Reader]:
+    only_read = edges_only_read(assignment.program, tasks)
     return {
         end.edge: end.open(
             process,
             segment,
             assignment.name,
             assignment.sources[end.edge],
-            alone=only_reads(assignment.program, end.edge, tasks),
+            alone=end.edge in only_read,
         )
         for end in assignment.reads
     }

@@ -67,7 +67,11 @@ class Steps(Struct, frozen=True):
         """Add all of them, in order."""
         # By edge, which receive of the program takes its frames.
         receives = {edge: i for i, edge in enumerate(Outline(self.assignment.program).receives)}
-        for i, step in enumerate(self.assignment.program.steps):
+        steps = self.assignment.program.steps
+        last_read = {
+            reg: i for i, step in enumerate(steps) for reg in registers_read(step, self.tasks)
+        }
+        for i, step in enumerate(steps):
             match step:
                 case Recv():
                     self._add_receive(step)
@@ -81,7 +85,7 @@ class Steps(Struct, frozen=True):
                 case Call():
                     self._add_task(step)
                 case Send():
-                    self._add_send(i, step)
+                    self._add_send(step, last=last_read[step.reg] == i)
                 case _:
                     assert_never(step)
 
@@ -141,9 +145,8 @@ class Steps(Struct, frozen=True):
         )
         self.producers.add(producer)
 
-    def _add_send(self, i: int, step: Send) -> None:
-        later = self.assignment.program.steps[i + 1 :]
-        last = all(step.reg not in registers_read(other, self.tasks) for other in later)
+    def _add_send(self, step: Send, last: bool) -> None:
+        """``last``: nothing behind it reads what it sends."""
         beside = self.conduits.outbound.get(step.edge)
         keeper = self.keepers.get(step.edge)
         pack = None if keeper is None else keeper.pack
