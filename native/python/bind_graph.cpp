@@ -209,6 +209,69 @@ nb::object refs_get_soon(nb::list refs) {
   return values;
 }
 
+// Whether refs are done, for those of which several are asked one after the other.
+class Done {
+ public:
+  // Refs of calls have a source of type `link`; `own` is the `done` that those have which do not override it.
+  Done(nb::handle link, nb::handle own) : link_(link), own_(own) {}
+
+  bool operator()(nb::handle h) {
+    RefCore& ref = *nb::inst_ptr<RefCore>(h);
+    if (!is_own(Py_TYPE(h.ptr()))) return ask(h.attr("done")());
+    if (ref.outcome.is_valid()) return true;
+    if (ref.source.type().ptr() != link_.ptr()) return ask(ref.source.attr("is_ready")(h));
+    // As Link.is_ready, but that the link is asked once whether it is gone.
+    if (ref.number < 0) return false;
+    return ref.gate->gate->ready(uint64_t(ref.number), ref.reader) || is_gone(ref.source);
+  }
+
+ private:
+  static bool ask(const nb::object& answer) { return nb::cast<bool>(answer); }
+  bool is_own(PyTypeObject* type) {
+    if (type != type_) {
+      type_ = type;
+      type_is_own_ = nb::handle(reinterpret_cast<PyObject*>(type)).attr("done").is(own_);
+    }
+    return type_is_own_;
+  }
+  bool is_gone(const nb::object& link) {
+    for (const auto& [known, gone] : links_)
+      if (known.is(link)) return gone;
+    links_.emplace_back(link, ask(link.attr("gone")));
+    return links_.back().second;
+  }
+
+  nb::handle link_, own_;
+  PyTypeObject* type_ = nullptr;
+  bool type_is_own_ = false;
+  std::vector<std::pair<nb::object, bool>> links_;
+};
+
+// The first `most` of the refs in a list that are done, and the others. Nobody else has the list.
+nb::tuple refs_done(nb::list refs, size_t most, nb::handle link, nb::handle own) {
+  static uint64_t looks = 0;
+  const uint64_t look = ++looks;
+  const Py_ssize_t n = PyList_GET_SIZE(refs.ptr());
+  const PyTypeObject* known = nullptr;
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    const nb::handle ref = PyList_GET_ITEM(refs.ptr(), i);
+    if (Py_TYPE(ref.ptr()) != known && !is_ref(ref.ptr())) throw nb::type_error((std::string("wait takes a list of refs; one is a ") + nb::cast<std::string>(ref.type().attr("__name__"))).c_str());
+    known = Py_TYPE(ref.ptr());
+    if (std::exchange(nb::inst_ptr<RefCore>(ref)->looked, look) == look) throw nb::value_error("wait takes each ref once");
+  }
+  Done done(link, own);
+  nb::list found, rest;
+  Py_ssize_t i = 0;
+  for (; i < n && nb::len(found) < most; ++i) {
+    const nb::handle ref = PyList_GET_ITEM(refs.ptr(), i);
+    (done(ref) ? found : rest).append(ref);
+  }
+  const nb::object tail = nb::steal(PyList_GetSlice(refs.ptr(), i, n));
+  const Py_ssize_t end = PyList_GET_SIZE(rest.ptr());
+  if (!tail.is_valid() || PyList_SetSlice(rest.ptr(), end, end, tail.ptr()) != 0) throw nb::python_error();
+  return nb::make_tuple(found, rest);
+}
+
 // Every gate that has leftovers looks at its rings.
 void sweep(Leftovers& leftovers) {
   std::vector<nb::object> gates;  // held: discarding a frame may drop the last reference to any of them
@@ -339,6 +402,7 @@ void bind_graph(nb::module_& m) {
   m.def("seconds_to_fetch", &seconds_to_fetch);
   m.def("with_fetch_limit", &with_fetch_limit, "timeout"_a.none(), "function"_a, "args"_a);
   m.def("refs_get_soon", &refs_get_soon, "refs"_a);
+  m.def("refs_done", &refs_done, "refs"_a, "most"_a, "link"_a, "own"_a);
   m.def("refs_among", &refs_among, "args"_a, "kwargs"_a.none());
 
   nb::class_<Program>(m, "Program")

@@ -61,6 +61,7 @@ class RefCore {
   nb::object outcome;  // invalid: not settled
   nb::object inner;    // the refs that the value refers to, held as long as the frame is
   nb::object targets;  // what its value is to be received into; invalid: nothing
+  uint64_t looked = 0;  // the last look at several in which it was one
   uint32_t passed = 0;  // to whom it was passed, in words of Python's
   const void* claimed = nullptr;  // who has; only to be compared
   bool contended = false;

@@ -1263,6 +1263,15 @@ def refs_get_soon(refs: list[Any]) -> list[Any] | None:
     ``None`` if there is anything else than refs.
     """
 
+def refs_done(
+    refs: list[Any], most: int, link: type, own: Callable[[Any], bool]
+) -> tuple[list[Any], list[Any]]:
+    """The first ``most`` of ``refs`` that are done, and the others, in their order. Nobody else has the list.
+    ``link``: the type of the sources of calls' refs. ``own``: the ``done`` of refs that do not override it.
+
+    ``TypeError``: one is no ref. ``ValueError``: one is there twice.
+    """
+
 def refs_among(args: tuple[Any, ...], kwargs: Any) -> bool:
     """Whether one of the arguments is itself a ref; ``kwargs``: a dict, or ``None``."""
 

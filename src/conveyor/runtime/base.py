@@ -186,20 +186,18 @@ class CallingRuntime:
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
     ) -> tuple[list[Any], list[Any]]:
         refs = list(refs)
-        for ref in refs:
-            if not isinstance(ref, Ref):
-                raise TypeError(f"wait takes a list of refs; one is a {type(ref).__name__}")
-        if len(set(map(id, refs))) != len(refs):
-            raise ValueError("wait takes each ref once")
+        timeout = check_timeout(timeout)
         if not 0 < num_returns <= len(refs):
             raise ValueError(f"num_returns must be from 1 to {len(refs)}, not {num_returns}")
-        timeout = check_timeout(timeout)
+        found = _core.refs_done(refs, num_returns, Link, Ref.done)
+        if len(found[0]) == num_returns:
+            return found
         patience = Patience(timeout)
-        done: list[Any] = []
 
         def ready() -> bool:
-            done[:] = [ref for ref in refs if ref.done()][:num_returns]
-            return len(done) >= num_returns or patience.over()
+            nonlocal found
+            found = _core.refs_done(refs, num_returns, Link, Ref.done)
+            return len(found[0]) == num_returns or patience.over()
 
         def ask(question: int) -> Blockers | None:
             missing = [ref for ref in refs if not ref.done()]
@@ -207,15 +205,13 @@ class CallingRuntime:
             enough = missing[: len(missing) - (num_returns - len(refs) + len(missing)) + 1]
             return any_of([blockers_of(ref, question) for ref in enough])
 
-        if not ready():
-            with self.process.lanes.waiting(ask, True, patience.bounded) as wait:
-                wait_patiently(
-                    self.process.inbox,
-                    ready,
-                    patience,
-                    lambda: f"{num_returns} of {len(refs)} results",
-                    lambda: outstanding(refs),
-                    wait,
-                )
-        chosen = set(map(id, done))
-        return done, [ref for ref in refs if id(ref) not in chosen]
+        with self.process.lanes.waiting(ask, True, patience.bounded) as wait:
+            wait_patiently(
+                self.process.inbox,
+                ready,
+                patience,
+                lambda: f"{num_returns} of {len(refs)} results",
+                lambda: outstanding(refs),
+                wait,
+            )
+        return found
