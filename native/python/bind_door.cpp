@@ -23,6 +23,12 @@ struct Door {
     const nb::object held = gate;  // encoding runs any code, which may open another one
     return nb::inst_ptr<Gated>(held)->start(held, value, source, type, deadline);
   }
+
+  nb::object start_many(nb::tuple values, nb::handle source, nb::handle type) {
+    if (!gate.is_valid()) return nb::none();
+    const nb::object held = gate;
+    return nb::inst_ptr<Gated>(held)->start_many(held, values, source, type, 0);
+  }
 };
 
 // A lock of Python's, if nobody has it. No bytecode runs in between, so no signal's handler can lose it.
@@ -53,31 +59,68 @@ class Turn {
 struct ShortWay {
   nb::object door, acquire, release, holder, source, type, serialization_error, blame;
   size_t results;  // whose refs are made, as a list; 0: of the first, alone
+  // What the frames of the input edges are made of: of each the arguments, by place or by name. None: the only argument
+  // is the only frame.
+  nb::object inputs;
+  size_t positional, named;  // how many arguments there are
   nb::tuple at_once = nb::make_tuple(false);
 
-  std::array<nb::handle, 8> all() const { return {door, acquire, release, holder, source, type, serialization_error, blame}; }
+  std::array<nb::handle, 9> all() const { return {door, acquire, release, holder, source, type, serialization_error, blame, inputs}; }
 
   // None: it has not begun.
   nb::object enter(nb::handle args, nb::handle kwargs) {
-    if (PyTuple_GET_SIZE(args.ptr()) != 1 || PyDict_GET_SIZE(kwargs.ptr()) != 0) return nb::none();
+    if (size_t(PyTuple_GET_SIZE(args.ptr())) != positional || size_t(PyDict_GET_SIZE(kwargs.ptr())) != named) return nb::none();
     Door& at = *nb::inst_ptr<Door>(door);
     if (!at.gate.is_valid()) return nb::none();
-    // With a reference of our own, as Python code has that passes it on: see Writer::moved_refs.
-    const nb::object value = nb::borrow(PyTuple_GET_ITEM(args.ptr(), 0));
+    nb::object value, frames;
+    if (inputs.is_none()) {
+      // With a reference of our own, as Python code has that passes it on: see Writer::moved_refs.
+      value = nb::borrow(PyTuple_GET_ITEM(args.ptr(), 0));
+    } else {
+      frames = frames_of(args, kwargs);
+      if (!frames.is_valid()) return nb::none();
+      if (PyTuple_GET_SIZE(frames.ptr()) == 1) value = nb::borrow(PyTuple_GET_ITEM(frames.ptr(), 0));
+    }
     nb::object ref;
     try {
       const Turn turn(acquire, release, at_once, reinterpret_cast<Holder*>(holder.ptr()));
       if (!turn) return nb::none();
-      ref = at.start(value, source, type, 0);
+      ref = value.is_valid() ? at.start(value, source, type, 0) : at.start_many(nb::borrow<nb::tuple>(frames), source, type);
     } catch (const ArenaFull&) {
       return nb::none();  // who can wait for memory tries again
     } catch (const nb::python_error& error) {
       if (!error.matches(serialization_error)) throw;
       Calling python;
-      return blame(error.value(), args);
+      return blame(error.value(), frames.is_valid() ? nb::handle(frames) : args);
     }
     if (results == 0 || ref.is_none()) return ref;
     return ref_with_siblings(ref, results);
+  }
+
+ private:
+  // Invalid: an argument is not there, or is a ref.
+  nb::object frames_of(nb::handle args, nb::handle kwargs) const {
+    const auto argument = [&](nb::handle key) -> PyObject* {
+      if (PyLong_CheckExact(key.ptr())) return PyTuple_GET_ITEM(args.ptr(), PyLong_AsSsize_t(key.ptr()));
+      return PyDict_GetItemWithError(kwargs.ptr(), key.ptr());
+    };
+    const Py_ssize_t n = PyTuple_GET_SIZE(inputs.ptr());
+    nb::object frames = nb::steal(PyTuple_New(n));
+    if (!frames.is_valid()) throw nb::python_error();
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      PyObject* const keys = PyTuple_GET_ITEM(inputs.ptr(), i);
+      const Py_ssize_t many = PyTuple_GET_SIZE(keys);
+      nb::object frame = many == 0 ? nb::none() : nb::steal(PyTuple_New(many));
+      if (!frame.is_valid()) throw nb::python_error();
+      for (Py_ssize_t k = 0; k < many; ++k) {
+        PyObject* const value = argument(PyTuple_GET_ITEM(keys, k));
+        if (value == nullptr && PyErr_Occurred()) throw nb::python_error();
+        if (value == nullptr || is_ref(value)) return nb::object();
+        PyTuple_SET_ITEM(frame.ptr(), k, Py_NewRef(value));
+      }
+      PyTuple_SET_ITEM(frames.ptr(), i, frame.release().ptr());
+    }
+    return frames;
   }
 };
 
@@ -117,11 +160,11 @@ void bind_door(nb::module_& m) {
       .def("start", &Door::start, "value"_a.none(), "source"_a, "type"_a, "deadline"_a = 0);
 
   nb::class_<ShortWay>(m, "ShortWay", nb::type_slots(way_slots))
-      .def("__init__", [](ShortWay* self, nb::object door, nb::object lock, nb::object holder, nb::object source, nb::object type, nb::object serialization_error, nb::object blame, size_t results) {
+      .def("__init__", [](ShortWay* self, nb::object door, nb::object lock, nb::object holder, nb::object source, nb::object type, nb::object serialization_error, nb::object blame, size_t results, nb::object inputs, size_t positional, size_t named) {
              nb::cast<Door*>(door);
              as_holder(holder);
-             new (self) ShortWay{std::move(door), lock.attr("acquire"), lock.attr("release"), std::move(holder), std::move(source), std::move(type), std::move(serialization_error), std::move(blame), results};
-           }, "door"_a, "lock"_a, "holder"_a, "source"_a, "type"_a, "serialization_error"_a, "blame"_a, "results"_a)
+             new (self) ShortWay{std::move(door), lock.attr("acquire"), lock.attr("release"), std::move(holder), std::move(source), std::move(type), std::move(serialization_error), std::move(blame), results, std::move(inputs), positional, named};
+           }, "door"_a, "lock"_a, "holder"_a, "source"_a, "type"_a, "serialization_error"_a, "blame"_a, "results"_a, "inputs"_a.none() = nb::none(), "positional"_a = 1, "named"_a = 0)
       .def("enter", [](ShortWay& self, nb::tuple args, nb::dict kwargs) { return self.enter(args, kwargs); }, "args"_a, "kwargs"_a);
 }
 

@@ -42,9 +42,19 @@ void Gated::await_ready(uint64_t number, size_t reader, uint64_t deadline) {
 }
 
 nb::object Gated::start(nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) {
-  if (is_ref(value.ptr()) || somebody_died()) return nb::none();  // perhaps one of ours
+  if (is_ref(value.ptr())) return nb::none();  // perhaps one of ours
+  return started(self, source, type, [&] { return gate->submit(value, deadline); });
+}
+
+nb::object Gated::start_many(nb::handle self, nb::tuple values, nb::handle source, nb::handle type, uint64_t deadline) {
+  return started(self, source, type, [&] { return gate->submit_many(values, deadline); });
+}
+
+template <class Submit>
+nb::object Gated::started(nb::handle self, nb::handle source, nb::handle type, const Submit& submit) {
+  if (somebody_died()) return nb::none();
   nb::object ref = nb::inst_alloc(type);  // before: what is submitted has somebody who owns its result
-  const int64_t number = gate->submit(value, deadline);
+  const int64_t number = submit();
   if (number < 0) return nb::none();
   new (nb::inst_ptr<RefCore>(ref)) RefCore(nb::borrow(source), nb::borrow(self), number, 0);
   nb::inst_mark_ready(ref);

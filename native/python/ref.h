@@ -28,6 +28,10 @@ struct Gated {
   // Submit `value`; the ref of its first result, an instance of `type`. None if there is no room, if somebody has
   // died, or if `value` is a ref, whose value is to be sent. `self`: this gate's Python object.
   nb::object start(nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline);
+  // The same of one value for each writer, none of them a ref.
+  nb::object start_many(nb::handle self, nb::tuple values, nb::handle source, nb::handle type, uint64_t deadline);
+  template <class Submit>
+  nb::object started(nb::handle self, nb::handle source, nb::handle type, const Submit& submit);
   bool somebody_died() const { return deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_relaxed) != uint32_t(deaths); }
 };
 

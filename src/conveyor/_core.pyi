@@ -1450,7 +1450,7 @@ class Door:
         """See ``Gate.start``. ``deadline`` (monotonic nanoseconds, 0: none) goes to the limits."""
 
 class ShortWay:
-    """Executions of a graph whose one argument is sent as it is, while nobody else submits."""
+    """Executions of a graph whose arguments are sent as they are, while nobody else submits."""
 
     def __init__(
         self,
@@ -1462,9 +1462,14 @@ class ShortWay:
         serialization_error: type[Exception],
         blame: Callable[[Any, tuple[Any, ...]], Any],
         results: int,
+        inputs: tuple[tuple[int | str, ...], ...] | None = None,
+        positional: int = 1,
+        named: int = 0,
     ) -> None:
         """``lock``: held meanwhile, as ``holder`` is told. ``source`` and ``type``: of the refs. ``blame(error, args)`` raises what a
         ``serialization_error`` becomes. ``results``: how many refs are made, as a list; 0: that of the first, alone.
+        ``inputs``: for each input edge the arguments that its frames have, by place or by name, of so many
+        ``positional`` and ``named`` ones; ``None``: the one argument is the one frame.
         """
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

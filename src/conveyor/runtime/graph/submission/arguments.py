@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from conveyor.checks import check_deadline, check_timeout
 from conveyor.dag.parts import Key, Path, given
@@ -75,6 +76,15 @@ def takes_parts(plan: Plan) -> bool:
     if plan.shape is not None:
         keys += [leaf.key for leaf in plan.shape.leaves if isinstance(leaf, Passed)]
     return any(isinstance(key, Path) for key in keys)
+
+
+def whole_arguments(plan: Plan) -> tuple[tuple[int | str, ...], ...] | None:
+    """The arguments that the frames of each input edge are made of; ``None``: parts of some are sent."""
+    inputs = tuple([bundle.keys for bundle in plan.inputs])
+    for key in itertools.chain.from_iterable(inputs):
+        if not (type(key) is str or (type(key) is int and 0 <= key < plan.positional)):
+            return None
+    return cast("tuple[tuple[int | str, ...], ...]", inputs)
 
 
 def check_inputs(plan: Plan, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from conveyor.runtime.graph.submission.arguments import (
     match_inputs,
     reserved_inputs,
     takes_parts,
+    whole_arguments,
 )
 from conveyor.runtime.graph.submission.execution import Execution
 from conveyor.runtime.graph.submission.source import GraphSource
@@ -91,8 +92,9 @@ class GateEntry:
         self._short_way: _core.ShortWay | None = None
         self._arranged = results.single or results.as_read
         self._promises = InputPromises(plan)
-        usual = plan.whole_input and plan.shape is None and config.deadline is None
-        if usual and not self._promises:
+        inputs = None if plan.whole_input else whole_arguments(plan)
+        usual = (plan.whole_input or inputs is not None) and plan.shape is None
+        if usual and self._unlimited and not self._promises:
             # Neither it nor what it holds refers to us: the graph ends with the last who knows it.
             self._short_way = _core.ShortWay(
                 supervision.door,
@@ -103,6 +105,9 @@ class GateEntry:
                 SerializationError,
                 functools.partial(_blame, plan, supervision.name),
                 len(results.edges) if results.as_read else 0,
+                inputs,
+                plan.positional if inputs is not None else 1,
+                len(plan.keywords) if inputs is not None else 0,
             )
 
     @property
@@ -116,7 +121,7 @@ class GateEntry:
         return self._short_way.enter if self._short_way and self._arranged else self.at_once
 
     def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> Any:
-        if self._short_way is not None and len(args) == 1 and not kwargs:
+        if self._short_way is not None:
             first = self._short_way.enter(args, kwargs)
             return first if first is None or self._arranged else self._refs(first, {})
         # Who submits and waits for room has the lock as long: its queue is the attempt's.
