@@ -342,6 +342,8 @@ class MemoryWait:
         #: The error that it would be.
         self.why = "others go first"
         self._in_vain = False
+        # Whether it was found to be in vain while it waited. The program does not wait where it tries.
+        self._is_over = False
         self._wanted = True
         # The last time that somebody ran who might let go of memory, and that a value was let go of.
         self._hoped_at = self._news_at = _core.monotonic_ns()
@@ -377,7 +379,8 @@ class MemoryWait:
             self._ring_at(self._looks_at)
             return False
         self._looks_at = now + _LEAST_NS
-        return self._is_in_vain()
+        self._is_over = self._is_in_vain()
+        return self._is_over
 
     def tries(self) -> None:
         """Note that the send is about to be tried."""
@@ -386,7 +389,8 @@ class MemoryWait:
         if self._returned != self._shortage.returned:
             self._returned = self._shortage.returned
             self._news_at = _core.monotonic_ns()
-        self._in_vain = self._is_in_vain()
+            self._is_over = False
+        self._in_vain = self._is_over or self._is_in_vain()
 
     def learn(self, error: ArenaFullError) -> None:
         """Note which memory is short, and who holds it."""

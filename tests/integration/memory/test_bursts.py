@@ -621,6 +621,23 @@ def test_results_that_a_waiting_program_holds_are_an_error_soon_and_harm_no_othe
     assert get(actor.make.remote(1))[0] == 1
 
 
+def test_results_that_the_program_holds_make_its_next_execution_an_error_soon():
+    (actor,) = actors()
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)  # which might let go of some, as far as is known
+    other.start()
+    with compiled(lambda inp: actor.more.bind(inp)) as graph:
+        _, kept = full_of_results()
+        begun = time.monotonic()
+        with pytest.raises(ArenaFullError):
+            graph.execute(value(1))
+        assert time.monotonic() - begun < 10
+        kept.clear()
+        assert get(graph.execute(value(1)))[0] == 2
+    over.set()
+    other.join()
+
+
 def test_an_execution_that_only_results_keep_from_beginning_is_refused_before_they_are_lost():
     (actor,) = actors()
     with compiled(lambda inp: actor.more.bind(inp), depth=COUNT) as graph:
