@@ -775,6 +775,10 @@ class Snapshot:
         """What ``received`` takes, but for the descriptor."""
 
     @property
+    def size(self) -> int:
+        """How many bytes its body has, of what is not kept elsewhere."""
+
+    @property
     def fd(self) -> int:
         """The file that it lies in, or -1; stays the snapshot's."""
 

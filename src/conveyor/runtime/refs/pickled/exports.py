@@ -167,6 +167,13 @@ class Exports(Imports):
         if entry.owner is not None:
             entry.owner.connection.send(Forget(export))
 
+    def _look(self, export: ExportId, entry: Exported) -> None:
+        """Have the outcome now, where that costs nothing."""
+        if entry.outcome is None and entry.ref is not None:
+            outcome = Outcome.at_hand(entry.ref)
+            if outcome is not None:
+                self.settled(export, outcome)
+
     def _watch(self, export: ExportId, entry: Exported) -> None:
         ref = entry.ref
         if ref is None or entry.watched:
@@ -234,6 +241,7 @@ class Exports(Imports):
                 entry = self._entries[export] = Exported(None, ref)
             if not original:
                 entry.holders.add(peer)
+                self._look(export, entry)
                 if entry.outcome is not None:
                     peer.push(export, entry.outcome)
                 else:

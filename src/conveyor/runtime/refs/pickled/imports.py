@@ -23,6 +23,10 @@ from conveyor.runtime.refs.staying import stays_afar
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
 
+#: Bytes of a value that is passed on at once, whoever waits for that.
+_SMALL = 4096
+_PLAIN = frozenset([type(None), bool, int, float, str, bytes])
+
 Claim = tuple[str, ExportId, int]
 """What a pickled ref is loaded with: its session, its id, and the ticket that keeps it until then."""
 
@@ -141,6 +145,20 @@ class Outcome:
             return cls(True, _core.Snapshot(ref.to_send(), SentDefinitions(), SHARE_FROM))
         except Exception as error:
             return cls.failed(error)
+
+    @classmethod
+    def at_hand(cls, ref: Ref) -> Outcome | None:
+        """Of a ref that has come to a small value, where no code of the user's runs for that and nothing is
+        kept for it; else ``None``."""
+        outcome = ref._outcome if type(ref) is not ImportedRef else EMPTY
+        if type(outcome) is _core.Snapshot:
+            if outcome.size > _SMALL or outcome.has_refs or outcome.keeps:
+                return None
+        elif type(outcome) not in _PLAIN or (
+            isinstance(outcome, (str, bytes)) and len(outcome) > _SMALL
+        ):
+            return None
+        return cls.of(ref)
 
     @property
     def stays_afar(self) -> bool:
