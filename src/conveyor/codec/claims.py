@@ -25,6 +25,10 @@ CLAIMS = "claims"
 class Keeper(Protocol):
     """Who knows what claims are."""
 
+    def confirm(self, claims: Sequence[Claim]) -> None:
+        """Return when these claims, which were made here just now, can be made good."""
+        ...
+
     def take(self, claims: Sequence[Claim]) -> Sequence[Any]:
         """The refs, as far as they are still to be had."""
         ...
@@ -46,6 +50,23 @@ _keeper: Keeper | None = None
 def install(keeper: Keeper) -> None:
     global _keeper
     _keeper = keeper
+
+
+def confirm(claims: Sequence[Claim]) -> None:
+    """Return when these claims, which were made for a value that is pickled by now, can be made good."""
+    if claims and _keeper is not None:
+        _keeper.confirm(claims)
+
+
+def confirm_noted(notes: dict[Any, Any], readers: Sequence[Reader]) -> None:
+    """The same of what a pickler has claimed for these. Where it raises, the claims are withdrawn."""
+    made = notes.get(CLAIMS)
+    if made:
+        try:
+            confirm([claim for _, claim in made.values()])
+        except BaseException:
+            drop_noted(notes, readers)
+            raise
 
 
 def take(meta: bytes) -> Sequence[Any]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor.codec import set_up_codec
-from conveyor.exceptions import SystemLimitError
+from conveyor.exceptions import RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.messages.sockets import receive_message
 from conveyor.runtime.refs.pickled import actor_exports, exports
@@ -47,6 +47,11 @@ class Both:
         self.peers.append(Peer(self.driver, 1, (1, 1), here, died))
         return there
 
+    def export(self, ref, readers):
+        export, ticket = self.actor.export(ref, readers)
+        self.actor.confirm([ticket])
+        return export
+
     def wait_until(self, _inbox, ready, *_):
         while not ready():
             assert self.rang.wait(WAIT)
@@ -75,8 +80,8 @@ def test_what_a_ref_comes_to_is_told_again_where_the_connection_has_broken(
 ):
     """The driver has forgotten it with the connection: whoever loads it anew would wait for ever."""
     ref = Ref(SOURCE, -1)
-    export, _ = both.actor.export(ref, [(2, 1)])
-    both.actor.export(ref, [(2, 1)])
+    export = both.export(ref, [(2, 1)])
+    both.export(ref, [(2, 1)])
     assert len(watched) == 1, "it is told once over one connection"
     watched.pop()[1]()
     wait_until(lambda: both.driver._entries[export].outcome is not None, WAIT)
@@ -84,7 +89,7 @@ def test_what_a_ref_comes_to_is_told_again_where_the_connection_has_broken(
     first = both.actor._connection
     both.peers[0].connection.close()
     wait_until(lambda: first.ended and not both.driver.kept, WAIT)
-    again, _ = both.actor.export(ref, [(3, 1)])
+    again = both.export(ref, [(3, 1)])
     assert again == export
     assert both.driver._entries[export].outcome is None
     watched.pop()[1]()
@@ -144,7 +149,7 @@ def test_what_is_given_up_where_nobody_can_tell_it_is_told_over_the_next_connect
     monkeypatch.setattr(actor_exports.threads, "start", refuse)
     both.actor.give_up([((0, 1), 5), ((0, 2), 6)])
     assert not both.peers
-    both.actor.export(Ref(SOURCE, -1), [(2, 1)])
+    both.export(Ref(SOURCE, -1), [(2, 1)])
     wait_until(lambda: len(told) == 2, WAIT)
 
 
@@ -154,7 +159,7 @@ def test_what_is_given_up_behind_a_connection_that_has_broken_is_told(
     """The driver would keep the value as long as the actor lives."""
     told = []
     monkeypatch.setattr(both.driver, "peer_gives_up", lambda *given: told.append(given[1]))
-    both.actor.export(Ref(SOURCE, -1), [(2, 1)])
+    both.export(Ref(SOURCE, -1), [(2, 1)])
     both.actor.give_up([((0, 1), 5)])
     wait_until(lambda: told == [5], WAIT)
     first = both.actor._connection
@@ -162,3 +167,18 @@ def test_what_is_given_up_behind_a_connection_that_has_broken_is_told(
     wait_until(lambda: first.ended, WAIT)
     both.actor.give_up([((0, 2), 6)])
     wait_until(lambda: told == [5, 6], WAIT)
+
+
+def test_what_cannot_be_loaded_is_told_to_who_pickles_it(both):
+    """After what can, and once; a connection that has ended meanwhile is an error as well."""
+    good, first = both.actor.export(Ref(SOURCE, -1), [(2, 1)])
+    copy = both.actor.copy((7, 1))
+    _, second = both.actor.export(copy, [(2, 1)])
+    with pytest.raises(RuntimeStateError, match="cannot be loaded any more"):
+        both.actor.confirm([first, second])
+    both.actor.confirm([first, second])
+    assert good in both.driver._entries
+    _, third = both.actor.export(Ref(SOURCE, -1), [(2, 1)])
+    both.peers[0].connection.close()
+    with pytest.raises(RuntimeStateError, match="a ref cannot be pickled"):
+        both.actor.confirm([third])

@@ -1,6 +1,7 @@
 """Who may still come with a pickled ref, at the rendezvous: against a plain model of it."""
 
 import gc
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -158,6 +159,7 @@ class Rendezvous(RuleBasedStateMachine):
         self.peers = {}  # the connections that have not ended, by slot
         self.copies = {}  # the driver's
         self.numbers = 0
+        self.given = itertools.count(1 << 62)  # by actors
         # The model. Of exports: which processes hold them; of tickets: the export, and who may come.
         self.holders = {}
         self.tickets = {}
@@ -204,7 +206,9 @@ class Rendezvous(RuleBasedStateMachine):
             self.numbers += 1
             export = by, self.numbers
             self.holders[export] = {peer.reader}
-        self.note(export, self.exports.peer_exports(peer, export, readers), readers)
+        ticket = next(self.given)
+        self.exports.peer_exports(peer, export, ticket, readers)
+        self.note(export, ticket, readers)
 
     def some_ticket(self, index):
         return list(self.tickets)[index % len(self.tickets)]

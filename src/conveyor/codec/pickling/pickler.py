@@ -181,6 +181,7 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
             return _dump_fully(value, sent, pickler.notes.get(claims.CLAIMS))
         made = kept = None
         if len(pickler.notes) > 1:
+            claims.confirm_noted(pickler.notes, sent.readers)
             made = pickler.notes.pop(claims.CLAIMS, None)
             kept = pickler.notes.pop(KEPT, None)
         pieces = pickler.pieces
@@ -227,6 +228,7 @@ def _dump_fully(
     if pickler is None:  # not in the handler, of which a Ctrl-C would tell
         pickler = _full_pickler()
     pickler = _pickled(pickler, value, sent, made)
+    claims.confirm_noted(pickler.notes, sent.readers)
     made = pickler.notes.pop(claims.CLAIMS, None)
     kept = pickler.notes.pop(KEPT, None)
     meta = pickler.payload()
@@ -379,9 +381,11 @@ def _dump_in_band(value: Any, sent: SentDefinitions) -> bytes:
     else:
         pickled = b"".join(fast.pieces)
         if not any(pattern in pickled for pattern in _by_value_patterns):
+            claims.confirm_noted(fast.notes, sent.readers)
             return pack((), pickled)
     full = _full_pickler(out_of_band=False)
     full = _pickled(full, value, sent, fast.notes.get(claims.CLAIMS))
+    claims.confirm_noted(full.notes, sent.readers)
     missing = definitions_of(full.groups.values(), sent)
     data = pack([group.definition for group in missing], full.payload())
     sent.note(missing)

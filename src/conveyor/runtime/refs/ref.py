@@ -308,7 +308,9 @@ class Ref(_RefCore[ValueT], Placed):
     def __reduce__(self) -> Any:
         from conveyor.runtime.refs.pickled.imports import load_pickled  # which is above
 
-        return load_pickled, self.claim(())
+        made = self.claim(())
+        claims.confirm([made])
+        return load_pickled, made
 
     def claim(self, readers: Sequence[Reader]) -> tuple[Any, ...]:
         """What this ref is loaded with, once by each of ``readers``; none: by one that is not known."""

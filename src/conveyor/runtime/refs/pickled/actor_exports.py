@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from conveyor import _core
@@ -20,6 +22,8 @@ from conveyor.runtime.refs.pickled.exchange import (
     Answer,
     Arrived,
     Ask,
+    Confirm,
+    Confirmed,
     Drop,
     Dry,
     Export,
@@ -29,8 +33,8 @@ from conveyor.runtime.refs.pickled.exchange import (
     GiveUp,
     Load,
     Made,
+    Refused,
     Tell,
-    Ticket,
     ToRendezvous,
     Whom,
 )
@@ -75,7 +79,12 @@ class ActorExports(Imports):
         self._kept: dict[ExportId, Outcome] = {}
         # Over which connection the driver hears what own refs have come to.
         self._told: weakref.WeakKeyDictionary[Ref, Connection] = weakref.WeakKeyDictionary()
-        self._answers: dict[int, int | RuntimeStateError] = {}
+        #: Above all that the driver gives out, and other than those of any process before this one.
+        self._tickets = itertools.count((1 << 62) + int.from_bytes(os.urandom(7), "little"))
+        # Tickets of pickles that are not finished, with the connection over which the driver is told.
+        self._unconfirmed: dict[int, Connection] = {}
+        self._refused: dict[int, RuntimeStateError] = {}
+        self._confirmed: set[int] = set()
         self._requests = itertools.count(1)
         # Tickets that the driver has not been told of yet: what cannot be told goes over the next connection.
         self._to_give_up: deque[tuple[list[tuple[ExportId, int]], tuple[Reader, ...] | None]] = (
@@ -92,7 +101,9 @@ class ActorExports(Imports):
             untold = not isinstance(ref, ImportedRef) and self._told.get(ref) is not connection
             if untold:
                 self._needed[export] = ref
-        ticket = self._ticket(connection, export, tuple(readers))
+        ticket = next(self._tickets)
+        self._unconfirmed[ticket] = connection
+        connection.send(Export(export, ticket, tuple(readers)))
         if untold:
             self._watcher().watch(ref, lambda: threads.start_or_run(self._tell, "export", export))
             with self.lock:
@@ -155,6 +166,9 @@ class ActorExports(Imports):
     ) -> None:
         if not tickets:
             return
+        for _, ticket in tickets:
+            self._unconfirmed.pop(ticket, None)
+            self._refused.pop(ticket, None)
         # First: a connection that ends meanwhile does not take it along.
         self._to_give_up.append((tickets, None if readers is None else tuple(readers)))
         connection = self._connection
@@ -176,26 +190,32 @@ class ActorExports(Imports):
                 for _, ticket in tickets:
                     connection.send(GiveUp(ticket, readers))
 
-    def _ticket(self, connection: Connection, export: ExportId, readers: tuple[Reader, ...]) -> int:
-        """One for a new pickle."""
-        number = next(self._requests)
-        connection.send(Export(export, number, readers))
-        wait_until(
-            self._inbox,
-            lambda: number in self._answers or connection.ended,
-            None,
-            lambda: "the driver to take note of a pickled ref",
-            lambda: "it does not answer",
-        )
-        if number not in self._answers:
-            raise RuntimeStateError(f"a ref cannot be pickled: {_gone(connection)}")
-        answer = self._answers.pop(number)
+    def confirm(self, tickets: Sequence[int]) -> None:
+        over = {connection for t in tickets if (connection := self._unconfirmed.get(t)) is not None}
         try:
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+            for connection in over:
+                number = next(self._requests)
+                connection.send(Confirm(number))
+                wait_until(
+                    self._inbox,
+                    partial(self._is_answered, number, connection),
+                    None,
+                    lambda: "the driver to take note of a pickled ref",
+                    lambda: "it does not answer",
+                )
+                if number not in self._confirmed:
+                    raise RuntimeStateError(f"a ref cannot be pickled: {_gone(connection)}")
+                self._confirmed.discard(number)
+            for ticket in tickets:
+                if ticket in self._refused:
+                    raise self._refused[ticket]
         finally:
-            del answer  # what is raised refers to this frame
+            for ticket in tickets:
+                self._unconfirmed.pop(ticket, None)
+                self._refused.pop(ticket, None)
+
+    def _is_answered(self, number: int, connection: Connection) -> bool:
+        return number in self._confirmed or connection.ended
 
     def settle(self, question: int, writers: Sequence[Reader], chores: Chores) -> None:
         """Have the driver told when nothing is left here of what these dead processes have sent. What was
@@ -235,8 +255,12 @@ class ActorExports(Imports):
     def _on_message(self, message: FromRendezvous, fds: list[int]) -> None:
         self.handlers[type(message)](self, message, fds)
 
-    def _on_ticket(self, message: Ticket, _fds: list[int]) -> None:
-        self._answers[message.number] = message.ticket
+    def _on_refused(self, message: Refused, _fds: list[int]) -> None:
+        if message.ticket in self._unconfirmed:
+            self._refused[message.ticket] = message.error
+
+    def _on_confirmed(self, message: Confirmed, _fds: list[int]) -> None:
+        self._confirmed.add(message.number)
         self.ring()
 
     def _forget(self, message: Forget, _fds: list[int]) -> None:
@@ -261,7 +285,8 @@ class ActorExports(Imports):
     handlers: ClassVar[
         Mapping[type[FromRendezvous], Callable[[ActorExports, Any, list[int]], None]]
     ] = {
-        Ticket: _on_ticket,
+        Refused: _on_refused,
+        Confirmed: _on_confirmed,
         Forget: _forget,
         Whom: _whom,
         Answer: _answer,

@@ -23,11 +23,17 @@ class ToRendezvous(Message, frozen=True):
 
 
 class Export(ToRendezvous, frozen=True):
-    """A ref has been pickled for ``readers``; answered by :class:`Ticket` ``number``."""
+    """A ref has been pickled for ``readers``, with that ticket. Answered by :class:`Refused`, if at all."""
 
     export: ExportId
-    number: int
+    ticket: int
     readers: tuple[Reader, ...]
+
+
+class Confirm(ToRendezvous, frozen=True):
+    """Answered by :class:`Confirmed` once all that was said before has been noted."""
+
+    number: int
 
 
 class Load(ToRendezvous, frozen=True):
@@ -86,11 +92,17 @@ class FromRendezvous(Message, frozen=True):
     """What the driver says to an actor."""
 
 
-class Ticket(FromRendezvous, frozen=True):
-    """What the pickle of request ``number`` is loaded with, or why there is none."""
+class Refused(FromRendezvous, frozen=True):
+    """Why nobody can load a pickle with that ticket."""
+
+    ticket: int
+    error: RuntimeStateError
+
+
+class Confirmed(FromRendezvous, frozen=True):
+    """The answer to :class:`Confirm` ``number``."""
 
     number: int
-    ticket: int | RuntimeStateError
 
 
 class Forget(FromRendezvous, frozen=True):

@@ -74,7 +74,10 @@ class Exports(Imports):
             export, _ = self.identify(ref, 0)
             if export not in self._entries:
                 self._entries[export] = Exported(None, ref)
-            return export, self._new_ticket(export, readers)
+            return export, self._tickets.add(export, readers, self._entries[export].tickets)
+
+    def confirm(self, tickets: Sequence[int]) -> None:
+        """Whoever pickles here is the driver."""
 
     def give_up(
         self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
@@ -122,11 +125,6 @@ class Exports(Imports):
                     self._let_go(export, None)
 
     # Tickets
-
-    def _new_ticket(
-        self, export: ExportId, readers: Sequence[Reader], maker: Holder | None = None
-    ) -> int:
-        return self._tickets.add(export, readers, self._entries[export].tickets, maker)
 
     def actor_ended(self, reader: Reader) -> None:
         """A process of an actor is dead, for everybody: ``gone`` says so already."""
@@ -214,8 +212,11 @@ class Exports(Imports):
 
     # Actors
 
-    def peer_exports(self, peer: Holder, export: ExportId, readers: Sequence[Reader]) -> int:
-        """An actor pickles a ref: one of its own, or a copy that it holds."""
+    def peer_exports(
+        self, peer: Holder, export: ExportId, ticket: int, readers: Sequence[Reader]
+    ) -> None:
+        """An actor pickles a ref: one of its own, or a copy that it holds. ``ticket``: a number that no other
+        pickle of the session has."""
         with self.lock:
             if export not in self._entries:
                 original = self._originals.get(export)
@@ -224,7 +225,8 @@ class Exports(Imports):
                 self._entries[export] = Exported(None if original is not None else peer, original)
             if export[0] == peer.number:
                 self._entries[export].holders.add(peer)
-            return self._new_ticket(export, readers, peer)
+            noted = self._entries[export].tickets
+            self._tickets.add(export, readers, noted, peer, ticket)
 
     def peer_gives_up(self, peer: Holder, ticket: int, readers: Sequence[Reader] | None) -> None:
         with self.lock:

@@ -45,6 +45,12 @@ def claim(ref: Ref, readers: Sequence[Reader]) -> Claim:
 class Claims:
     """What ``codec.claims`` asks about them."""
 
+    def confirm(self, claims: Sequence[Claim]) -> None:
+        runtime = context.running()
+        if runtime is not None:
+            session = runtime.exports.session
+            runtime.exports.confirm([ticket for s, _, ticket in claims if s == session])
+
     def take(self, claims: Sequence[Claim]) -> list[Ref]:
         refs = []
         for one in claims:

@@ -13,6 +13,8 @@ from conveyor.runtime.refs.pickled.exchange import (
     Answer,
     Arrived,
     Ask,
+    Confirm,
+    Confirmed,
     Drop,
     Dry,
     Export,
@@ -20,8 +22,8 @@ from conveyor.runtime.refs.pickled.exchange import (
     GiveUp,
     Load,
     Made,
+    Refused,
     Tell,
-    Ticket,
     ToRendezvous,
 )
 from conveyor.runtime.refs.pickled.exports import Exports
@@ -77,12 +79,13 @@ class Peer:
         self.handlers[type(message)](self, message, fds)
 
     def _export(self, message: Export, _fds: list[int]) -> None:
-        ticket: int | RuntimeStateError
         try:
-            ticket = self._exports.peer_exports(self, message.export, message.readers)
+            self._exports.peer_exports(self, message.export, message.ticket, message.readers)
         except RuntimeStateError as error:
-            ticket = error
-        self.connection.send(Ticket(message.number, ticket))
+            self.connection.send(Refused(message.ticket, error))
+
+    def _confirm(self, message: Confirm, _fds: list[int]) -> None:
+        self.connection.send(Confirmed(message.number))
 
     def _load(self, message: Load, _fds: list[int]) -> None:
         self._exports.peer_loads(self, message.export, message.ticket, message.original)
@@ -113,6 +116,7 @@ class Peer:
     #: What is done for each kind of message.
     handlers: ClassVar[Mapping[type[ToRendezvous], Callable[[Peer, Any, list[int]], None]]] = {
         Export: _export,
+        Confirm: _confirm,
         Load: _load,
         Drop: _drop,
         GiveUp: _give_up,

@@ -20,6 +20,11 @@ class RefTable(Protocol):
         ``readers``, or by one that is not known if there are none."""
         ...
 
+    def confirm(self, tickets: Sequence[int]) -> None:
+        """Come back when pickles with these tickets, which were made here just now, can be loaded. Raises
+        ``RuntimeStateError`` where one cannot."""
+        ...
+
     def give_up(
         self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
     ) -> None:

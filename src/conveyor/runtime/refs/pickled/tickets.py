@@ -56,10 +56,11 @@ class Tickets:
         readers: Sequence[Reader],
         noted: set[int],
         maker: Maker | None = None,
+        number: int = 0,
     ) -> int:
         """A new one, for these; none: for one that is not known. It is one of ``noted`` first. ``maker``: the
-        actor that makes the pickle."""
-        ticket = next(self._numbers)
+        actor that makes the pickle, which has given it that ``number``."""
+        ticket = number or next(self._numbers)
         self._exports[ticket] = export
         noted.add(ticket)
         if readers:
