@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copyreg
+import functools
 import types
 from collections.abc import Callable
 from functools import partial
@@ -177,20 +178,32 @@ def attributes_of(error: BaseException) -> dict[str, Any]:
     """What an exception has beside ``args``: fields of its C struct, slots, and ``__dict__``."""
     found: dict[str, Any] = {}
     for owner in type(error).__mro__:
-        for name, descriptor in vars(owner).items():
-            if (
-                isinstance(descriptor, _Field)
-                and name not in _NOT_STATE
-                and (owner, name) not in _LEFT_OUT
-            ):
-                try:
-                    value = descriptor.__get__(error)
-                except Exception:  # not set
-                    continue
-                if value is not None:
-                    found[name] = value
+        # A class that is Python's own has the same fields for ever.
+        fields = _fields_of(owner) if owner.__flags__ & _HEAP_TYPE else _fields_of_own(owner)
+        for name, descriptor in fields:
+            try:
+                value = descriptor.__get__(error)
+            except Exception:  # not set
+                continue
+            if value is not None:
+                found[name] = value
     found.update((k, v) for k, v in error.__dict__.items() if k not in _NOT_STATE)
     return found
+
+
+def _fields_of(owner: type) -> list[tuple[str, Any]]:
+    return [
+        (name, descriptor)
+        for name, descriptor in vars(owner).items()
+        if isinstance(descriptor, _Field)
+        and name not in _NOT_STATE
+        and (owner, name) not in _LEFT_OUT
+    ]
+
+
+_fields_of_own = functools.cache(_fields_of)
+#: Of a type's flags: it was made by a ``class`` statement, or may change otherwise.
+_HEAP_TYPE = 1 << 9
 
 
 def load_first(forms: tuple[bytes, ...]) -> BaseException | None:

@@ -49,6 +49,7 @@ _over: list[Callable[[dict[type, Reducer], dict[Any, Any]], dict[type, Reducer]]
 _waiting: dict[str, Callable[[], None]] = {}
 _fast_pool: list[_FastPickler] = []
 _full_pool: list[FullPickler] = []
+_in_band_pool: list[_FastPickler] = []
 _by_value_patterns: tuple[bytes, ...] = ()
 
 # What the above was made for. A new module may be numpy, or one made in memory.
@@ -104,14 +105,21 @@ def when_imported(module: str, install: Callable[[], None]) -> None:
 def drop_picklers() -> None:
     """Make new picklers for values to come: types have come that have a reducer."""
     # New lists: a pickler in use goes back to the list that it came from.
-    global _fast_pool, _full_pool
+    global _fast_pool, _full_pool, _in_band_pool
     _fast_pool = []
     _full_pool = []
+    _in_band_pool = []
 
 
 def _catch_up() -> None:
     """Look at what has changed in the process: modules, reducers, modules by value."""
     global _seen_modules, _seen_reducers, _seen_registered, _registered, _by_value_patterns
+    if (
+        len(sys.modules) == _seen_modules
+        and len(copyreg.dispatch_table) == _seen_reducers
+        and len(_registered) == _seen_registered
+    ):
+        return
     modules = len(sys.modules)
     for name in list(_waiting):
         module = sys.modules.get(name)
@@ -146,12 +154,7 @@ def _nothing() -> None:
 
 def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
     """Pickle ``value`` for a channel that has carried ``sent`` (``None``: nothing yet)."""
-    if (
-        len(sys.modules) != _seen_modules
-        or len(copyreg.dispatch_table) != _seen_reducers
-        or len(_registered) != _seen_registered
-    ):
-        _catch_up()
+    _catch_up()
     if sent is None:
         sent = SentDefinitions()
     if not sent.by_value:
@@ -370,7 +373,12 @@ def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
 
 def _dump_in_band(value: Any, sent: SentDefinitions) -> bytes:
     _catch_up()
-    fast = _FastPickler(out_of_band=False)
+    pool = _in_band_pool
+    fast: _FastPickler | None = None
+    with suppress(IndexError):
+        fast = pool.pop()
+    if fast is None:
+        fast = _FastPickler(out_of_band=False)
     fast.notes[SENT] = sent
     try:
         fast.dump(value)
@@ -382,6 +390,11 @@ def _dump_in_band(value: Any, sent: SentDefinitions) -> bytes:
         pickled = b"".join(fast.pieces)
         if not any(pattern in pickled for pattern in _by_value_patterns):
             claims.confirm_noted(fast.notes, sent.readers)
+            if len(pickled) < _KEEP_BELOW:
+                fast.notes.clear()
+                fast.pieces.clear()
+                fast.clear_memo()
+                pool.append(fast)
             return pack((), pickled)
     full = _full_pickler(out_of_band=False)
     full = _pickled(full, value, sent, fast.notes.get(claims.CLAIMS))
