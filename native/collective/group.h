@@ -59,8 +59,14 @@ struct CollectiveCall {
   std::array<int64_t, kMostDims> shape{};
   uint32_t graph = 0;      // whose step calls, where that is known; 0: none
   uint64_t execution = 0;  // of that
-  // Where ranks call for different executions of one graph, some have skipped a step: what it needs had failed.
-  bool same_execution(const CollectiveCall& other) const { return graph == 0 || graph != other.graph || execution == other.execution; }
+  uint64_t skipped = 0;    // above it by one: the last execution of which its process has skipped a step, as what that needs had failed; 0: none
+  // Of two that call for different executions of one graph the one that is ahead may have skipped a step, in which it
+  // would have met the other one. (Without that they mean to meet.)
+  bool same_execution(const CollectiveCall& other) const {
+    if (graph == 0 || graph != other.graph || execution == other.execution) return true;
+    const auto [behind, ahead] = execution < other.execution ? std::pair(this, &other) : std::pair(&other, this);
+    return ahead->skipped <= behind->execution;
+  }
   bool same(const CollectiveCall& other) const {
     return same_execution(other) && operation == other.operation && op == other.op && type == other.type && dims == other.dims && root == other.root && tensors == other.tensors &&
            count == other.count && shapes == other.shapes && shape == other.shape;

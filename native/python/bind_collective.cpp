@@ -3,9 +3,13 @@
 #include "bind.h"
 #include "collective/group.h"
 #include "exit.h"
+#include "program.h"
 #include "reader.h"
 #include "waiting.h"
 #include "writer.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace conveyor {
 namespace {
@@ -70,6 +74,12 @@ const char* raised_here() {
   }
 }
 
+// What the process's page tells, and `until`, is of that thread.
+bool on_main_thread() {
+  static thread_local const bool is_main = ::getpid() == pid_t(::syscall(SYS_gettid));
+  return is_main;
+}
+
 // Sleep on the bell until its count is no longer `seen`, or it is `wake` (0: at no time). What that has come to, if it is
 // the operation's end for this rank; `absent`: whom it waits for, in words for those who know the names. Tells who is at
 // fault where sleeping raises, which is what a signal handler has raised.
@@ -80,7 +90,7 @@ std::optional<Outcome> rest(CollectiveGroup& group, Inbox& inbox, uint64_t deadl
     return kTimedOut;
   }
   // A cancellation after this look rings, and so ends the sleep.
-  const int64_t ends = until.is_none() ? 0 : nb::cast<int64_t>(until());
+  const int64_t ends = until.is_none() || !on_main_thread() ? 0 : nb::cast<int64_t>(until());
   if (inbox.inherited()) return kInherited;  // a handler that ran in there has forked
   if (ends < 0) {
     // A rank that raises breaks the group before its execution is marked as failed.
@@ -106,11 +116,14 @@ Outcome guarded(CollectiveGroup& group, Inbox& inbox, const What& what) {
   }
 }
 
-// Note for which execution of a graph the process that runs one thing at a time calls.
+// Note for which execution of a graph the process calls, which runs one thing at a time.
 void note_execution(CollectiveCall& call, Inbox& inbox) {
+  if (!on_main_thread()) return;
   const Status& status = inbox.status();
   call.graph = status.graph.load(std::memory_order_relaxed);
-  if (call.graph != 0) call.execution = status.execution.load(std::memory_order_relaxed);
+  if (call.graph == 0) return;
+  call.execution = status.execution.load(std::memory_order_relaxed);
+  call.skipped = last_skipped(call.graph);
 }
 
 // What was begun, to its end.

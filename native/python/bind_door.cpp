@@ -71,7 +71,7 @@ struct ShortWay {
   nb::object enter(nb::handle args, nb::handle kwargs) {
     if (size_t(PyTuple_GET_SIZE(args.ptr())) != positional || size_t(PyDict_GET_SIZE(kwargs.ptr())) != named) return nb::none();
     Door& at = *nb::inst_ptr<Door>(door);
-    if (!at.gate.is_valid()) return nb::none();
+    if (!at.gate.is_valid() || refs_among(args, kwargs)) return nb::none();
     nb::object value, frames;
     if (inputs.is_none()) {
       // With a reference of our own, as Python code has that passes it on: see Writer::moved_refs.
@@ -98,7 +98,7 @@ struct ShortWay {
   }
 
  private:
-  // Invalid: an argument is not there, or is a ref.
+  // Invalid: an argument is not there.
   nb::object frames_of(nb::handle args, nb::handle kwargs) const {
     const auto argument = [&](nb::handle key) -> PyObject* {
       if (PyLong_CheckExact(key.ptr())) return PyTuple_GET_ITEM(args.ptr(), PyLong_AsSsize_t(key.ptr()));
@@ -115,7 +115,7 @@ struct ShortWay {
       for (Py_ssize_t k = 0; k < many; ++k) {
         PyObject* const value = argument(PyTuple_GET_ITEM(keys, k));
         if (value == nullptr && PyErr_Occurred()) throw nb::python_error();
-        if (value == nullptr || is_ref(value)) return nb::object();
+        if (value == nullptr) return nb::object();
         PyTuple_SET_ITEM(frame.ptr(), k, Py_NewRef(value));
       }
       PyTuple_SET_ITEM(frames.ptr(), i, frame.release().ptr());

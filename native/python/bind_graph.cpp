@@ -67,18 +67,6 @@ bool gives_value(const nb::object& outcome) {
   return is_snapshot(outcome) && !has_refs(outcome);
 }
 
-// Whether one of the arguments is itself a ref.
-bool refs_among(nb::tuple args, nb::handle kwargs) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args.ptr()); ++i)
-    if (is_ref(PyTuple_GET_ITEM(args.ptr(), i))) return true;
-  if (!PyDict_Check(kwargs.ptr())) return false;
-  PyObject *key, *value;
-  Py_ssize_t at = 0;
-  while (PyDict_Next(kwargs.ptr(), &at, &key, &value))
-    if (is_ref(value)) return true;
-  return false;
-}
-
 constexpr uint64_t kFirstLookNs = 5'000'000;  // a wait that lasts longer is worth being described
 
 struct Claim {
@@ -257,6 +245,7 @@ nb::tuple refs_done(nb::list refs, size_t most, nb::handle link, nb::handle own)
     const nb::handle ref = PyList_GET_ITEM(refs.ptr(), i);
     if (Py_TYPE(ref.ptr()) != known && !is_ref(ref.ptr())) throw nb::type_error((std::string("wait takes a list of refs; one is a ") + nb::cast<std::string>(ref.type().attr("__name__"))).c_str());
     known = Py_TYPE(ref.ptr());
+    if (!nb::inst_ready(ref)) throw nb::type_error("wait takes a list of refs; one was never made whole");
     if (std::exchange(nb::inst_ptr<RefCore>(ref)->looked, look) == look) throw nb::value_error("wait takes each ref once");
   }
   Done done(link, own);
@@ -403,7 +392,7 @@ void bind_graph(nb::module_& m) {
   m.def("with_fetch_limit", &with_fetch_limit, "timeout"_a.none(), "function"_a, "args"_a);
   m.def("refs_get_soon", &refs_get_soon, "refs"_a);
   m.def("refs_done", &refs_done, "refs"_a, "most"_a, "link"_a, "own"_a);
-  m.def("refs_among", &refs_among, "args"_a, "kwargs"_a.none());
+  m.def("refs_among", [](nb::tuple args, nb::handle kwargs) { return refs_among(args, kwargs); }, "args"_a, "kwargs"_a.none());
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<nb::object, uint32_t, uint32_t, size_t, nb::object, nb::object, std::shared_ptr<Recorder>>(), "inbox"_a, "graph"_a, "bit"_a, "registers"_a, "encode_error"_a, "check_elements"_a, "recorder"_a)

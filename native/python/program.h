@@ -12,6 +12,21 @@
 
 namespace conveyor {
 
+// Above it by one: the last execution of a graph in which this process has skipped a step. 0: none.
+uint64_t last_skipped(uint32_t graph);
+
+// Has that known as long as there is a program of the graph.
+class SkipsNoted {
+ public:
+  explicit SkipsNoted(uint32_t graph);
+  ~SkipsNoted();
+  SkipsNoted(const SkipsNoted&) = delete;
+  void note(uint64_t execution);
+
+ private:
+  const uint32_t graph_;
+};
+
 class Program {
  public:
   // `encode_error(exception, label, execution)` gives the meta bytes of an error frame;
@@ -172,6 +187,7 @@ class Program {
   bool call(Call& step, bool& begun);
   // The status page says that it runs the step.
   void running(const Call& step, uint64_t since_ns);
+  void skipped(const Call& step);
   // What a step has called returns, with its result or an exception: not in a forked child.
   void came_back(const Call& step, const nb::object& result) const;
   nb::list registers() const;
@@ -179,6 +195,7 @@ class Program {
   nb::object inbox_object_;
   Inbox* inbox_;
   uint32_t graph_;
+  SkipsNoted skips_{graph_};
   uint32_t bit_;
   nb::object encode_error_;
   nb::object check_elements_;

@@ -3,6 +3,9 @@
 #include "hooks.h"
 #include "program.h"
 
+#include <mutex>
+#include <unordered_map>
+
 namespace conveyor {
 
 nb::list Program::registers() const {
@@ -23,10 +26,47 @@ bool Program::run(Call& step) {
       finish(step, std::move(error));
     } else {
       store(step, std::move(error));
-      recorder_->task_skipped(step.index);
+      skipped(step);
     }
     return true;
   }
+}
+
+namespace {
+
+struct Skips {
+  uint64_t last = 0;
+  int programs = 0;
+};
+std::mutex skips_mutex;
+std::unordered_map<uint32_t, Skips> skips;  // by graph
+
+}  // namespace
+
+uint64_t last_skipped(uint32_t graph) {
+  std::lock_guard lock(skips_mutex);
+  const auto found = skips.find(graph);
+  return found == skips.end() ? 0 : found->second.last;
+}
+
+SkipsNoted::SkipsNoted(uint32_t graph) : graph_(graph) {
+  std::lock_guard lock(skips_mutex);
+  ++skips[graph].programs;
+}
+
+SkipsNoted::~SkipsNoted() {
+  std::lock_guard lock(skips_mutex);
+  if (const auto found = skips.find(graph_); --found->second.programs == 0) skips.erase(found);
+}
+
+void SkipsNoted::note(uint64_t execution) {
+  std::lock_guard lock(skips_mutex);
+  skips.find(graph_)->second.last = execution + 1;
+}
+
+void Program::skipped(const Call& step) {
+  recorder_->task_skipped(step.index);
+  skips_.note(execution_);
 }
 
 void Program::running(const Call& step, uint64_t since_ns) {
@@ -42,14 +82,14 @@ bool Program::call(Call& step, bool& begun) {
   for (int reg : step.uses)
     if (is_error(regs_[size_t(reg)])) {
       store(step, regs_[size_t(reg)]);
-      recorder_->task_skipped(step.index);
+      skipped(step);
       return true;
     }
   if (limits_ != nullptr) {
     const Limits::Verdict verdict = limits_->look(execution_, recorder_->now());
     if (verdict != Limits::Verdict::kGoOn) {
       store(step, stopped(step, verdict));
-      recorder_->task_skipped(step.index);
+      skipped(step);
       return true;
     }
   }

@@ -150,4 +150,15 @@ nb::list ref_with_siblings(nb::handle self, size_t count) {
   return refs;
 }
 
+bool refs_among(nb::handle args, nb::handle kwargs) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args.ptr()); ++i)
+    if (is_ref(PyTuple_GET_ITEM(args.ptr(), i))) return true;
+  if (!PyDict_Check(kwargs.ptr())) return false;
+  PyObject *key, *value;
+  Py_ssize_t at = 0;
+  while (PyDict_Next(kwargs.ptr(), &at, &key, &value))
+    if (is_ref(value)) return true;
+  return false;
+}
+
 }  // namespace conveyor

@@ -38,6 +38,8 @@ struct Gated {
 // An instance of a ref's class, which `set_ref_type` has told.
 bool is_ref(PyObject* value);
 void set_ref_type(nb::handle type);
+// Whether one of the arguments, a tuple and a dict or None, is itself a ref.
+bool refs_among(nb::handle args, nb::handle kwargs);
 
 class RefCore {
  public:

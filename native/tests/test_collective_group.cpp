@@ -68,17 +68,19 @@ TEST(ranks_that_meet_for_different_executions_of_a_graph_are_told_whose_has_fail
     in_threads(world, [&](Rank& rank) {
       Elements own = numbers(10'000, 1);
       const Elements before = own;
-      const auto all_reduce = [&](uint32_t graph, uint64_t execution) {
+      const auto all_reduce = [&](uint32_t graph, uint64_t execution, uint64_t skipped = 0) {
         CollectiveCall call = call_of(Collective::kAllReduce, 10'000);
         call.graph = graph;
         call.execution = execution;
+        call.skipped = skipped;
         return rank.run(call, {{reinterpret_cast<char*>(own.data())}, {reinterpret_cast<char*>(own.data())}});
       };
       const uint32_t me = rank.group.rank();
       CHECK(all_reduce(me == late ? 0 : 7, 3) == Progress::kDone);  // of a call beside steps
       CHECK(all_reduce(1 + me, me) == Progress::kDone);
+      CHECK(all_reduce(1, 10 + me, 10) == Progress::kDone);  // they mean to meet: what was skipped is long ago
       own = before;
-      CHECK(all_reduce(1, me == late ? 4 : 5) == Progress::kBroken);
+      CHECK(all_reduce(1, me == late ? 14 : 15, me == late ? 0 : 15) == Progress::kBroken);
       CHECK(own == before);
       CHECK(rank.group.broken()->cause == Cause::kInterrupted && rank.group.broken()->rank == late);
     });

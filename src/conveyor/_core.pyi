@@ -779,6 +779,10 @@ class Snapshot:
         """How many bytes its body has, of what is not kept elsewhere."""
 
     @property
+    def goes_as_it_is(self) -> bool:
+        """Whether it is sent on as it has come: nothing is decoded or kept for that."""
+
+    @property
     def fd(self) -> int:
         """The file that it lies in, or -1; stays the snapshot's."""
 

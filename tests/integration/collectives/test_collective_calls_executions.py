@@ -276,6 +276,60 @@ def test_a_rank_that_comes_when_its_execution_has_failed_meets_nobody_of_the_nex
         assert get(graph.execute(1, "", "", "", "")) == [2.0, 2.0]
 
 
+@conveyor.remote
+class Skewed:
+    """A rank whose part of an execution meets that of another one's of the other."""
+
+    def step(self, number, first, end):
+        if not first <= number < end:
+            return None
+        array = np.full(4, float(number))
+        collective.allreduce(array)
+        return array[0]
+
+    def in_the_background(self, count):
+        def work():
+            for number in range(count):
+                array = np.full(4, float(number))
+                collective.allreduce(array)
+                self.sums.append(array[0])
+
+        self.sums = []
+        self.thread = threading.Thread(target=work)
+        self.thread.start()
+
+    def plus_one(self, number):
+        return number + 1
+
+    def ended(self):
+        self.thread.join()
+        return self.sums
+
+
+def test_ranks_may_mean_to_meet_in_different_executions(local):
+    ranks = [Skewed.remote() for _ in range(2)]
+    collective.create_collective_group(ranks)
+    with InputNode() as inp:
+        dag = MultiOutputNode([ranks[0].step.bind(inp, 1, 6), ranks[1].step.bind(inp, 0, 5)])
+    with dag.compile(depth=8) as graph:
+        refs = [graph.execute(number) for number in range(6)]
+        sums = [1.0, 3.0, 5.0, 7.0, 9.0]
+        assert get(refs) == [[None, 1.0], *map(list, zip(sums, [*sums[1:], None], strict=True))]
+
+
+def test_a_thread_of_its_own_meets_others_whatever_steps_run_meanwhile(local):
+    ranks = [Skewed.remote() for _ in range(2)]
+    collective.create_collective_group(ranks)
+    get([rank.in_the_background.remote(200) for rank in ranks])
+    with InputNode() as inp:
+        dag = ranks[1].plus_one.bind(ranks[0].plus_one.bind(inp))
+    with dag.compile() as graph:
+        for number in range(100):
+            assert get(graph.execute(number)) == number + 2
+    sums = [2.0 * number for number in range(200)]
+    assert get([rank.ended.remote() for rank in ranks]) == [sums, sums]
+
+
 def test_a_group_whose_ranks_are_all_skipped_is_as_before(local, latches):
     upstream, ranks = Upstream.remote(), [Waiting.remote("allreduce") for _ in range(2)]
     collective.create_collective_group(ranks)

@@ -380,3 +380,39 @@ def test_refs_inside_of_a_result_are_there_however_late_it_is_passed_on():
     maker, user = Maker.remote(), Maker.remote()
     for _ in range(30):
         assert conveyor.get(user.use.remote(maker.make.remote()), timeout=60) == 3
+
+
+DECODED = """
+    import threading
+    import conveyor
+
+    class Value:
+        def __getstate__(self):
+            return {"x": 1}
+
+        def __setstate__(self, state):
+            threads.append(threading.current_thread().name)
+            self.x = state["x"]
+
+    threads = []
+
+    @conveyor.remote
+    class Actor:
+        def make(self):
+            return Value()
+
+        def use(self, refs):
+            return [conveyor.get(ref).x for ref in refs]
+
+    if __name__ == "__main__":
+        one, other = Actor.remote(), Actor.remote()
+        ref = one.make.remote()
+        assert conveyor.get(ref).x == 1
+        assert conveyor.get(other.use.remote([ref])) == [1]
+        assert not any("refs-in" in name for name in threads), threads
+"""
+
+
+def test_no_code_of_the_user_s_runs_where_actors_are_answered(scripts):
+    """It may wait for what only that thread can bring about."""
+    scripts.run(DECODED)

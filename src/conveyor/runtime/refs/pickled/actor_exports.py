@@ -9,7 +9,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from conveyor import _core
@@ -84,7 +83,8 @@ class ActorExports(Imports):
         # Tickets of pickles that are not finished, with the connection over which the driver is told.
         self._unconfirmed: dict[int, Connection] = {}
         self._refused: dict[int, RuntimeStateError] = {}
-        self._confirmed: set[int] = set()
+        # What the driver has answered, by the number of what it is asked.
+        self._confirmed: dict[int, list[Confirmed]] = {}
         self._requests = itertools.count(1)
         # Tickets that the driver has not been told of yet: what cannot be told goes over the next connection.
         self._to_give_up: deque[tuple[list[tuple[ExportId, int]], tuple[Reader, ...] | None]] = (
@@ -102,13 +102,19 @@ class ActorExports(Imports):
             if untold:
                 self._needed[export] = ref
         ticket = next(self._tickets)
-        self._unconfirmed[ticket] = connection
-        connection.send(Export(export, ticket, tuple(readers)))
-        if untold:
-            self._watcher().watch(ref, lambda: threads.start_or_run(self._tell, "export", export))
-            with self.lock:
-                self._told[ref] = connection
-        return export, ticket
+        try:
+            self._unconfirmed[ticket] = connection
+            connection.send(Export(export, ticket, tuple(readers)))
+            if untold:
+                self._watcher().watch(
+                    ref, lambda: threads.start_or_run(self._tell, "export", export)
+                )
+                with self.lock:
+                    self._told[ref] = connection
+            return export, ticket
+        except BaseException:  # of a signal handler, say: nobody knows the ticket
+            self.give_up([(export, ticket)], readers)
+            raise
 
     def _tell(self, export: ExportId) -> None:
         ref = self._needed.pop(export, None)
@@ -194,18 +200,7 @@ class ActorExports(Imports):
         over = {connection for t in tickets if (connection := self._unconfirmed.get(t)) is not None}
         try:
             for connection in over:
-                number = next(self._requests)
-                connection.send(Confirm(number))
-                wait_until(
-                    self._inbox,
-                    partial(self._is_answered, number, connection),
-                    None,
-                    lambda: "the driver to take note of a pickled ref",
-                    lambda: "it does not answer",
-                )
-                if number not in self._confirmed:
-                    raise RuntimeStateError(f"a ref cannot be pickled: {_gone(connection)}")
-                self._confirmed.discard(number)
+                self._wait_until_noted(connection)
             for ticket in tickets:
                 if ticket in self._refused:
                     raise self._refused[ticket]
@@ -214,8 +209,23 @@ class ActorExports(Imports):
                 self._unconfirmed.pop(ticket, None)
                 self._refused.pop(ticket, None)
 
-    def _is_answered(self, number: int, connection: Connection) -> bool:
-        return number in self._confirmed or connection.ended
+    def _wait_until_noted(self, connection: Connection) -> None:
+        """Wait until the driver has noted all that was said over ``connection``."""
+        number, answers = next(self._requests), list[Confirmed]()
+        self._confirmed[number] = answers
+        try:
+            connection.send(Confirm(number))
+            wait_until(
+                self._inbox,
+                lambda: bool(answers) or connection.ended,
+                None,
+                lambda: "the driver to take note of a pickled ref",
+                lambda: "it does not answer",
+            )
+        finally:
+            del self._confirmed[number]
+        if not answers:
+            raise RuntimeStateError(f"a ref cannot be pickled: {_gone(connection)}")
 
     def settle(self, question: int, writers: Sequence[Reader], chores: Chores) -> None:
         """Have the driver told when nothing is left here of what these dead processes have sent. What was
@@ -260,8 +270,10 @@ class ActorExports(Imports):
             self._refused[message.ticket] = message.error
 
     def _on_confirmed(self, message: Confirmed, _fds: list[int]) -> None:
-        self._confirmed.add(message.number)
-        self.ring()
+        answers = self._confirmed.get(message.number)
+        if answers is not None:
+            answers.append(message)
+            self.ring()
 
     def _forget(self, message: Forget, _fds: list[int]) -> None:
         self._needed.pop(message.export, None)

@@ -158,7 +158,10 @@ class Outcome:
         kept for it; else ``None``."""
         outcome = ref._outcome if type(ref) is not ImportedRef else EMPTY
         if type(outcome) is _core.Snapshot:
-            if outcome.size > _SMALL or outcome.has_refs or outcome.keeps:
+            if outcome.size > _SMALL or not outcome.goes_as_it_is:
+                return None
+        elif type(outcome) is int:
+            if outcome.bit_length() > 8 * _SMALL:
                 return None
         elif type(outcome) not in _PLAIN or (
             isinstance(outcome, (str, bytes)) and len(outcome) > _SMALL
