@@ -245,7 +245,7 @@ def test_arguments_are_what_they_were_when_the_call_was_made(flaky):
     values, array = [1, 2], np.ones(1000)
     method = flaky.change_and_fail.options(max_task_retries=3, retry_exceptions=True)
     ref = method.remote(3, values)
-    summed = with_retries(flaky, 9).remote(6, ValueError, value=array)
+    summed = with_retries(Flaky.remote(), 9).remote(6, ValueError, value=array)
     values.append("later")
     array[:] = 7
     assert get(ref) == [1, 2, 2]

@@ -38,6 +38,9 @@ class Keeper:
         self.times = times
         self.asked = 0
 
+    def confirm(self, made):
+        self.keeper.confirm(made)
+
     def take(self, made):
         return self.keeper.take(made)
 

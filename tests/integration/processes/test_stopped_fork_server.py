@@ -20,6 +20,13 @@ COMMON = """
         def add(self, x):
             return self.value + x
 
+        def leave(self):
+            self.leaves = True
+
+        def __conveyor_exit__(self):
+            if getattr(self, "leaves", False):
+                open(self.value + "/left", "w").close()
+
         def touch(self):
             open(self.value, "w").close()
 
@@ -174,6 +181,27 @@ PROGRAMS = {
             except ValueError:  # until the thread has noted that the first is not wanted
                 assert time.monotonic() < limit
         assert conveyor.get(late.get.remote()) == 2
+""",
+    "one that is there before who waits for it has heard of that ends in good order": """
+        from conveyor.engine.local.engine import LocalSpawning
+        import tempfile
+        wait = LocalSpawning.wait
+
+        def late(self):
+            spawned = wait(self)
+            time.sleep(0.3)
+            return spawned
+
+        LocalSpawning.wait = late
+        with tempfile.TemporaryDirectory() as folder:
+            for end in (lambda actor: conveyor.kill(actor, graceful=True), lambda actor: conveyor.shutdown()):
+                with stopped():
+                    actor = Actor.remote(folder)
+                    call = actor.leave.remote()
+                assert conveyor.get(call) is None
+                end(actor)
+                assert os.listdir(folder) == ["left"]
+                os.unlink(folder + "/left")
 """,
     "its death is the death of what is asked for": """
         os.kill(server, signal.SIGSTOP)

@@ -32,6 +32,10 @@ from conveyor.system_limits import explained
 
 logger = logging.getLogger("conveyor")
 
+#: A process's condition on the board.
+_ALIVE = 2
+#: Seconds for a thread to note what it was waiting for.
+_NEWS_WAIT = 1.0
 _KILLED = "was killed by conveyor.kill()"
 _ENDED = "was ended by conveyor.kill(graceful=True)"
 
@@ -336,6 +340,7 @@ class Supervisor:
         self, actor: ActorId, no_restart: bool = True, graceful: bool = False, wait: bool = True
     ) -> None:
         """``wait``: return from a graceful end only when it is over; else a thread sees to it."""
+        self._wait_for_news(self._table.record(actor))
         with self._table.lock:
             record = self._table.record(actor)
             if no_restart:
@@ -366,6 +371,14 @@ class Supervisor:
             record.killed = "was ended for a restart, since its constructor had raised an error"
         self._end_at_once(record)
 
+    def _wait_for_news(self, record: ActorRecord) -> None:
+        """If the process lives already, let the thread that waits for it hear of that, so that it can be
+        ended in good order. Not for long: a signal handler may call this, and have interrupted what that
+        needs."""
+        is_near = record.spawning is not None and record.host is None
+        if is_near and self._board.condition(record.slot) == _ALIVE:
+            record.placed.wait(_NEWS_WAIT)
+
     def _end_pending(self, record: ActorRecord, spawning: Spawning, how: str) -> None:
         """End an actor whose process is waited for."""
         record.killed = how
@@ -382,6 +395,7 @@ class Supervisor:
         self._restarts.close()
         records = list(self._table)
         for record in records:
+            self._wait_for_news(record)
             record.killed = "has ended with its session"
             record.actor.over.set()
         self._goodbye.say(records, self.end_waits)
