@@ -59,7 +59,7 @@ def confirm(claims: Sequence[Claim]) -> None:
 
 
 def confirm_noted(notes: dict[Any, Any], readers: Sequence[Reader]) -> None:
-    """The same of what a pickler has claimed for these. Where it raises, the claims are withdrawn."""
+    """Confirm what a pickler has claimed for these readers. Withdraws the claims where that raises."""
     made = notes.get(CLAIMS)
     if made:
         try:

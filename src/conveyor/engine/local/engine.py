@@ -127,7 +127,7 @@ class LocalSpawning:
         self._forked = False
 
     def ask(self) -> bool:
-        """As for ``Spawning``. The fork server answers within a millisecond, but where it is stopped."""
+        """Ask the fork server, which answers within milliseconds unless it is stopped."""
         if self._options.num_gpus:
             # Whoever interrupts this thread must not lose what is taken before it is noted.
             uninterrupted(self._claim.take)
@@ -136,7 +136,7 @@ class LocalSpawning:
         return launcher.ask(self._request, 0.0 if launcher.is_silent else _ANSWER_TIMEOUT)
 
     def wait(self) -> Spawned:
-        """As for ``Spawning``."""
+        """Return the process, once the fork server has answered."""
         assert self._request is not None
         hosts, pid = self._hosts, self._hosts._launcher.wait(self._request)
         return Spawned(
@@ -148,7 +148,7 @@ class LocalSpawning:
         )
 
     def give_up(self, why: str) -> None:
-        """As for ``Spawning``."""
+        """Have no such process, and give its GPUs back."""
         uninterrupted(partial(self._give_up, f"it {why}"))
 
     def _give_up(self, why: str) -> None:
@@ -158,7 +158,7 @@ class LocalSpawning:
             self._claim.release()
 
     def _spawned(self, pid: int) -> None:
-        """It is there; on the hosts' thread."""
+        """Note that the process is there; on the hosts' thread."""
         self._forked = True  # from now on the GPUs are given back by its exit
         self._hosts._printer.add(pid, self._name)
         self._hosts._claims[pid] = self._claim

@@ -166,7 +166,7 @@ class Launcher:
         return request.pid
 
     def give_up(self, request: SpawnRequest, why: str = "it is not wanted any more") -> None:
-        """There shall be no such process, and nobody waits for it. On any thread."""
+        """Have no such process, and end every wait for it. On any thread."""
         with self._lock:
             # If the answer is still to come it will find no request, and end the process.
             self._requests.pop(request.number, None)

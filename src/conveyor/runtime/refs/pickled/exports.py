@@ -77,7 +77,7 @@ class Exports(Imports):
             return export, self._tickets.add(export, readers, self._entries[export].tickets)
 
     def confirm(self, tickets: Sequence[int]) -> None:
-        """Whoever pickles here is the driver."""
+        """Return at once: the driver pickles here, and has noted them itself."""
 
     def give_up(
         self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None

@@ -154,8 +154,8 @@ class Outcome:
 
     @classmethod
     def at_hand(cls, ref: Ref) -> Outcome | None:
-        """Of a ref that has come to a small value, where no code of the user's runs for that and nothing is
-        kept for it; else ``None``."""
+        """Return the outcome of a ref that has come to a small value, if no code of the user's runs for that
+        and nothing is kept for it; else ``None``."""
         outcome = ref._outcome if type(ref) is not ImportedRef else EMPTY
         if type(outcome) is _core.Snapshot:
             if outcome.size > _SMALL or not outcome.goes_as_it_is:
