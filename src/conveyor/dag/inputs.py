@@ -6,12 +6,12 @@ import operator
 from collections.abc import Hashable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn
-from weakref import WeakValueDictionary
 
 from conveyor.dag.hints import TransportHint
 from conveyor.dag.node import DAGNode, Record, assign
 from conveyor.dag.parts import Key, Path, key_label, root_of
 from conveyor.exceptions import GraphError
+from conveyor.weak import WeakValues
 
 # Iterating over an input has no natural end; far beyond any real graph, stop with an error.
 _MOST_PARTS = 4096
@@ -44,14 +44,14 @@ class InputNode(DAGNode):
     _hints: dict[Key, TransportHint]
     # Weak, because parts refer to this node. Two threads may still make the same part twice; that
     # harms nothing, since a part is known by its key.
-    _parts: WeakValueDictionary[Key, InputAttributeNode]
+    _parts: WeakValues[Key, InputAttributeNode]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if args or kwargs:
             raise GraphError(
                 "InputNode() takes no arguments: what the graph is given is said at execute(...)"
             )
-        assign(self, _hint=None, _hints={}, _record=Record("input"), _parts=WeakValueDictionary())
+        assign(self, _hint=None, _hints={}, _record=Record("input"), _parts=WeakValues())
 
     def __enter__(self) -> InputNode:
         return self

@@ -7,7 +7,6 @@ import os
 from collections.abc import Hashable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from conveyor import _core
 from conveyor.checks import check_timeout
@@ -28,6 +27,7 @@ from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.patience import Patience, outstanding, wait_patiently
 from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.runtime.waiting.works import Blockers, any_of
+from conveyor.weak import WeakValues
 
 if TYPE_CHECKING:
     from conveyor.runtime.calls.retrying import Retrying
@@ -67,7 +67,7 @@ class CallingRuntime:
         self.pid = os.getpid()
         self.pump = Pump(process.inbox)
         self.watcher = Watcher(process.inbox, process.ring)
-        self.retrying: WeakValueDictionary[int, Retrying] = WeakValueDictionary()
+        self.retrying: WeakValues[int, Retrying] = WeakValues()
         #: By the number of the actor.
         self.links: dict[int, Link] = {}
         self._origins: Origins | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
@@ -37,6 +36,7 @@ from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.sweeper import Sweeper
 from conveyor.runtime.waiting.works import Blockers
+from conveyor.weak import WeakSet
 
 if TYPE_CHECKING:
     from conveyor.runtime.far_memory import FarMemory, HostsMemory
@@ -179,8 +179,8 @@ class Process:
         self.arenas = OthersArenas(self)
         #: Of what it reads.
         self.sources = Sources()
-        self._reading: weakref.WeakSet[Reading] = weakref.WeakSet()
-        self._hanging_up: weakref.WeakSet[HangingUp] = weakref.WeakSet()
+        self._reading: WeakSet[Reading] = WeakSet()
+        self._hanging_up: WeakSet[HangingUp] = WeakSet()
         self._reading_lock = threading.RLock()  # a signal handler may lay a channel
         #: Asks the hosts of the processes in these slots, which are other ones, what those are doing; or why
         #: that is not known. Only the driver's process has it.

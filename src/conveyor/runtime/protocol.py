@@ -15,8 +15,6 @@ from msgspec import Struct, field
 from conveyor.codec.sealed import Sealed, seal
 
 if TYPE_CHECKING:
-    from weakref import WeakValueDictionary
-
     from conveyor import _core
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.refs.pickled.table import RefTable
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
+    from conveyor.weak import WeakValues
 
 #: What of a process's number is its pid on its own host: those of other hosts have more.
 PID_MASK = (1 << 32) - 1
@@ -182,7 +181,7 @@ class Runtime(Protocol):
         ...
 
     @property
-    def retrying(self) -> WeakValueDictionary[int, Retrying]:
+    def retrying(self) -> WeakValues[int, Retrying]:
         """By the numbers of actors: where their calls are made again that have failed."""
         ...
 

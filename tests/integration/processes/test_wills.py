@@ -179,3 +179,58 @@ def test_a_handle_of_a_session_that_is_over_releases_no_actor_of_the_next(leaves
         for _ in range(20):
             assert get(new.pid.remote()) == pid
         conveyor.shutdown()
+
+
+#: What runs in Python where what a program has made is collected. (Graphs, ends of channels, classes that
+#: travel by value and references that were inside of values have finalizers, which note what is to be done.)
+COLLECTED = """
+    import gc, sys
+    import conveyor
+    from conveyor.dag import InputNode
+
+    gc.disable()
+    ran = []
+
+    def noted(frame, event, arg):
+        if event == "call":
+            ran.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+
+    @conveyor.remote
+    class Actor:
+        def items(self, count):
+            yield from range(count)
+
+    @conveyor.remote
+    def same(value):
+        return value
+
+    def used(actor):
+        stream = actor.items.remote(3)
+        assert next(stream) == 0
+        refs = [same.remote(conveyor.put(value)) for value in range(3)]
+        assert len(conveyor.wait(refs, num_returns=3)[0]) == 3
+        assert conveyor.get(refs[:2]) == [0, 1]
+        with InputNode() as inp:
+            same_in_a_graph = Actor.remote().items.bind(3)
+        return [actor, stream, refs, same_in_a_graph, inp.x]
+
+    for name in ["one", "two"]:
+        circle = used(Actor.options(name=name).remote())
+        circle.append(circle)
+        circle.append(conveyor.get_actor(name))
+        sys.setprofile(noted)
+        circle = None
+        gc.collect()
+        sys.setprofile(None)
+        assert list(Actor.remote().items.remote(1)) == [0]
+    print(sorted(set(ran)), flush=True)
+    sys.exit(1 if ran else 0)
+"""
+
+
+def test_nothing_of_python_runs_where_it_is_collected():
+    program = textwrap.dedent(COLLECTED)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

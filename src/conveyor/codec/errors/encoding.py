@@ -26,6 +26,7 @@ from conveyor.exceptions import (
     SerializationError,
     TaskError,
 )
+from conveyor.weak import WeakKeys
 
 #: Characters of a text in the short form of a large error; more than a line of the log has.
 _MOST_SHORT = 2000
@@ -233,10 +234,8 @@ def _both(cause: BaseException, ours: type[TaskError]) -> TaskError | None:
 
 
 # Both sides weak: a class made for one exception is not to outlive it.
-_Duals: TypeAlias = "weakref.WeakKeyDictionary[type, weakref.ref[type[TaskError]]]"
-_duals: dict[type[TaskError], _Duals] = {
-    ours: weakref.WeakKeyDictionary() for ours in (TaskError, ConstructorError)
-}
+_Duals: TypeAlias = "WeakKeys[type, weakref.ref[type[TaskError]]]"
+_duals: dict[type[TaskError], _Duals] = {ours: WeakKeys() for ours in (TaskError, ConstructorError)}
 
 
 def _dual(kind: type[BaseException], ours: type[TaskError]) -> type[TaskError]:

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from conveyor.codec.header import Definition, Token
 from conveyor.exceptions import SerializationError
+from conveyor.weak import WeakSet, WeakValues
 
 
 class Group:
@@ -36,8 +37,8 @@ class Group:
         self.payload = payload
         self.needs = needs
         #: Who has brought it here, and the channels that this process has sent it over.
-        self.pins: weakref.WeakSet[Pin] = weakref.WeakSet()
-        self.carried: weakref.WeakSet[Carrier] = weakref.WeakSet()
+        self.pins: WeakSet[Pin] = WeakSet()
+        self.carried: WeakSet[Carrier] = WeakSet()
 
     @property
     def key(self) -> Token:
@@ -72,7 +73,7 @@ class Entry:
 
 _entries: dict[int, Entry] = {}
 _refs: dict[Token, weakref.ref[Any]] = {}
-_groups: weakref.WeakValueDictionary[Token, Group] = weakref.WeakValueDictionary()
+_groups: WeakValues[Token, Group] = WeakValues()
 _lock = threading.RLock()  # a collection while it is held may run a finalizer that encodes
 _prefix = os.urandom(8)
 _counter = itertools.count(1)
@@ -264,7 +265,7 @@ def _load(group: Group) -> dict[Token, Any]:
 
 # Where received definitions of ``__main__`` have their names too, the latest of each name.
 _home: ModuleType | None = None
-_named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_named: WeakValues[str, Any] = WeakValues()
 
 
 def name_in(module: ModuleType) -> None:

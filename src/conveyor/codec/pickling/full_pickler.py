@@ -12,7 +12,6 @@ import sys
 import types
 import typing
 import warnings
-import weakref
 from typing import Any
 
 import cloudpickle
@@ -21,6 +20,7 @@ from conveyor.codec.encoded import Pieces, ReducerFactory
 from conveyor.codec.pickling import byvalue
 from conveyor.codec.pickling.byvalue import Entry, Group
 from conveyor.exceptions import ConveyorWarning
+from conveyor.weak import WeakSet
 
 _LARGE_DEFINITION = 16 << 20
 
@@ -80,11 +80,11 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         entry = byvalue.entry_of(obj)
         if entry is not None:
             return self.refer(entry)
-        if _is_named(obj):
+        if obj in _named:
             return NotImplemented
         reduction = super().reducer_override(obj)
         if reduction is NotImplemented:
-            _named[id(obj)] = _weakly(obj)
+            _named.add(obj)
             return NotImplemented
         if len(reduction) != 6:  # NoneType and its like
             return reduction
@@ -187,22 +187,7 @@ def _has_identity(obj: Any) -> bool:
 
 # Objects that have been found importable by name. A wrong answer is loud, since the pickler looks
 # the name up itself; only an object of a module that is by value by now would slip through.
-_named: dict[int, Any] = {}
-
-
-def _weakly(obj: Any) -> Any:
-    key = id(obj)
-
-    def forget(ref: Any) -> None:
-        if _named.get(key) is ref:
-            del _named[key]
-
-    return weakref.ref(obj, forget)
-
-
-def _is_named(obj: Any) -> bool:
-    ref = _named.get(id(obj))
-    return ref is not None and ref() is obj
+_named: WeakSet[Any] = WeakSet()
 
 
 def forget_names() -> None:

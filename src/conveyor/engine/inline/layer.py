@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from conveyor.runtime.graph.telemetry.afar import Afar, Question
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.patience import Patience
+from conveyor.weak import WeakSet
 
 
 class Session(InlineHost, Protocol):
@@ -50,7 +50,7 @@ class Layer:
         self.keep = session.keep
         self.origins = session.origins
         #: Of all graphs that somebody holds.
-        self.accounts: weakref.WeakSet[InlineAccount] = weakref.WeakSet()
+        self.accounts: WeakSet[InlineAccount] = WeakSet()
         self.shared = SharedGraphs(self.accounts)
         self._session = session
         self._numbers = itertools.count(1)

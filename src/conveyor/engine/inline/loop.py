@@ -117,7 +117,7 @@ class Loop(Host):
             try_each(lambda: loop.run_until_complete(loop.shutdown_default_executor()))
             loop.close()
             # Its view of the bell ends with it, not when it is garbage.
-            aio._watches.pop(loop, None)
+            aio._watches.pop(loop)
 
     def _start(self, job: Job) -> None:
         if job.done:  # not wanted any more

@@ -6,7 +6,6 @@ import itertools
 import logging
 import os
 import threading
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -41,6 +40,7 @@ from conveyor.runtime.refs.pickled.exports import Exports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.refs.values import RefFailed, wait_for, wait_for_all, with_values
+from conveyor.weak import WeakSet
 
 logger = logging.getLogger("conveyor")
 
@@ -95,7 +95,7 @@ class InlineRuntime(CallingRuntime):
         self._crossing = Crossing(self.process, CALL_STRIDE)
         self._actors: dict[int, Actor] = {}
         self._names: dict[str, ActorId] = {}
-        self._loops: weakref.WeakSet[Loop] = weakref.WeakSet()
+        self._loops: WeakSet[Loop] = WeakSet()
         self._of_class: Counter[str] = Counter()
         self._actor_numbers = itertools.count(1)
         # What finalizers have noted: they may run in any thread, in the middle of anything.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -78,6 +77,7 @@ from conveyor.runtime.status import describe_status
 from conveyor.runtime.waiting.patience import Patience, wait_until
 from conveyor.runtime.waiting.works import STEPS, Blockers
 from conveyor.system_limits import explained
+from conveyor.weak import WeakSet, WeakValues
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.ground import Ground
@@ -109,9 +109,9 @@ class ActorRuntime(CallingRuntime):
         self._deaths = 0
         # What the tasks of the graphs that are executed here are called.
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
-        self.graphs: weakref.WeakSet[ProcessAccount] = weakref.WeakSet()
+        self.graphs: WeakSet[ProcessAccount] = WeakSet()
         # One handle, and so one connection, for each graph.
-        self._graphs = weakref.WeakValueDictionary[int, CompiledGraph]()
+        self._graphs = WeakValues[int, CompiledGraph]()
         self.exports = ActorExports(
             hello.session,
             hello.number,

@@ -8,7 +8,6 @@ for. Each knows only those before it. What an earlier one has to tell a later on
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -58,6 +57,7 @@ from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.system_limits import CLOSED, explained
+from conveyor.weak import WeakSet
 
 
 class Driver(CallingRuntime):
@@ -97,7 +97,7 @@ class Driver(CallingRuntime):
         super().__init__(process, Chores(_core.Waker(self._garbage_event), self._wake))
         board.alive_unwatched(DRIVER_SLOT)
         _core.outlive_all()
-        self.graphs: weakref.WeakSet[ProcessAccount] = weakref.WeakSet()
+        self.graphs: WeakSet[ProcessAccount] = WeakSet()
         self.exports = Exports(
             os.urandom(8).hex(),
             self.inbox,

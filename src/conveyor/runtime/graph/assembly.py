@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -22,6 +21,7 @@ from conveyor.runtime.graph.submission.source import GraphSource
 from conveyor.runtime.graph.submission.submitter import BellWays, Entry, ShortWay, Submitter, Ways
 from conveyor.runtime.graph.supervision import Supervision
 from conveyor.runtime.graph.views import GraphView
+from conveyor.weak import WeakSet
 
 #: Is told the number of a graph before anything of it is laid.
 Begun: TypeAlias = Callable[[int], object]
@@ -43,7 +43,7 @@ def whole(executor: Executor, make: Callable[[Begun], CompiledGraph]) -> Compile
 
 
 def compiled_graph(
-    executor: Executor, plan: Plan, config: Config, accounts: weakref.WeakSet[ProcessAccount]
+    executor: Executor, plan: Plan, config: Config, accounts: WeakSet[ProcessAccount]
 ) -> CompiledGraph:
     """Lay the graph of ``plan``. Its account is entered among ``accounts``."""
     return whole(executor, lambda begun: _compiled(executor, plan, config, accounts, begun))
@@ -53,7 +53,7 @@ def _compiled(
     executor: Executor,
     plan: Plan,
     config: Config,
-    accounts: weakref.WeakSet[ProcessAccount],
+    accounts: WeakSet[ProcessAccount],
     begun: Begun,
 ) -> CompiledGraph:
     results = Results(plan, executor.keep)

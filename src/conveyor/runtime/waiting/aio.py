@@ -15,6 +15,7 @@ from conveyor.runtime import context, ending
 from conveyor.runtime.waiting.awaits import Awaits, awaits_of
 from conveyor.runtime.waiting.works import Ask
 from conveyor.system_limits import explained
+from conveyor.weak import WeakKeys
 
 
 class LoopWatch:
@@ -88,9 +89,7 @@ class LoopWatch:
         os.close(self._relay)
 
 
-_watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = (
-    weakref.WeakKeyDictionary()
-)
+_watches: WeakKeys[asyncio.AbstractEventLoop, LoopWatch] = WeakKeys()
 
 
 async def wait_until(ready: Callable[[], bool], ask: Ask | None = None) -> None:

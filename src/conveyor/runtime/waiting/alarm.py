@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Protocol
 
 from conveyor import _core
 from conveyor.runtime import threads
+from conveyor.weak import WeakSet
 
 
 class Timed(Protocol):
@@ -29,7 +29,7 @@ class Alarm:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         # Weak: what nobody waits for any more has no deadline.
-        self._timed: weakref.WeakSet[Timed] = weakref.WeakSet()
+        self._timed: WeakSet[Timed] = WeakSet()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -61,7 +61,8 @@ class Alarm:
                 now = _core.monotonic_ns()
                 waiting = list(self._timed)
                 due = [timed for timed in waiting if timed.deadline <= now]
-                self._timed.difference_update(due)
+                for timed in due:
+                    self._timed.discard(timed)
                 left = min((t.deadline - now for t in waiting if t.deadline > now), default=None)
                 del waiting
                 if not due:

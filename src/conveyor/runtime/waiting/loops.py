@@ -10,15 +10,15 @@ import asyncio
 import os
 import selectors
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from conveyor import _core, descriptors
 from conveyor.runtime.waiting.activities import activity
+from conveyor.weak import WeakSet
 
-_loops: weakref.WeakSet[ActorLoop] = weakref.WeakSet()
+_loops: WeakSet[ActorLoop] = WeakSet()
 
 
 class ActorSelector(selectors.EpollSelector):

@@ -13,6 +13,7 @@ from conveyor.runtime import threads
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.completions import Completions
 from conveyor.system_limits import explained
+from conveyor.weak import WeakKeys
 
 
 class Awaited(Protocol):
@@ -33,7 +34,7 @@ class Watcher:
         self._lock = threading.RLock()
         # By what stands for one request: several may be for the same ref.
         self._watched: dict[object, tuple[weakref.ref[Awaited], Callable[[], object]]] = {}
-        self._descriptors: weakref.WeakKeyDictionary[Ref, int] = weakref.WeakKeyDictionary()
+        self._descriptors: WeakKeys[Ref, int] = WeakKeys()
         self._thread: threading.Thread | None = None
         self._closed = False
         #: What comes after a ref is done, and may take long.

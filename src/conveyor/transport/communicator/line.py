@@ -12,7 +12,6 @@ could be taken for something else. Nothing begins with a process that has not sa
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from conveyor.futures import Future
 from conveyor.transport.base import Wire
 from conveyor.transport.communicator.abstract import Communicator
 from conveyor.transport.communicator.thread import CommunicatorThread
+from conveyor.weak import WeakValues
 
 
 class Job(Struct, eq=False):
@@ -211,7 +211,7 @@ def _nothing() -> None:
 
 #: By domain, who has its turn with a communicator in this process, whichever graphs and edges it is of. These
 #: keep it.
-_lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
+_lines: WeakValues[str, Line] = WeakValues()
 
 
 def line_of(domain: str, name: str, sealed: Sealed, rank: int, wire: Wire) -> Line:

@@ -4,7 +4,6 @@ their hosts, for memory of others."""
 from __future__ import annotations
 
 import socket
-import weakref
 
 from conveyor import descriptors
 from conveyor.exceptions import RuntimeStateError
@@ -18,6 +17,7 @@ from conveyor.runtime.messages.connection import Connection
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.pickled.exports import Exports
 from conveyor.runtime.refs.pickled.peer import Peer
+from conveyor.weak import WeakSet
 
 
 class Connections:
@@ -28,7 +28,7 @@ class Connections:
         self._process = process
         self._exports = exports
         self._graphs = graphs
-        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._open: WeakSet[Connection] = WeakSet()
 
     def open(self, caller: ActorRecord, request: Opening) -> list[int] | Handed:
         """Serve a connection of ``caller``'s own: its end of it, which is whoever's to close that asks, or

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -11,6 +10,7 @@ from conveyor.plan.model import Plan
 from conveyor.runtime import context
 from conveyor.runtime.graph.compiled import CompiledGraph, parts_of
 from conveyor.runtime.graph.submission.arguments import reserved_inputs
+from conveyor.weak import WeakValues
 
 
 def reducer_of(plan: Plan, account: object) -> Callable[[CompiledGraph], tuple[Any, ...]]:
@@ -48,7 +48,7 @@ class SharedGraphs:
         """``accounts``: of all graphs of the session."""
         self._accounts = accounts
         self._shared: dict[int, CompiledGraph] = {}
-        self._known: weakref.WeakValueDictionary[int, CompiledGraph] = weakref.WeakValueDictionary()
+        self._known: WeakValues[int, CompiledGraph] = WeakValues()
 
     def share(self, graph: CompiledGraph, account: object, closed: bool) -> bool:
         """A handle of ``graph`` is about to leave. False if it is of another session; ``closed``: this

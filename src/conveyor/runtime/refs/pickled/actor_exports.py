@@ -42,6 +42,7 @@ from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.sources import Sources
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.watcher import Watcher
+from conveyor.weak import WeakKeys
 
 if TYPE_CHECKING:
     from conveyor.runtime.chores import Chores
@@ -77,7 +78,7 @@ class ActorExports(Imports):
         # What own refs have come to that is kept as long as anybody has it; until the driver forgets them.
         self._kept: dict[ExportId, Outcome] = {}
         # Over which connection the driver hears what own refs have come to.
-        self._told: weakref.WeakKeyDictionary[Ref, Connection] = weakref.WeakKeyDictionary()
+        self._told: WeakKeys[Ref, Connection] = WeakKeys()
         #: Above all that the driver gives out, and other than those of any process before this one.
         self._tickets = itertools.count((1 << 62) + int.from_bytes(os.urandom(7), "little"))
         # Tickets of pickles that are not finished, with the connection over which the driver is told.

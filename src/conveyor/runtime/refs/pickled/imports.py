@@ -22,6 +22,7 @@ from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.staying import stays_afar
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
+from conveyor.weak import WeakKeys, WeakValues
 
 #: Bytes of a value that is passed on at once, whoever waits for that.
 _SMALL = 4096
@@ -245,13 +246,11 @@ class Imports:
         self.ring = ring
         # Reentrant: a copy may become garbage in the middle of anything.
         self.lock = threading.RLock()
-        self._copies: weakref.WeakValueDictionary[ExportId, ImportedRef] = (
-            weakref.WeakValueDictionary()
-        )
-        self._originals: weakref.WeakValueDictionary[ExportId, Ref] = weakref.WeakValueDictionary()
-        self._ids: weakref.WeakKeyDictionary[Ref, ExportId] = weakref.WeakKeyDictionary()
+        self._copies: WeakValues[ExportId, ImportedRef] = WeakValues()
+        self._originals: WeakValues[ExportId, Ref] = WeakValues()
+        self._ids: WeakKeys[Ref, ExportId] = WeakKeys()
         #: The ids of refs that have been named and not pickled.
-        self._named: weakref.WeakKeyDictionary[Ref, ExportId] = weakref.WeakKeyDictionary()
+        self._named: WeakKeys[Ref, ExportId] = WeakKeys()
         self._numbers = itertools.count(1)
 
     @property
@@ -270,7 +269,7 @@ class Imports:
         found = self._ids.get(ref)
         if found is not None:
             return found, False
-        export = self._named.pop(ref, None) or (process, next(self._numbers))
+        export = self._named.pop(ref) or (process, next(self._numbers))
         self._ids[ref] = export
         self._originals[export] = ref
         return export, True

@@ -1,0 +1,123 @@
+"""Collections that keep nothing alive, and have no finalizer in Python.
+
+``weakref.WeakSet`` and ``weakref.WeakValueDictionary`` hear of an object's end in Python code, which runs
+wherever that is, in the middle of a garbage collection too. A signal's handler may raise there, and what it
+raises is printed and lost: Ctrl-C, most often. These hear of it in native code alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Iterator
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+ValueT = TypeVar("ValueT")
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+
+class WeakSet(Generic[T]):
+    """Objects that are there for somebody else. They are compared by identity, and each operation is one
+    step, which no other thread comes between."""
+
+    __slots__ = ("_refs",)
+
+    def __init__(self) -> None:
+        self._refs: dict[int, weakref.ref[Any]] = {}
+
+    def add(self, obj: T) -> None:
+        key = id(obj)
+        self._refs[key] = weakref.ref(obj, partial(self._refs.pop, key))
+
+    def discard(self, obj: T) -> None:
+        self._refs.pop(id(obj), None)
+
+    def clear(self) -> None:
+        self._refs.clear()
+
+    def pop(self) -> T:
+        """Take any out; ``KeyError`` if there is none."""
+        while True:
+            _, ref = self._refs.popitem()
+            obj: T | None = ref()
+            if obj is not None:
+                return obj
+
+    def __contains__(self, obj: object) -> bool:
+        ref = self._refs.get(id(obj))
+        return ref is not None and ref() is obj
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def __iter__(self) -> Iterator[T]:
+        """Over those that are there now, whatever becomes of the set."""
+        living = [ref() for ref in list(self._refs.values())]
+        return iter([obj for obj in living if obj is not None])
+
+
+class WeakValues(Generic[KeyT, T]):
+    """A dictionary of objects that are there for somebody else."""
+
+    __slots__ = ("_refs",)
+
+    def __init__(self) -> None:
+        self._refs: dict[KeyT, weakref.ref[Any]] = {}
+
+    def __setitem__(self, key: KeyT, value: T) -> None:
+        self._refs[key] = weakref.ref(value, partial(self._refs.pop, key))
+
+    def __getitem__(self, key: KeyT) -> T:
+        value = self.get(key)
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def get(self, key: KeyT) -> T | None:
+        ref = self._refs.get(key)
+        return None if ref is None else ref()
+
+    def setdefault(self, key: KeyT, value: T) -> T:
+        """The value of ``key``, which is ``value`` if it has none."""
+        ref = weakref.ref(value, partial(self._refs.pop, key))
+        while True:
+            known: T | None = self._refs.setdefault(key, ref)()
+            if known is not None:
+                return known
+            self._refs.pop(key, None)  # garbage, and it has not been heard of yet
+
+    def values(self) -> list[T]:
+        living = [ref() for ref in list(self._refs.values())]
+        return [value for value in living if value is not None]
+
+    def clear(self) -> None:
+        self._refs.clear()
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+
+class WeakKeys(Generic[T, ValueT]):
+    """What is known of objects that are there for somebody else. They are compared by identity."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+    def __setitem__(self, obj: T, value: ValueT) -> None:
+        key = id(obj)
+        self._known[key] = weakref.ref(obj, partial(self._known.pop, key)), value
+
+    def get(self, obj: T) -> ValueT | None:
+        found = self._known.get(id(obj))
+        return None if found is None or found[0]() is not obj else found[1]
+
+    def pop(self, obj: T) -> ValueT | None:
+        value = self.get(obj)
+        self._known.pop(id(obj), None)
+        return value
+
+    def __len__(self) -> int:
+        return len(self._known)
