@@ -4,6 +4,7 @@ programs end what takes too long so (``PyThreadState_SetAsyncExc``)."""
 import asyncio
 import contextlib
 import ctypes
+import gc
 import os
 import queue
 import resource
@@ -35,6 +36,15 @@ MOMENTS = [0.0, 0.1]
 
 class Thrown(BaseException):
     pass
+
+
+@pytest.fixture(autouse=True)
+def uncollected():
+    """A thread stands while it collects garbage, and what is thrown then is lost in the first finalizer of
+    anybody's, as Python has it."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def throw(thread):
