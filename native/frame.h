@@ -9,39 +9,10 @@
 #include "body.h"
 #include "directory.h"
 #include "arena/lease.h"
+#include "owned_memory.h"
 #include "ring.h"
 
 namespace conveyor {
-
-// Memory of this process that a body lies in, aligned like a block.
-struct OwnedMemory {
-  explicit OwnedMemory(size_t size) : data(static_cast<char*>(std::aligned_alloc(kBufferAlign, align_up(size + 1, kBufferAlign)))) {
-    if (data == nullptr) throw std::bad_alloc();
-  }
-  // Shared with who else has the file of at least `size` bytes.
-  OwnedMemory(std::shared_ptr<const Fd> file, size_t size) : mapping(std::make_shared<Mapping>(std::move(file), 0, align_up(size, kGranule))), data(mapping->base) {}
-  // What is in a file, whose pages are shared until they are written to: that nobody else sees.
-  static std::shared_ptr<OwnedMemory> copy_of(int fd, size_t size) {
-    auto memory = std::make_shared<OwnedMemory>(size_t(0));
-    const size_t room = align_up(std::max<size_t>(size, 1), kGranule);
-    void* const at = ::mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
-    if (at == MAP_FAILED) throw_errno("mmap");
-    std::free(std::exchange(memory->data, static_cast<char*>(at)));
-    memory->mapped = room;
-    return memory;
-  }
-  ~OwnedMemory() {
-    if (mapped != 0)
-      ::munmap(data, mapped);
-    else if (!mapping)
-      std::free(data);
-  }
-  OwnedMemory(const OwnedMemory&) = delete;
-  OwnedMemory& operator=(const OwnedMemory&) = delete;
-  const std::shared_ptr<Mapping> mapping{};  // of a shared file
-  char* data;
-  size_t mapped = 0;
-};
 
 // Behind the body of a frame that keeps values stand their numbers.
 constexpr uint64_t kTrailerMagic = 0x4b455053;

@@ -5,6 +5,7 @@
 #include "exit.h"
 #include "process_end.h"
 #include "hooks.h"
+#include "native_values.h"
 #include "ring.h"
 
 #include <sys/epoll.h>
@@ -92,6 +93,8 @@ NB_MODULE(_core, m) {
   m.def("show_decoding_on", &show_decoding_on, "board"_a.none(), "slot"_a);
   m.def("note_import", &note_import, "module"_a);
   m.def("end_import", &end_import);
+  m.def("bytes_of", &bytes_of, "buffer"_a);
+  m.def("text_of", &text_of, "buffer"_a);
   nb::class_<Untold>(m, "Untold")
       .def(nb::init<>())
       .def("add", &Untold::add, "tokens"_a)

@@ -2,6 +2,9 @@
 
 #include <cstring>
 
+#include <sys/mman.h>
+
+#include "../platform.h"
 #include "hooks.h"
 
 namespace conveyor {
@@ -16,7 +19,42 @@ void put(std::string& out, T value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
+// From here on a copy goes without the GIL, and to huge pages where the system has them: new memory of an object costs more
+// than the copy otherwise, a fault for each page.
+constexpr size_t kLargeObject = 4 << 20;
+
+PyObject* copied(const char* body, size_t size) {
+  if (size < kLargeObject) return PyBytes_FromStringAndSize(body, Py_ssize_t(size));
+  PyObject* const made = PyBytes_FromStringAndSize(nullptr, Py_ssize_t(size));
+  if (made == nullptr) return nullptr;
+  char* const to = PyBytes_AS_STRING(made);
+  const uintptr_t from = align_up(uintptr_t(to), kHugePage), end = (uintptr_t(to) + size) / kHugePage * kHugePage;
+  if (from < end) ::madvise(reinterpret_cast<void*>(from), end - from, MADV_HUGEPAGE);  // a wish
+  Py_BEGIN_ALLOW_THREADS;
+  std::memcpy(to, body, size);
+  Py_END_ALLOW_THREADS;
+  return made;
+}
+
 }  // namespace
+
+nb::object bytes_of(nb::handle buffer) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(buffer.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  nb::object made = nb::steal(copied(static_cast<const char*>(view.buf), size_t(view.len)));
+  PyBuffer_Release(&view);
+  if (!made.is_valid()) throw nb::python_error();
+  return made;
+}
+
+nb::object text_of(nb::handle buffer) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(buffer.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  nb::object made = nb::steal(PyUnicode_DecodeUTF8(static_cast<const char*>(view.buf), view.len, "surrogatepass"));
+  PyBuffer_Release(&view);
+  if (!made.is_valid()) throw nb::python_error();
+  return made;
+}
 
 bool encode_element(std::string& out, PyObject* value, int depth, Nests* nests) {
   auto head = [&](Codec codec, uint32_t length) {
@@ -184,7 +222,12 @@ nb::object decode_without_collection(uint16_t codec, const char* body, size_t si
 
 }  // namespace
 
-nb::object decode_natively(uint16_t codec, const char* body, size_t size) { return decode_without_collection(codec, body, size, nullptr); }
+nb::object decode_natively(uint16_t codec, const char* body, size_t size) {
+  if (codec != kBytes) return decode_without_collection(codec, body, size, nullptr);
+  nb::object value = nb::steal(copied(body, size));  // which may give up the GIL, and bytes start no collection
+  if (!value.is_valid()) throw nb::python_error();
+  return value;
+}
 
 std::vector<Nested> nested_in(const char* body, size_t size) {
   std::vector<Nested> found;

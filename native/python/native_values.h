@@ -40,4 +40,8 @@ nb::object decode_natively(uint16_t codec, const char* body, size_t size);
 std::vector<Nested> nested_in(const char* body, size_t size);
 nb::object decode_natively(const char* body, size_t size, const std::vector<nb::object>& nested);
 
+// What a pickle has out of itself (codec/encoded.py): the bytes, or the text in UTF-8, that a buffer holds. Throws.
+nb::object bytes_of(nb::handle buffer);
+nb::object text_of(nb::handle buffer);
+
 }  // namespace conveyor

@@ -43,6 +43,12 @@ the edge, what the channel carries in words, bytes, executions (or calls)."""
 def show_decoding_on(board: Board | None, slot: int) -> None:
     """Have that slot's status say from now on when this process decodes values; ``None``: no slot's."""
 
+def bytes_of(buffer: Any) -> bytes:
+    """A copy of a contiguous buffer, in huge pages where the system has them."""
+
+def text_of(buffer: Any) -> str:
+    """The text in a contiguous buffer, in UTF-8 as pickles have it."""
+
 def note_import(module: str) -> bool:
     """If this thread decodes a value: have the status say that ``module`` is imported for it, until
     :func:`end_import`. ``False``: it decodes none, or the status names another module."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -38,8 +39,62 @@ SENT = "sent"
 """Among the notes: the ``SentDefinitions`` of the channel that the value goes to."""
 
 
-class Pieces(list[bytes]):
-    """The file that a pickler writes: its strings, as they come."""
+class Pieces(list[Any]):
+    """What a pickler writes: its strings, and the buffers that it leaves out of them, as they come."""
 
     __slots__ = ()
     write = list.append
+
+    def whole(self) -> bytes:
+        """The pickle, of a pickler that leaves nothing out."""
+        return self[0] if len(self) == 1 else b"".join(self)
+
+    def parts(self) -> tuple[bytes, list[Any] | None]:
+        """The pickle, and the buffers that are out of it, or ``None``.
+
+        Large ``bytes``, ``bytearray`` and ``str`` are among them: in the pickle each would be copied twice
+        more on either side. The pickler writes them by themselves, behind a head that says what they are.
+        """
+        if len(self) == 1:
+            return self[0], None
+        kept: list[Any] = []
+        buffers: list[Any] = []
+        for piece in self:
+            if type(piece) is pickle.PickleBuffer:
+                buffers.append(piece)
+                continue
+            if len(piece) >= _LARGE and kept:
+                before = kept[-1]
+                size = len(piece).to_bytes(8, "little")
+                made = _MADE_OF.get(before[-9:-8]) if before[-8:] == size else None
+                length = 9
+                if made is None and size[4:] == bytes(4):
+                    made = _MADE_OF.get(before[-5:-4]) if before[-4:] == size[:4] else None
+                    length = 5
+                if made is not None:
+                    kept[-1] = before[:-length] + made
+                    buffers.append(pickle.PickleBuffer(piece))
+                    continue
+            kept.append(piece)
+        return b"".join(kept), buffers or None
+
+
+#: Bytes. A pickler writes what is smaller together with other things.
+_LARGE = 1 << 18
+
+
+def _made_by(module: str, function: str) -> bytes:
+    """Opcodes that call a function with the next buffer."""
+    names = [name.encode() for name in (module, function)]
+    called = b"".join(pickle.SHORT_BINUNICODE + bytes([len(name)]) + name for name in names)
+    return called + pickle.STACK_GLOBAL + pickle.NEXT_BUFFER + pickle.TUPLE1 + pickle.REDUCE
+
+
+#: By the opcode that a pickle has for a large one, whose length follows: what there is instead of both.
+_MADE_OF = {
+    pickle.BINBYTES: _made_by("conveyor._core", "bytes_of"),
+    pickle.BINBYTES8: _made_by("conveyor._core", "bytes_of"),
+    pickle.BINUNICODE: _made_by("conveyor._core", "text_of"),
+    pickle.BINUNICODE8: _made_by("conveyor._core", "text_of"),
+    pickle.BYTEARRAY8: _made_by("builtins", "bytearray"),
+}

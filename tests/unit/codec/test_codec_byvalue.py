@@ -654,7 +654,7 @@ def forget(obj):
     del byvalue._entries[id(obj)]
     for token in entry.group.tokens:
         byvalue._refs.pop(token, None)
-        byvalue._groups.pop(token, None)
+        byvalue._groups._refs.pop(token, None)
     forget_by_cloudpickle()
 
 

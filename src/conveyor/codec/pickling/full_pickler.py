@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import pickle
 import sys
 import types
 import typing
@@ -36,7 +35,8 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
     def __init__(self, make_reducers: ReducerFactory, out_of_band: bool) -> None:
         self.pieces = Pieces()
-        self.buffers: list[pickle.PickleBuffer] = []
+        #: What it has made: the pickle, and the memory that is out of it.
+        self.parts: tuple[bytes, list[Any] | None] = b"", None
         self.notes: dict[Any, Any] = {}
         self.groups: dict[bytes, Group] = {}
         # Whether anything was found here that the fast pickler cannot do.
@@ -56,22 +56,17 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         super().__init__(
             self.pieces,
             protocol=5,
-            buffer_callback=self.buffers.append if out_of_band else None,
+            buffer_callback=self.pieces.append if out_of_band else None,
         )
 
     def reset(self) -> None:
         self.pieces.clear()
-        if self.buffers:
-            self.buffers.clear()
-            self.notes.clear()
+        self.parts = b"", None
+        self.notes.clear()
         self.groups.clear()
         self.by_value = False
         self.globals_ref.clear()
         self.clear_memo()
-
-    def payload(self) -> bytes:
-        pieces = self.pieces
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -136,7 +131,7 @@ class _GroupPickler(FullPickler):
 def _define(obj: Any, make_reducers: ReducerFactory) -> None:
     pickler = _GroupPickler(make_reducers)
     pickler.dump(obj)
-    payload = pickler.payload()
+    payload = pickler.pieces.whole()
     if len(payload) > _LARGE_DEFINITION:
         warnings.warn(
             f"{obj.__qualname__} is sent by value with {len(payload) >> 20} MiB of data that it "

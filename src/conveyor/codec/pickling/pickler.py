@@ -62,12 +62,11 @@ _registered: Any = ()
 class _FastPickler(pickle.Pickler):
     def __init__(self, out_of_band: bool = True) -> None:
         self.pieces = Pieces()
-        self.buffers: list[pickle.PickleBuffer] = []
         self.notes: dict[Any, Any] = {}
         super().__init__(
             self.pieces,
             5,
-            buffer_callback=self.buffers.append if out_of_band else None,
+            buffer_callback=self.pieces.append if out_of_band else None,
         )
         self.dispatch_table = {**copyreg.dispatch_table, **_reducers(self.notes)}
 
@@ -169,12 +168,14 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
         pickler.notes[SENT] = sent
         if sent.keeper is not None:
             sent.keeper.begin()
-        failed = staged = False
+        failed = False
+        pieces = pickler.pieces
         try:
             pickler.dump(value)
-            if pickler.buffers and STAGED in pickler.notes:
-                pickler.notes.pop(STAGED).finish(pickler.buffers)
-                staged = True
+            if len(pieces) == 1:
+                meta, buffers = pieces[0], None
+            else:
+                meta, buffers = _parts(pickler)
         except BaseException as error:
             if not _may_be_tried_again(error, pickler.notes):
                 claims.drop_noted(pickler.notes, sent.readers)
@@ -187,12 +188,7 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
             claims.confirm_noted(pickler.notes, sent.readers)
             made = pickler.notes.pop(claims.CLAIMS, None)
             kept = pickler.notes.pop(KEPT, None)
-        pieces = pickler.pieces
-        meta = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        buffers = None
-        if pickler.buffers:
-            buffers = [raw(b) if staged else b.raw() for b in pickler.buffers]
-            pickler.buffers.clear()
+        if buffers is not None:
             pickler.notes.clear()  # only what has a buffer makes notes
         if len(meta) < _KEEP_BELOW:
             pieces.clear()
@@ -207,6 +203,16 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
             return _with_header(meta, (), made, sent.take_gone(), sent, 0, buffers, kept)
         return _dump_fully(value, sent, made)
     return _dump_fully(value, sent)
+
+
+def _parts(pickler: _FastPickler | FullPickler) -> tuple[bytes, list[Any] | None]:
+    """The pickle that has been written, and the memory that is out of it."""
+    meta, buffers = pickler.pieces.parts()
+    if buffers is not None:
+        if STAGED in pickler.notes:
+            pickler.notes.pop(STAGED).finish(buffers)
+        buffers = [raw(buffer) for buffer in buffers]
+    return meta, buffers
 
 
 def _encoded(codec: int, flags: int, meta: bytes, buffers: list[Any] | None, kept: Any) -> Encoded:
@@ -234,8 +240,7 @@ def _dump_fully(
     claims.confirm_noted(pickler.notes, sent.readers)
     made = pickler.notes.pop(claims.CLAIMS, None)
     kept = pickler.notes.pop(KEPT, None)
-    meta = pickler.payload()
-    buffers = [raw(b) for b in pickler.buffers] if pickler.buffers else None
+    meta, buffers = pickler.parts
     gone = sent.take_gone()
     missing: Sequence[Group] = ()
     for key in pickler.groups:
@@ -317,8 +322,7 @@ def _attempt(
         pickler.notes[claims.CLAIMS] = made
     try:
         pickler.dump(value)
-        if STAGED in pickler.notes:
-            pickler.notes.pop(STAGED).finish(pickler.buffers)
+        pickler.parts = _parts(pickler) if pickler.out_of_band else (pickler.pieces.whole(), None)
     except BaseException as error:
         claims.drop_noted(pickler.notes, sent.readers)
         if not _may_be_tried_again(error, pickler.notes):
@@ -400,6 +404,6 @@ def _dump_in_band(value: Any, sent: SentDefinitions) -> bytes:
     full = _pickled(full, value, sent, fast.notes.get(claims.CLAIMS))
     claims.confirm_noted(full.notes, sent.readers)
     missing = definitions_of(full.groups.values(), sent)
-    data = pack([group.definition for group in missing], full.payload())
+    data = pack([group.definition for group in missing], full.parts[0])
     sent.note(missing)
     return data

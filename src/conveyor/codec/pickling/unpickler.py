@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
 import threading
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
+#: Bytes of a pickle from which on the garbage collector pauses while it is loaded.
+_MANY_OBJECTS = 1 << 16
 #: What comes of a part that has stayed elsewhere, and cannot be fetched.
 _FETCHING = (
     ActorDiedError,
@@ -51,7 +54,11 @@ def load(
             known.learn(definitions, gone)
         elif definitions:
             groups = [byvalue.received(definition) for definition in definitions]
+    # Its new objects would be looked through again and again while none of them is garbage.
+    pauses = len(pickled) >= _MANY_OBJECTS and gc.isenabled()
     try:
+        if pauses:
+            gc.disable()
         return pickle.loads(pickled, buffers=buffers)
     except (SerializationError, MemoryError):  # it may be tried again when there is memory
         raise
@@ -62,6 +69,8 @@ def load(
             raise
         raise SerializationError(_cannot_rebuild(error)) from error
     finally:
+        if pauses:
+            gc.enable()
         del groups
 
 
