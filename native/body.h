@@ -18,11 +18,10 @@ enum Codec : uint16_t {
   kFloat = 4,
   kStr = 5,
   kBytes = 6,
-  kTuple = 7,
-  kNested = 8,  // among the elements of a tuple only: what another codec has made without buffers
+  kPlain = 7,  // a tuple, list or dict of such
   kFirstPython = 16,
   kDirect = 21,     // where a value is that has stayed with its maker; no buffers (codec/direct/)
-  kArguments = 22,  // a tuple that has some kNested among its elements, or theirs
+  kArguments = 22,  // the same, with parts that another codec has made without buffers
 };
 
 constexpr size_t kBufferAlign = 64;

@@ -241,18 +241,18 @@ bool encode_native(Encoded& out, nb::handle value, bool passes_on) {
     out.data = out.small;
     out.size = sizeof d;
     return true;
-  } else if (type == &PyTuple_Type) {
+  } else if (type == &PyTuple_Type || type == &PyList_Type || type == &PyDict_Type) {
     out.scratch.clear();
     PassedOn passed;
-    if (encode_element(out.scratch, v, 0, passes_on ? &passed : nullptr)) {
-      out.codec = kTuple;
+    if (encode_plain(out.scratch, v, passes_on ? &passed : nullptr)) {
+      out.codec = kPlain;
       if (passed.any()) {
         out.codec = kArguments;
         out.raw = true;
         std::move(passed).keep(out);
       }
-      out.data = out.scratch.data() + sizeof(uint32_t);  // the outermost length is the body's size
-      out.size = out.scratch.size() - sizeof(uint32_t);
+      out.data = out.scratch.data();
+      out.size = out.scratch.size();
       return true;
     }
   }

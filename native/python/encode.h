@@ -6,10 +6,10 @@
 #include <nanobind/nanobind.h>
 
 #include <bitset>
-#include <string>
 #include <vector>
 
 #include "made_in_place.h"
+#include "native_values.h"
 #include "sender.h"
 
 namespace nb = nanobind;
@@ -20,7 +20,7 @@ namespace conveyor {
 struct Encoded : Outgoing {
   const char* data = nullptr;  // a body that is copied as it is
   char small[8];
-  std::string scratch;
+  Scratch scratch;
   nb::object source;
   nb::object meta;
   nb::object sent;  // the channel's definitions, until the frame is published and all its claims are its readers'

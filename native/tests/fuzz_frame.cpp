@@ -3,6 +3,8 @@
 // pickled bytes go unread, is replaced by one that touches all it is given.
 //
 // Needs Python and nanobind; fuzz.sh leaves it out where they are not found.
+#include <set>
+
 #include "hooks.h"
 #include "made_in_place.h"
 #include "reader.h"
@@ -15,11 +17,16 @@ namespace {
 constexpr uint32_t kStride = 1024;
 constexpr size_t kArena = 8 * kPage;
 
-void touch_object(nb::handle value, int depth) {
-  FUZZ_CHECK(value.is_valid() && Py_REFCNT(value.ptr()) > 0 && depth <= 10);
+void touch_object(nb::handle value, std::set<PyObject*>& seen) {
   PyObject* v = value.ptr();
-  if (PyTuple_Check(v)) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(v); ++i) touch_object(PyTuple_GET_ITEM(v, i), depth + 1);
+  FUZZ_CHECK(v != nullptr && Py_REFCNT(v) > 0);
+  if (PyTuple_Check(v) || PyList_Check(v)) {
+    if (!seen.insert(v).second) return;  // what is remembered may be in itself
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(v); ++i) touch_object(PySequence_Fast_GET_ITEM(v, i), seen);
+  } else if (PyDict_Check(v)) {
+    if (!seen.insert(v).second) return;
+    PyObject *key, *item;
+    for (Py_ssize_t at = 0; PyDict_Next(v, &at, &key, &item);) touch_object(key, seen), touch_object(item, seen);
   } else if (PyBytes_Check(v)) {
     fuzz::touch(PyBytes_AS_STRING(v), size_t(PyBytes_GET_SIZE(v)) + 1);
   } else if (PyUnicode_Check(v)) {
@@ -27,8 +34,13 @@ void touch_object(nb::handle value, int depth) {
   }
 }
 
+void touch_object(nb::handle value) {
+  std::set<PyObject*> seen;
+  touch_object(value, seen);
+}
+
 nb::object touch_all(int, nb::bytes meta, nb::object buffers) {
-  touch_object(meta, 0);
+  touch_object(meta);
   if (!buffers.is_none())
     for (nb::handle item : nb::borrow<nb::list>(buffers)) {
       const Buffer& buffer = nb::cast<const Buffer&>(item);
@@ -38,7 +50,7 @@ nb::object touch_all(int, nb::bytes meta, nb::object buffers) {
   return nb::none();
 }
 
-void touch_meta(nb::bytes meta, nb::object) { touch_object(meta, 0); }
+void touch_meta(nb::bytes meta, nb::object) { touch_object(meta); }
 
 // The two processes in one: the writer fills the slot by hand, the reader is the real one.
 struct Ends {
@@ -81,7 +93,7 @@ void give(Ends& ends, const Frame& frame, bool announced) {
   if (announced)
     announce(frame, nb::none());
   else
-    touch_object(decode(frame), 0);
+    touch_object(decode(frame));
 }
 
 Ends* ends;
@@ -147,7 +159,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       // Decoded where it lies: nothing behind the body is its own, nor is anything behind the slot.
       const size_t length = slot->size < capacity ? size_t(slot->size) : capacity;
       Fence behind(body, reinterpret_cast<char*>(ends->header) + kPage, body, ends->reader.decodes_natively() ? length : capacity);
-      touch_object(ends->reader.receive(), 0);
+      touch_object(ends->reader.receive());
       FUZZ_CHECK(ends->reader.ring.next() == number + 1);
     } else {
       Frame frame = ends->reader.take();

@@ -43,6 +43,10 @@ the edge, what the channel carries in words, bytes, executions (or calls)."""
 def show_decoding_on(board: Board | None, slot: int) -> None:
     """Have that slot's status say from now on when this process decodes values; ``None``: no slot's."""
 
+def forget_dead(known: dict[Any, Any], key: object, ref: object) -> None:
+    """Take ``key`` out of a dictionary if ``ref``, or a tuple that begins with it, is its value. To be called back by
+    ``ref``, of which no code in Python then hears."""
+
 def bytes_of(buffer: Any) -> bytes:
     """A copy of a contiguous buffer, in huge pages where the system has them."""
 

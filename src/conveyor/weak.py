@@ -12,6 +12,8 @@ from collections.abc import Hashable, Iterator
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from conveyor import _core
+
 T = TypeVar("T")
 ValueT = TypeVar("ValueT")
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -28,7 +30,7 @@ class WeakSet(Generic[T]):
 
     def add(self, obj: T) -> None:
         key = id(obj)
-        self._refs[key] = weakref.ref(obj, partial(self._refs.pop, key))
+        self._refs[key] = weakref.ref(obj, partial(_core.forget_dead, self._refs, key))
 
     def discard(self, obj: T) -> None:
         self._refs.pop(id(obj), None)
@@ -66,7 +68,7 @@ class WeakValues(Generic[KeyT, T]):
         self._refs: dict[KeyT, weakref.ref[Any]] = {}
 
     def __setitem__(self, key: KeyT, value: T) -> None:
-        self._refs[key] = weakref.ref(value, partial(self._refs.pop, key))
+        self._refs[key] = weakref.ref(value, partial(_core.forget_dead, self._refs, key))
 
     def __getitem__(self, key: KeyT) -> T:
         value = self.get(key)
@@ -80,7 +82,7 @@ class WeakValues(Generic[KeyT, T]):
 
     def setdefault(self, key: KeyT, value: T) -> T:
         """The value of ``key``, which is ``value`` if it has none."""
-        ref = weakref.ref(value, partial(self._refs.pop, key))
+        ref = weakref.ref(value, partial(_core.forget_dead, self._refs, key))
         while True:
             known: T | None = self._refs.setdefault(key, ref)()
             if known is not None:
@@ -108,7 +110,7 @@ class WeakKeys(Generic[T, ValueT]):
 
     def __setitem__(self, obj: T, value: ValueT) -> None:
         key = id(obj)
-        self._known[key] = weakref.ref(obj, partial(self._known.pop, key)), value
+        self._known[key] = weakref.ref(obj, partial(_core.forget_dead, self._known, key)), value
 
     def get(self, obj: T) -> ValueT | None:
         found = self._known.get(id(obj))

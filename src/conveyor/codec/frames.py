@@ -1,7 +1,8 @@
 """What a frame holds: values to bytes and back.
 
-The native core encodes None, bool, int, float, str, bytes and small tuples of them. Everything
-else comes here, and goes by its exact type to an encoder, or to the general pickler:
+The native core encodes plain data: None, bool, int, float, str, bytes, and tuples, lists and dicts of
+exactly these. Everything else comes here, and goes by its exact type to an encoder, or to the general
+pickler:
 
 ===== ======== =================================================================================
 codec name     meta
@@ -12,7 +13,7 @@ codec name     meta
 19    TENSOR   header of a ``torch.Tensor`` on the CPU; one buffer, or none
 20    PARCEL   a pickle whose tensors travel beside the frame, and what is known of them
 21    DIRECT   where a value is that has stayed in the process that made it
-22             none: the native core's, a tuple of what it encodes itself and of metas of DIRECT
+22             none: the native core's, plain data with metas of DIRECT among it
 ===== ======== =================================================================================
 
 NumPy and torch are never imported for a process that has not imported them, unless it receives
