@@ -36,7 +36,11 @@ _LONGEST = 100_000
 
 def format_traceback(error: BaseException) -> str:
     try:
-        summary = traceback.TracebackException.from_exception(error)
+        # Looking a frame up asks the file system, so ours on the way to the user's code are not.
+        users = error.__traceback__
+        while users is not None and users.tb_frame.f_code.co_filename.startswith(_OURS):
+            users = users.tb_next
+        summary = traceback.TracebackException(type(error), error, users or error.__traceback__)
         _trim(summary, set())
         text = "".join(summary.format())
         # A message of many lines stands before the traceback already.
