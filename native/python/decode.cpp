@@ -220,7 +220,7 @@ nb::bytes meta_of(const Frame& frame) {
 }
 
 nb::object keep(const Frame& frame, nb::object refs, nb::object definitions) {
-  if (frame.kind == Kind::kError || frame.codec < kFirstPython) return decode(frame);
+  if (frame.kind == Kind::kError || frame.codec < kPlain) return decode(frame);  // which nobody can change
   return or_python_error([&] {
     Frame kept = frame;
     kept.kept = kept.readonly = true;

@@ -242,7 +242,7 @@ nb::object Reader::receive_kept() {
   check_owner(fork_);
   const uint64_t number = ring.next();
   try {
-    if (decodes_natively()) return receive_native();
+    if (decodes_natively() && read_once(*ring.front()).codec < kPlain) return receive_native();  // nobody can change it
     nb::object refs;
     if (!announce_front() || !take_front_claims(refs)) return nb::object();
     load_front();

@@ -181,8 +181,8 @@ def test_a_handle_of_a_session_that_is_over_releases_no_actor_of_the_next(leaves
         conveyor.shutdown()
 
 
-#: What runs in Python where what a program has made is collected. (Graphs, ends of channels, classes that
-#: travel by value and references that were inside of values have finalizers, which note what is to be done.)
+#: What runs in Python where what a program has made is collected. (Graphs, ends of channels and classes that
+#: travel by value have finalizers, which note what is to be done.)
 COLLECTED = """
     import gc, sys
     import conveyor
@@ -200,6 +200,9 @@ COLLECTED = """
         def items(self, count):
             yield from range(count)
 
+        def refs(self, given):
+            return [conveyor.put(5), *given]
+
     @conveyor.remote
     def same(value):
         return value
@@ -210,6 +213,8 @@ COLLECTED = """
         refs = [same.remote(conveyor.put(value)) for value in range(3)]
         assert len(conveyor.wait(refs, num_returns=3)[0]) == 3
         assert conveyor.get(refs[:2]) == [0, 1]
+        refs += conveyor.get(actor.refs.remote([refs[0]]))
+        assert conveyor.get(refs[3:]) == [5, 0]
         with InputNode() as inp:
             same_in_a_graph = Actor.remote().items.bind(3)
         return [actor, stream, refs, same_in_a_graph, inp.x]

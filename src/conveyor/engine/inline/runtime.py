@@ -89,6 +89,7 @@ class InlineRuntime(CallingRuntime):
             self.watcher,
             self.process.identity,
             board.gone,
+            chores,
         )
         self._layer = Layer(self)
         self.graphs = self._layer.accounts

@@ -105,7 +105,7 @@ class Driver(CallingRuntime):
             self.watcher,
             self.process.identity,
             board.gone,
-            lambda: self.chores.soon(self.exports.tidy),
+            self.chores,
         )
         self._shared_graphs = SharedGraphs(self.graphs)
         self.places = hosts.places

@@ -65,6 +65,7 @@ class Connection:
         self._on_end = on_end
         # Its `put` may be interrupted by a finalizer that calls it.
         self._outgoing: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._waker = _core.Waker()  # of nobody: who sends waits for the queue
         self.ended = False
         #: The writer has ended: what is to be sent from now on is let go of by whoever puts it there.
         self._nobody_sends = False
@@ -90,6 +91,11 @@ class Connection:
         self._outgoing.put(work)
         if self._nobody_sends:
             self._let_go()
+
+    def will(self, work: Callable[[], object]) -> _core.Will:
+        """Whoever holds it has ``work`` done as :meth:`soon` does, after its own end. No finalizer in Python
+        notes it."""
+        return _core.Will(self._outgoing.put, work, self._waker)
 
     def hang_up(self) -> None:
         """End the connection; both sides are told by ``on_end``. Does not wait."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from conveyor import _core
@@ -97,7 +97,7 @@ class ActorExports(Imports):
         with self.lock:
             export, new = self.identify(ref, self._process)
             if new:
-                weakref.finalize(ref, self.dropped, export).atexit = False
+                self._wills[ref] = self.will(export)
             # What was told over a connection that has ended is forgotten with it.
             untold = not isinstance(ref, ImportedRef) and self._told.get(ref) is not connection
             if untold:
@@ -159,9 +159,10 @@ class ActorExports(Imports):
             lambda: "it takes no messages",
         )
 
-    def dropped(self, export: ExportId) -> None:
-        if self._connection is not None:
-            self._connection.soon(lambda: self._tell_dropped(export))
+    def will(self, export: ExportId) -> _core.Will:
+        connection = self._connection
+        assert connection is not None  # over which it has come, or is about to be told of
+        return connection.will(partial(self._tell_dropped, export))
 
     def _tell_dropped(self, export: ExportId) -> None:
         with self.lock:

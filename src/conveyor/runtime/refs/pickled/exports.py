@@ -26,6 +26,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, SystemLimitError
 from conveyor.runtime import threads
+from conveyor.runtime.chores import Chores
 from conveyor.runtime.refs.pickled.asked import tell_of
 from conveyor.runtime.refs.pickled.exchange import ExportId, Forget, Whom
 from conveyor.runtime.refs.pickled.exported import Exported, Holder
@@ -50,15 +51,13 @@ class Exports(Imports):
         watcher: Watcher,
         me: Reader,
         gone: Callable[[int, int], bool],
-        soon: Callable[[], object] = lambda: None,
+        chores: Chores,
     ) -> None:
-        """``me``: this process, as a reader; ``gone(*reader)``: whether one is dead. ``soon()``, which takes
-        no lock, has :meth:`tidy` called elsewhere."""
+        """``me``: this process, as a reader; ``gone(*reader)``: whether one is dead."""
         super().__init__(session, inbox, ring)
         self._me = me
         self._watcher = watcher
-        self._soon = soon
-        self._garbage: deque[ExportId] = deque()
+        self._chores = chores
         self._given_up: deque[tuple[int, Sequence[Reader]]] = deque()
         self._entries: dict[ExportId, Exported] = {}
         self._tickets = Tickets(gone, self._used)
@@ -84,7 +83,7 @@ class Exports(Imports):
     ) -> None:
         whose = (self._me,) if readers is None else readers
         self._given_up.extend((ticket, whose) for _, ticket in tickets)
-        self._soon()
+        self._chores.soon(self.tidy)
 
     def load(self, export: ExportId, ticket: int) -> Ref:
         self.tidy()
@@ -106,23 +105,19 @@ class Exports(Imports):
     def see_out(self) -> None:
         """Whoever loads here is the driver."""
 
-    def dropped(self, export: ExportId) -> None:
-        self._garbage.append(export)
-        self._soon()
+    def will(self, export: ExportId) -> _core.Will:
+        return self._chores.will(partial(self._dropped, export))
+
+    def _dropped(self, export: ExportId) -> None:
+        with self.lock:
+            if self.known(export) is None:  # it was not loaded again meanwhile
+                self._let_go(export, None)
 
     def tidy(self) -> None:
-        """Do what finalizers have noted."""
+        """Take back the tickets that have been given up."""
         while self._given_up:
             with self.lock, suppress(IndexError):
                 self._tickets.use(*self._given_up.popleft())
-        while self._garbage:
-            with self.lock:
-                try:
-                    export = self._garbage.popleft()
-                except IndexError:
-                    return
-                if self.known(export) is None:  # it was not loaded again meanwhile
-                    self._let_go(export, None)
 
     # Tickets
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -252,6 +251,7 @@ class Imports:
         #: The ids of refs that have been named and not pickled.
         self._named: WeakKeys[Ref, ExportId] = WeakKeys()
         self._numbers = itertools.count(1)
+        self._wills: WeakKeys[Ref, _core.Will] = WeakKeys()
 
     @property
     def known_count(self) -> int:
@@ -287,12 +287,11 @@ class Imports:
     def copy(self, export: ExportId) -> ImportedRef:
         ref = ImportedRef(self, export)
         self._copies[export] = ref
-        weakref.finalize(ref, self.dropped, export).atexit = False
+        self._wills[ref] = self.will(export)
         return ref
 
-    def dropped(self, export: ExportId) -> None:
-        """A ref is garbage here. Called from finalizers, which may run in the middle of anything:
-        takes no lock."""
+    def will(self, export: ExportId) -> _core.Will:
+        """Have it told, soon after this has ended with its ref, that nobody has that here any more."""
         raise NotImplementedError
 
     def arrived(self, export: ExportId, outcome: Outcome) -> None:
