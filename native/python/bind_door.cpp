@@ -10,24 +10,28 @@ namespace conveyor {
 namespace {
 
 // Where the executions of a graph begin: at the gate of its epoch, or at what says why there is none.
-struct Door {
+class Door {
+ public:
   nb::object gate;     // invalid: it is shut
   nb::object instead;  // called then
 
   nb::object start(nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) {
-    if (!gate.is_valid()) {
-      const nb::object called = instead;
-      Calling python;
-      return called(value, source, type, deadline);
-    }
+    if (!gate.is_valid()) return refuse(value, source, type, deadline);
     const nb::object held = gate;  // encoding runs any code, which may open another one
     return nb::inst_ptr<Gated>(held)->start(held, value, source, type, deadline);
   }
 
-  nb::object start_many(nb::tuple values, nb::handle source, nb::handle type) {
-    if (!gate.is_valid()) return nb::none();
+  nb::object start_many(nb::tuple values, nb::handle source, nb::handle type, uint64_t deadline) {
+    if (!gate.is_valid()) return refuse(values, source, type, deadline);
     const nb::object held = gate;
-    return nb::inst_ptr<Gated>(held)->start_many(held, values, source, type, 0);
+    return nb::inst_ptr<Gated>(held)->start_many(held, values, source, type, deadline);
+  }
+
+ private:
+  nb::object refuse(nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) const {
+    const nb::object called = instead;
+    Calling python;
+    return called(value, source, type, deadline);
   }
 };
 
@@ -63,12 +67,14 @@ struct ShortWay {
   // is the only frame.
   nb::object inputs;
   size_t positional, named;  // how many arguments there are
+  nb::object timed;    // makes the source of an execution with a deadline
+  nb::object seconds;  // the deadline of those that are given none, in seconds, or None
   nb::tuple at_once = nb::make_tuple(false);
 
-  std::array<nb::handle, 9> all() const { return {door, acquire, release, holder, source, type, serialization_error, blame, inputs}; }
+  std::array<nb::handle, 10> all() const { return {door, acquire, release, holder, source, type, serialization_error, blame, inputs, timed}; }
 
-  // None: it has not begun.
-  nb::object enter(nb::handle args, nb::handle kwargs) {
+  // None: it has not begun. `limit`: the seconds that it has.
+  nb::object enter(nb::handle args, nb::handle kwargs, nb::handle limit) {
     if (size_t(PyTuple_GET_SIZE(args.ptr())) != positional || size_t(PyDict_GET_SIZE(kwargs.ptr())) != named) return nb::none();
     Door& at = *nb::inst_ptr<Door>(door);
     if (!at.gate.is_valid() || refs_among(args, kwargs)) return nb::none();
@@ -81,11 +87,19 @@ struct ShortWay {
       if (!frames.is_valid()) return nb::none();
       if (PyTuple_GET_SIZE(frames.ptr()) == 1) value = nb::borrow(PyTuple_GET_ITEM(frames.ptr(), 0));
     }
+    nb::object own = source;
+    uint64_t deadline = 0;
+    if (const nb::handle given = limit.is_none() ? seconds : limit; !given.is_none()) {
+      const double has = plain_seconds(given);
+      if (has == 0) return nb::none();
+      deadline = now_ns() + uint64_t(has * 1e9);
+      own = timed(source, deadline, has);
+    }
     nb::object ref;
     try {
       const Turn turn(acquire, release, at_once, reinterpret_cast<Holder*>(holder.ptr()));
       if (!turn) return nb::none();
-      ref = value.is_valid() ? at.start(value, source, type, 0) : at.start_many(nb::borrow<nb::tuple>(frames), source, type);
+      ref = value.is_valid() ? at.start(value, own, type, deadline) : at.start_many(nb::borrow<nb::tuple>(frames), own, type, deadline);
     } catch (const ArenaFull&) {
       return nb::none();  // who can wait for memory tries again
     } catch (const nb::python_error& error) {
@@ -98,6 +112,15 @@ struct ShortWay {
   }
 
  private:
+  // 0: Python has to look at it (conveyor.checks).
+  static double plain_seconds(nb::handle given) {
+    double seconds = 0;
+    if (PyFloat_CheckExact(given.ptr())) seconds = PyFloat_AS_DOUBLE(given.ptr());
+    if (PyLong_CheckExact(given.ptr())) seconds = PyLong_AsDouble(given.ptr());
+    PyErr_Clear();  // an integer beyond all limits
+    return seconds >= 1e-9 && seconds <= 1e9 ? seconds : 0;
+  }
+
   // Invalid: an argument is not there.
   nb::object frames_of(nb::handle args, nb::handle kwargs) const {
     const auto argument = [&](nb::handle key) -> PyObject* {
@@ -157,15 +180,16 @@ void bind_door(nb::module_& m) {
              std::swap(door.gate, gate);
              std::swap(door.instead, instead);
            }, "instead"_a)
-      .def("start", &Door::start, "value"_a.none(), "source"_a, "type"_a, "deadline"_a = 0);
+      .def("start", &Door::start, "value"_a.none(), "source"_a, "type"_a, "deadline"_a = 0)
+      .def("start_many", &Door::start_many, "values"_a, "source"_a, "type"_a, "deadline"_a = 0);
 
   nb::class_<ShortWay>(m, "ShortWay", nb::type_slots(way_slots))
-      .def("__init__", [](ShortWay* self, nb::object door, nb::object lock, nb::object holder, nb::object source, nb::object type, nb::object serialization_error, nb::object blame, size_t results, nb::object inputs, size_t positional, size_t named) {
+      .def("__init__", [](ShortWay* self, nb::object door, nb::object lock, nb::object holder, nb::object source, nb::object type, nb::object serialization_error, nb::object blame, size_t results, nb::object timed, nb::object seconds, nb::object inputs, size_t positional, size_t named) {
              nb::cast<Door*>(door);
              as_holder(holder);
-             new (self) ShortWay{std::move(door), lock.attr("acquire"), lock.attr("release"), std::move(holder), std::move(source), std::move(type), std::move(serialization_error), std::move(blame), results, std::move(inputs), positional, named};
-           }, "door"_a, "lock"_a, "holder"_a, "source"_a, "type"_a, "serialization_error"_a, "blame"_a, "results"_a, "inputs"_a.none() = nb::none(), "positional"_a = 1, "named"_a = 0)
-      .def("enter", [](ShortWay& self, nb::tuple args, nb::dict kwargs) { return self.enter(args, kwargs); }, "args"_a, "kwargs"_a);
+             new (self) ShortWay{std::move(door), lock.attr("acquire"), lock.attr("release"), std::move(holder), std::move(source), std::move(type), std::move(serialization_error), std::move(blame), results, std::move(inputs), positional, named, std::move(timed), std::move(seconds)};
+           }, "door"_a, "lock"_a, "holder"_a, "source"_a, "type"_a, "serialization_error"_a, "blame"_a, "results"_a, "timed"_a, "seconds"_a.none(), "inputs"_a.none() = nb::none(), "positional"_a = 1, "named"_a = 0)
+      .def("enter", [](ShortWay& self, nb::tuple args, nb::dict kwargs, nb::handle deadline) { return self.enter(args, kwargs, deadline); }, "args"_a, "kwargs"_a, "deadline"_a.none() = nb::none());
 }
 
 }  // namespace conveyor

@@ -315,10 +315,10 @@ void bind_graph(nb::module_& m) {
              return nb::inst_ptr<Gated>(self)->start(self, value, source, type, 0);
            }, "value"_a.none(), "source"_a, "type"_a)
       .def_rw("deaths", &Gated::deaths)
-      .def("submit", [](Gated& g, nb::handle value, uint64_t deadline) { return g.gate->submit(value, deadline); }, "value"_a.none(), "deadline"_a = 0)
-      .def("submit_many", [](Gated& g, nb::tuple values, uint64_t deadline) { return g.gate->submit_many(values, deadline); }, "values"_a, "deadline"_a = 0)
+      .def("submit", [](Gated& g, nb::handle value) { return g.gate->submit(value, 0); }, "value"_a.none())
       .def("set_limits", [](Gated& g, nb::object limits) {
              g.gate->set_limits(nb::cast<Limits*>(limits));
+             g.timed.resize(nb::cast<Limits*>(limits)->sets());
              g.limits = std::move(limits);
            }, "limits"_a)
       .def("set_failures", [](Gated& g, nb::object readers, bool together, const std::vector<size_t>& siblings) { g.gate->set_failures(std::move(readers), together, siblings); },

@@ -1,5 +1,6 @@
 #include "ref.h"
 
+#include "exit.h"
 #include "waiting.h"
 
 namespace conveyor {
@@ -43,22 +44,40 @@ void Gated::await_ready(uint64_t number, size_t reader, uint64_t deadline) {
 
 nb::object Gated::start(nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) {
   if (is_ref(value.ptr())) return nb::none();  // perhaps one of ours
-  return started(self, source, type, [&] { return gate->submit(value, deadline); });
+  return started(self, source, type, deadline, [&] { return gate->submit(value, deadline); });
 }
 
 nb::object Gated::start_many(nb::handle self, nb::tuple values, nb::handle source, nb::handle type, uint64_t deadline) {
-  return started(self, source, type, [&] { return gate->submit_many(values, deadline); });
+  return started(self, source, type, deadline, [&] { return gate->submit_many(values, deadline); });
 }
 
 template <class Submit>
-nb::object Gated::started(nb::handle self, nb::handle source, nb::handle type, const Submit& submit) {
+nb::object Gated::started(nb::handle self, nb::handle source, nb::handle type, uint64_t deadline, const Submit& submit) {
   if (somebody_died()) return nb::none();
+  if (deadline != 0) {
+    if (!gate->has_room()) return nb::none();
+    take_words(source);
+  }
   nb::object ref = nb::inst_alloc(type);  // before: what is submitted has somebody who owns its result
   const int64_t number = submit();
   if (number < 0) return nb::none();
   new (nb::inst_ptr<RefCore>(ref)) RefCore(nb::borrow(source), nb::borrow(self), number, 0);
   nb::inst_mark_ready(ref);
   return ref;
+}
+
+void Gated::take_words(nb::handle source) {
+  const uint64_t number = gate->submitted();
+  Timed& place = timed[number % timed.size()];
+  // It may be this one: what could not be sent has left its number to the next.
+  if (place.source.is_valid() && place.number != number) {
+    const nb::object earlier = place.source();
+    if (!earlier.is_none()) {
+      Calling python;
+      earlier.attr("keep_report")(place.number);
+    }
+  }
+  place = {nb::weakref(source), number};
 }
 
 Gated::~Gated() {

@@ -18,6 +18,12 @@ struct Gated {
   int64_t deaths = -1;
   uint32_t interruptions = 0;  // whoever waits in `get` looks at its ref again when it moves
   nb::object limits = nb::none();
+  // Executions with a deadline, by the set of words in `limits` that they use.
+  struct Timed {
+    nb::object source{};  // a weak reference to it
+    uint64_t number = 0;
+  };
+  std::vector<Timed> timed{};
 
   ~Gated();
   // The result, or an invalid object when the deadline (0: none) has passed, when the gate is closed
@@ -28,10 +34,12 @@ struct Gated {
   // Submit `value`; the ref of its first result, an instance of `type`. None if there is no room, if somebody has
   // died, or if `value` is a ref, whose value is to be sent. `self`: this gate's Python object.
   nb::object start(nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline);
-  // The same of one value for each writer, none of them a ref.
+  // The same of one value for each writer, none of them a ref. With a `deadline` the source is of this execution alone:
+  // its `keep_report` is called with the execution's number before its words in `limits` are used again.
   nb::object start_many(nb::handle self, nb::tuple values, nb::handle source, nb::handle type, uint64_t deadline);
   template <class Submit>
-  nb::object started(nb::handle self, nb::handle source, nb::handle type, const Submit& submit);
+  nb::object started(nb::handle self, nb::handle source, nb::handle type, uint64_t deadline, const Submit& submit);
+  void take_words(nb::handle source);
   bool somebody_died() const { return deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_relaxed) != uint32_t(deaths); }
 };
 

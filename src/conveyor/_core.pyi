@@ -1130,9 +1130,9 @@ class Gate:
     #: ``Board.deaths`` when all who take part were known to live; -1: ``start`` does not look.
     deaths: int
 
-    def submit(self, value: Any, deadline: int = 0) -> int:
+    def submit(self, value: Any) -> int:
         """Send ``value`` on the first writer: its number, -1 if there is no room. Raises as
-        ``Writer.send`` does. ``deadline`` (monotonic nanoseconds, 0: none) goes to the limits.
+        ``Writer.send`` does.
         """
 
     def set_limits(self, limits: Limits) -> None:
@@ -1155,11 +1155,6 @@ class Gate:
 
     def interrupt(self) -> None:
         """Whoever waits in ``get`` returns ``EMPTY`` and looks again. Rings this process's bell."""
-
-    def submit_many(self, values: tuple[Any, ...], deadline: int = 0) -> int:
-        """Send one value on each writer, all or none: their number, -1 if there is no room. Raises
-        as ``Writer.send`` does.
-        """
 
     def get(self, number: int, reader: int, timeout: float | None = None, deaths: int = -1) -> Any:
         """Wait for a result and take it, as ``Reader.receive_kept`` gives it; ``EMPTY`` at the timeout,
@@ -1465,7 +1460,15 @@ class Door:
         """``instead`` is called in place of a gate's ``start``."""
 
     def start(self, value: Any, source: Any, type: type[_Ref], deadline: int = 0) -> _Ref | None:
-        """See ``Gate.start``. ``deadline`` (monotonic nanoseconds, 0: none) goes to the limits."""
+        """See ``Gate.start``. ``deadline`` (monotonic nanoseconds, 0: none) goes to the limits; then ``source`` is
+        of this execution alone, and its ``keep_report`` is called with the execution's number before what the
+        limits note of it is overwritten.
+        """
+
+    def start_many(
+        self, values: tuple[Any, ...], source: Any, type: type[_Ref], deadline: int = 0
+    ) -> _Ref | None:
+        """Send one value on each writer, all or none; otherwise like ``start``."""
 
 class ShortWay:
     """Executions of a graph whose arguments are sent as they are, while nobody else submits."""
@@ -1480,17 +1483,23 @@ class ShortWay:
         serialization_error: type[Exception],
         blame: Callable[[Any, tuple[Any, ...]], Any],
         results: int,
+        timed: Callable[[Any, int, float], Any],
+        seconds: float | None,
         inputs: tuple[tuple[int | str, ...], ...] | None = None,
         positional: int = 1,
         named: int = 0,
     ) -> None:
         """``lock``: held meanwhile, as ``holder`` is told. ``source`` and ``type``: of the refs. ``blame(error, args)`` raises what a
         ``serialization_error`` becomes. ``results``: how many refs are made, as a list; 0: that of the first, alone.
+        ``timed(source, deadline, seconds)`` makes the source of an execution that has a deadline (monotonic
+        nanoseconds), after these ``seconds`` where it is given none.
         ``inputs``: for each input edge the arguments that its frames have, by place or by name, of so many
         ``positional`` and ``named`` ones; ``None``: the one argument is the one frame.
         """
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def enter(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float | None = None
+    ) -> Any:
         """What ``execute`` returns; ``None``: it has not begun."""
 
 class Holder:

@@ -381,6 +381,22 @@ def test_a_result_that_came_too_late_is_none_whenever_it_is_asked_for():
         ref.get()
 
 
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_later_executions_with_deadlines_leave_what_is_known_of_one_that_was_late(inputs):
+    a, b = Stage.remote(), Stage.remote()
+    with InputNode() as inp:
+        if inputs == 1:
+            graph = b.echo.bind(a.sleep.bind(inp)).compile(depth=2)
+        else:
+            last = a.echo.bind(b.echo.bind(a.sleep.bind(inp[0])))
+            graph = MultiOutputNode([last, b.echo.bind(inp[1])]).compile(depth=2)
+    late = graph.execute(*[0.2] * inputs, deadline=0.05)
+    for _ in range(8):
+        get(graph.execute(*[0] * inputs, deadline=WAIT))
+    with pytest.raises(DeadlineExceededError, match=rf"not in time: .*{b._id.name}\.echo"):
+        get(late)
+
+
 def test_waits_of_all_kinds_end_at_the_deadline(latches):
     held = Held(latches)
 

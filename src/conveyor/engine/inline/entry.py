@@ -45,7 +45,13 @@ class InlineEntry(GateEntry):
         super().__init__(supervision, results, source, InlineRef)
         self._graph = graph
 
-    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> None:
+    def at_once(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        deadline: Any = None,
+        blocking: bool = True,
+    ) -> None:
         """An attempt is not much slower here."""
 
     def is_down(self) -> bool:

@@ -106,8 +106,8 @@ class CompiledGraph(Generic[ResultT]):
         __tracebackhide__ = True  # by pytest
         try:
             made: ResultT | None
-            if timeout is None and deadline is None:
-                made = self._short_way(args, kwargs)
+            if timeout is None:
+                made = self._short_way(args, kwargs, deadline)
                 if made is not None:
                     return made
             made = self._submitter.execute(args, kwargs, timeout, deadline)

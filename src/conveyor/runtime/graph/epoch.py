@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 from conveyor import _core
 from conveyor.config import Config
@@ -24,14 +22,6 @@ from conveyor.runtime.refs.streams import GraphStream, StreamRef
 from conveyor.runtime.waiting.works import Blockers, steps_of
 
 logger = logging.getLogger("conveyor")
-
-
-class TimedExecution(Protocol):
-    """An execution with a deadline."""
-
-    def keep_report(self, number: int) -> None:
-        """Another execution is about to use the words of execution ``number``, which is this one."""
-        ...
 
 
 class Epoch:
@@ -59,9 +49,6 @@ class Epoch:
         self.offsets = channels.offsets
         self.hosts = channels.hosts
         self.first = first
-        self._sets = channels.limits.sets
-        # Executions with a deadline, by the set of words that they use.
-        self._timed: dict[int, tuple[weakref.ref[TimedExecution], int]] = {}
         self.budget = budget = make_budget(config.memory_bytes)
         try:
             writers = {
@@ -120,16 +107,6 @@ class Epoch:
         self._number = laid.number
         process.sweeper.start()
         process.reads(self)
-
-    def take_words(self, number: int, execution: TimedExecution) -> None:
-        """``execution``, which will be this ``number``, notes what it has run where an earlier one did."""
-        place = number & (self._sets - 1)
-        before = self._timed.get(place)
-        if before is not None:
-            earlier = before[0]()
-            if earlier is not None and before[1] != number:
-                earlier.keep_report(before[1])
-        self._timed[place] = (weakref.ref(execution), number)
 
     def under_way(self) -> Blockers:
         if self.gate.submitted == self.gate.completed or not all(m.alive for m in self.members):

@@ -52,10 +52,15 @@ class Source(Protocol):
         """What results are taken out of; ``None`` where they are there from the beginning."""
         ...
 
-    #: Whether the result is cancelled with the last task that awaits it.
-    cancel_with_await: bool
-    #: Seconds that ``get`` waits where it is not said; ``None``: as long as it takes.
-    get_timeout: float | None
+    @property
+    def cancel_with_await(self) -> bool:
+        """Whether the result is cancelled with the last task that awaits it."""
+        ...
+
+    @property
+    def get_timeout(self) -> float | None:
+        """Seconds that ``get`` waits where it is not said; ``None``: as long as it takes."""
+        ...
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         """The result as the gate gave it; raises what ended the wait instead. The slow path.

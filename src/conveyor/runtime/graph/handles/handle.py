@@ -233,7 +233,13 @@ class RemoteEntry:
         self._alarm = process.alarm
         self._whole = whole
 
-    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> None:
+    def at_once(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        deadline: Any = None,
+        blocking: bool = True,
+    ) -> None:
         """Every execution waits for the owner's answer."""
 
     def is_down(self) -> bool:

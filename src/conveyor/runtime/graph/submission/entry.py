@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 from msgspec.structs import replace
 
 from conveyor import _core
-from conveyor.checks import deadline_in_words, in_seconds
+from conveyor.checks import check_deadline, deadline_in_words, in_seconds
 from conveyor.codec import afresh
 from conveyor.exceptions import (
     ArenaFullError,
@@ -32,7 +32,7 @@ from conveyor.runtime.graph.submission.arguments import (
 )
 from conveyor.runtime.graph.submission.execution import Execution
 from conveyor.runtime.graph.submission.source import GraphSource
-from conveyor.runtime.graph.submission.submitter import Attempt, Need, Terms
+from conveyor.runtime.graph.submission.submitter import Attempt, Need, ShortWay, Terms
 from conveyor.runtime.graph.submission.unsendable import blame_input
 from conveyor.runtime.graph.supervision import Supervision
 from conveyor.runtime.refs.ref import Ref
@@ -44,13 +44,13 @@ from conveyor.runtime.waiting.works import Blockers, tell_another
 def _references_of_a_moved_value() -> int:
     # How many references an argument of execute() has when its maker keeps none: measured, because
     # it differs between versions of Python. Same shape as CompiledGraph.execute and ShortWay.enter.
-    def at_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def at_once(args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float | None) -> int:
         return _core.refcount(args[0])
 
     def execute(
         *args: Any, timeout: float | None = None, deadline: float | None = None, **kwargs: Any
     ) -> int:
-        return at_once(args, kwargs)
+        return at_once(args, kwargs, deadline)
 
     return execute(object())
 
@@ -85,8 +85,10 @@ class GateEntry:
         self._holder = supervision.holder
         # Whether who has the lock waits for room or for memory.
         self._waits = False
-        # What the usual execution need not look at.
-        self._unlimited = config.deadline is None and not reserved_inputs(plan)
+        # What an execution has that is given no deadline.
+        self._seconds = config.deadline
+        # Whether its options are what they seem.
+        self._plain = not reserved_inputs(plan)
         self._single = results.single
         self._outputs = len(results.edges)
         self._short_way: _core.ShortWay | None = None
@@ -94,7 +96,7 @@ class GateEntry:
         self._promises = InputPromises(plan)
         inputs = None if plan.whole_input else whole_arguments(plan)
         usual = (plan.whole_input or inputs is not None) and plan.shape is None
-        if usual and self._unlimited and not self._promises:
+        if usual and self._plain and not self._promises:
             # Neither it nor what it holds refers to us: the graph ends with the last who knows it.
             self._short_way = _core.ShortWay(
                 supervision.door,
@@ -105,6 +107,8 @@ class GateEntry:
                 SerializationError,
                 functools.partial(_blame, plan, supervision.name),
                 len(results.edges) if results.as_read else 0,
+                Execution,
+                config.deadline,
                 inputs,
                 plan.positional if inputs is not None else 1,
                 len(plan.keywords) if inputs is not None else 0,
@@ -116,26 +120,34 @@ class GateEntry:
         return any(board.elsewhere(member.slot) for member in self._supervision.epoch.members)
 
     @property
-    def short_way(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    def short_way(self) -> ShortWay:
         """What ``at_once`` comes to for most executions; it begins only those."""
         return self._short_way.enter if self._short_way and self._arranged else self.at_once
 
-    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> Any:
+    def at_once(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        deadline: Any = None,
+        blocking: bool = True,
+    ) -> Any:
         if self._short_way is not None:
-            first = self._short_way.enter(args, kwargs)
+            first = self._short_way.enter(args, kwargs, deadline)
             return first if first is None or self._arranged else self._refs(first, {})
         # Who submits and waits for room has the lock as long: its queue is the attempt's.
         if self._lock.locked():
             return None
-        if not self._unlimited or refs_among(args, kwargs):
+        if not self._plain or refs_among(args, kwargs):
             return None
+        seconds = self._seconds if deadline is None else check_deadline(deadline)
+        execution = self._execution(seconds, _core.monotonic_ns())
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
         with self._holder if blocking else _core.Turn(self._lock, 0, self._holder) as taken:
             if not taken or self._supervision.closed_or_failed():
                 return None
             try:
-                ref = self._submit_now(inputs, self._source)
+                ref = self._submit_now(inputs, execution)
             except ArenaFullError:  # the attempt can wait
                 return None
         return None if ref is None else self._refs(ref, passed)
@@ -156,10 +168,12 @@ class GateEntry:
             ) from error
 
     def begin(self, terms: Terms) -> Source:
-        if terms.seconds is None:
+        return self._execution(terms.seconds, terms.since)
+
+    def _execution(self, seconds: float | None, since: int) -> Source:
+        if seconds is None:
             return self._source
-        deadline = terms.since + int(terms.seconds * 1e9)
-        return Execution(self._source, deadline, terms.seconds)
+        return Execution(self._source, since + int(seconds * 1e9), seconds)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         check_inputs(self._plan, self._name, args, kwargs)
@@ -243,6 +257,7 @@ class GateEntry:
                 else:
                     if ref is not None:
                         return ref
+                    self._check_time(source)
                     need = (
                         self._turn(source) if not blocking and self._waits else self._room(source)
                     )
@@ -306,37 +321,23 @@ class GateEntry:
                 return ref
 
     def _submit_now(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
-        deadline, epoch = source.deadline, self._supervision.epoch
-        if deadline:
-            assert isinstance(source, Execution)
-            if not epoch.gate.has_room:
-                self._check_time(source)
-                return None
-            epoch.take_words(epoch.gate.submitted, source)
         try:
-            if self._promises:
-                return self._submit_promised(inputs, source, deadline)
-            return self._send(inputs, source, deadline)
+            return (self._submit_promised if self._promises else self._send)(inputs, source)
         except SerializationError as error:
             raise blame_input(error, self._plan, self._name, inputs) from error.__cause__
 
-    def _send(self, inputs: tuple[Any, ...], source: Source, deadline: int) -> GraphRef | None:
+    def _send(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
+        door, deadline = self._supervision.door, source.deadline
         if len(inputs) == 1:
-            ref: GraphRef | None = self._supervision.door.start(
-                inputs[0], source, self._ref_type, deadline
-            )
-            return ref
-        number = self._supervision.epoch.gate.submit_many(inputs, deadline)
-        return self._ref_type(source, number) if number >= 0 else None
+            return door.start(inputs[0], source, self._ref_type, deadline)
+        return door.start_many(inputs, source, self._ref_type, deadline)
 
-    def _submit_promised(
-        self, inputs: tuple[Any, ...], source: Source, deadline: int
-    ) -> GraphRef | None:
+    def _submit_promised(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
         """Submit what is checked first. An execution that does not begin is no first one."""
         fresh = self._promises.fresh()
         ref = None
         try:
-            ref = self._send(self._promises.packed(inputs), source, deadline)
+            ref = self._send(self._promises.packed(inputs), source)
             return ref
         finally:
             if ref is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from conveyor import _core
 from conveyor.checks import deadline_in_words
 from conveyor.exceptions import (
@@ -44,33 +46,30 @@ def late_error(
     return DeadlineExceededError(message)
 
 
-class Execution:
+class Execution(Struct, eq=False, weakref=True):
     """The source of the refs of one execution; what it has not itself it asks of the graph's."""
 
-    __slots__ = (
-        "__weakref__",
-        "_alarmed",
-        "_graph",
-        "_report",
-        "cancel_with_await",
-        "deadline",
-        "gate",
-        "get_timeout",
-        "seconds",
-    )
-
-    def __init__(self, graph: GraphSource, deadline: int, seconds: float) -> None:
-        """deadline: on the monotonic clock, in nanoseconds. seconds: what was asked for."""
-        self._graph = graph
-        self.gate = graph.gate
-        self.cancel_with_await = graph.cancel_with_await
-        self.get_timeout = graph.get_timeout
-        self.deadline = deadline
-        self.seconds = seconds
-        self._report: tuple[int, list[int]] | None = None
-        self._alarmed = False
+    _graph: GraphSource
+    #: On the monotonic clock, in nanoseconds.
+    deadline: int
+    #: What was asked for.
+    seconds: float
+    _report: tuple[int, list[int]] | None = None
+    _alarmed: bool = False
 
     # Source of its refs
+
+    @property
+    def gate(self) -> _core.Gate:
+        return self._graph.gate
+
+    @property
+    def cancel_with_await(self) -> bool:
+        return self._graph.cancel_with_await
+
+    @property
+    def get_timeout(self) -> float | None:
+        return self._graph.get_timeout
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         left = max(self.deadline - _core.monotonic_ns(), 0) / 1e9
@@ -130,7 +129,7 @@ class Execution:
 
     def _expire(self, ref: Ref) -> None:
         """The deadline has passed: what is not there yet will not be."""
-        number, gate = ref._number, self.gate
+        number, gate = ref._number, ref._gate
         late = [
             r for r in ref._siblings() if r._outcome is EMPTY and not gate.ready(number, r._reader)
         ]

@@ -42,8 +42,8 @@ class Need(Struct, frozen=True):
 Attempt: TypeAlias = Generator[Need, None, Any]
 
 
-#: Begins an execution with these arguments, or gives ``None``.
-ShortWay: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+#: Begins an execution with these arguments and this deadline, or gives ``None``.
+ShortWay: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 class Terms(Struct, frozen=True):
@@ -83,9 +83,16 @@ class Entry(Protocol[T]):
         """Whether some of the graph's actors are on another host."""
         ...
 
-    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> Any:
-        """What ``execute`` returns, of an execution without options that lacks nothing; ``None``: it has
-        not begun, and the attempt will say why. ``blocking``: it may wait for another thread's, shortly."""
+    def at_once(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        deadline: Any = None,
+        blocking: bool = True,
+    ) -> Any:
+        """What ``execute`` returns, of an execution that lacks nothing; ``None``: it has not begun, and the
+        attempt will say why. ``deadline``: as ``execute`` is given it. ``blocking``: it may wait for another
+        thread's, shortly."""
         ...
 
     def is_down(self) -> bool:
@@ -156,10 +163,9 @@ class Submitter(Generic[T]):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: Any, deadline: Any
     ) -> Any:
         timeout, seconds = self._options.take(kwargs, timeout, deadline)
-        if seconds is None:
-            made = self.entry.at_once(args, kwargs)
-            if made is not None:
-                return made
+        made = self.entry.at_once(args, kwargs, deadline)
+        if made is not None:
+            return made
         patience = Patience(timeout)
         terms = Terms("block", patience, seconds)
         self.entry.revive(terms)
@@ -175,10 +181,9 @@ class Submitter(Generic[T]):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: Any
     ) -> Any:
         seconds = self._options.deadline(kwargs, deadline)
-        if seconds is None:
-            made = self.entry.at_once(args, kwargs, blocking=False)
-            if made is not None:
-                return made
+        made = self.entry.at_once(args, kwargs, deadline, blocking=False)
+        if made is not None:
+            return made
         terms = Terms("await", Patience(None), seconds)
         if self.entry.is_down():
             import asyncio  # slow to import
