@@ -56,11 +56,12 @@ class Dataflow:
 def dataflow(plan: Plan) -> Dataflow:
     """Find the nodes and arrows of ``plan``. Names are made printable."""
     found = Values(plan)
-    nodes = [
-        Node("input", printable(plan.edges[bundle.edge].source), EXECUTOR) for bundle in plan.inputs
-    ]
-    inputs = {bundle.edge: place for place, bundle in enumerate(plan.inputs)}
-    holder = {key: place for place, bundle in enumerate(plan.inputs) for key in bundle.keys}
+    # Inputs with many readers travel on several edges.
+    source_of = {bundle.keys: plan.edges[bundle.edge].source for bundle in plan.inputs}
+    places = {keys: place for place, keys in enumerate(source_of)}
+    nodes = [Node("input", printable(source), EXECUTOR) for source in source_of.values()]
+    inputs = {bundle.edge: places[bundle.keys] for bundle in plan.inputs}
+    holder = {key: place for keys, place in places.items() for key in keys}
     passed = _passed(plan)
     for key in passed:
         if key not in holder:

@@ -1,10 +1,13 @@
-"""A graph gets its channels: an edge for each value that leaves its process."""
+"""A graph gets its channels: an edge for each value that leaves its process, or several for many readers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from conveyor import _core
 from conveyor.config import Config
 from conveyor.dag.parts import Key
 from conveyor.plan.communicators import Communicators
@@ -13,16 +16,17 @@ from conveyor.plan.model import EXECUTOR, Edge, InputBundle
 from conveyor.plan.route import Route, choose, for_executor, for_items, in_frames
 from conveyor.plan.values import Done, Items, Made, Part, Start, Value
 
+#: An edge has no more readers; a value that has more travels on several.
+MOST_READERS = _core.MAX_READERS
+
 
 class Channels:
-    """What crosses from process to process, and on which edge: an edge for each value that leaves its
-    process. ``keys`` are the parts of the input that are used. ``elsewhere``: see ``route.choose``; it is
-    asked for where something is said of a tensor.
+    """What crosses from process to process, and on which edge. ``keys`` are the parts of the input that are
+    used. ``elsewhere``: see ``route.choose``; it is asked for where something is said of a tensor.
 
     edges: all of them, by their numbers.
     inputs: those that the executor writes.
-    edge_of: the edge of each value that has one. Inputs with the same readers share theirs.
-    result_of: the edge on which the executor gets a value, where that is another one.
+    edge_of: the edge on which a process reads a value. Inputs with the same readers share theirs.
     """
 
     def __init__(
@@ -33,8 +37,7 @@ class Channels:
         elsewhere: Callable[[], Container[str]],
     ) -> None:
         self.edges: list[Edge] = []
-        self.edge_of: dict[Value | Done | Items, int] = {}
-        self.result_of: dict[Made, int] = {}
+        self.edge_of: dict[tuple[Value | Done | Items, int], int] = {}
         self._flow = flow
         self._config = config
         self._elsewhere = elsewhere
@@ -56,19 +59,27 @@ class Channels:
                 alone = part if promised else None
                 bundles.setdefault((readers[part], route, alone), []).append(part)
         laid = [
-            InputBundle(self._lay(to, parts, route), tuple(part.key for part in parts))
+            InputBundle(edge, tuple(part.key for part in parts))
             for (to, route, _), parts in bundles.items()
+            for edge in self._lay(parts, EXECUTOR, to, self._label(parts), route)
         ]
         whole = Part(None)
         if whole in readers:
             # Alone in its frame, which then is the value itself.
-            edge = self._lay(readers[whole], [whole], self._input_route(whole))
-            laid.append(InputBundle(edge, (None,)))
+            to, route = readers[whole], self._input_route(whole)
+            edges = self._lay([whole], EXECUTOR, to, self._label([whole]), route)
+            laid += [InputBundle(edge, (None,)) for edge in edges]
         starts = [value for value in readers if isinstance(value, Start)]
         if starts:
             to = tuple(sorted(value.actor for value in starts))
-            laid.append(InputBundle(self._lay(to, starts, in_frames("same host")), ()))
+            for edge in self._lay([], EXECUTOR, to, self._label(starts), in_frames("same host")):
+                laid.append(InputBundle(edge, ()))
+                for actor in self.edges[edge].readers:
+                    self.edge_of[Start(actor), actor] = edge
         return tuple(laid)
+
+    def _label(self, values: Sequence[Value]) -> str:
+        return ", ".join(dict.fromkeys(map(self._flow.label, values)))
 
     def _input_route(self, part: Part) -> Route:
         return for_executor(self._flow.label(part), self._choose(part), alone=True)
@@ -104,44 +115,54 @@ class Channels:
             reason = "an effect: only that it has run"
             self._lay_plain(Done(value), writer, label, self._config.depth, reason)
 
-    def _lay(self, readers: tuple[int, ...], values: Sequence[Value], route: Route) -> int:
-        """Lay an edge that the executor writes."""
-        label = ", ".join(dict.fromkeys(map(self._flow.label, values)))
-        edge = self._add(EXECUTOR, readers, label, self._config.depth, route)
-        for value in values:
-            self.edge_of[value] = edge
-        return edge
-
     def _lay_made(self, value: Made, writer: int, readers: tuple[int, ...], label: str) -> None:
-        """Lay the edge of what a task makes; two where the executor cannot be on one with the others."""
-        depth = self._config.depth
+        """Lay the edges of what a task makes; the executor has its own where it cannot be on one with the
+        others."""
         route = self._choose(value)
         actors = tuple([reader for reader in readers if reader != EXECUTOR])
         stays = self._flow.nodes[value.task].stays
-        if stays is not None and actors != readers:
+        if actors == readers or (stays is None and route.in_frame):
+            self._lay([value], writer, readers, label, route)
+        elif stays is not None:
             there = in_frames("it stays on its actor until it is fetched")
-            edge = self._add(writer, (EXECUTOR,), label, depth, there, stays)
-            if not actors:
-                self.edge_of[value] = edge
-                return
-            self.result_of[value] = edge
-            self.edge_of[value] = self._add(writer, actors, label, depth, route)
-            return
-        if route.in_frame or actors == readers:
-            self.edge_of[value] = self._add(writer, readers, label, depth, route)
-            return
-        plain = for_executor(label, route, alone=not actors)
-        if not actors:
-            self.edge_of[value] = self._add(writer, readers, label, depth, plain)
-            return
-        self.edge_of[value] = self._add(writer, actors, label, depth, route)
-        self.result_of[value] = self._add(writer, (EXECUTOR,), label, depth, plain)
+            self._lay([value], writer, (EXECUTOR,), label, there, stays)
+            self._lay([value], writer, actors, label, route)
+        else:
+            plain = for_executor(label, route, alone=not actors)
+            self._lay([value], writer, actors, label, route)
+            self._lay([value], writer, (EXECUTOR,), label, plain)
 
     def _lay_plain(
         self, what: Done | Items | Made, writer: int, label: str, depth: int, reason: str
     ) -> None:
         """Lay an edge to the executor that no hint is about."""
-        self.edge_of[what] = self._add(writer, (EXECUTOR,), label, depth, in_frames(reason))
+        self.edge_of[what, EXECUTOR] = self._add(
+            writer, (EXECUTOR,), label, depth, in_frames(reason)
+        )
+
+    def _lay(
+        self,
+        values: Sequence[Value],
+        writer: int,
+        readers: tuple[int, ...],
+        label: str,
+        route: Route,
+        stays: tuple[str, bool] | None = None,
+    ) -> list[int]:
+        """Lay the edges on which ``values`` come in one frame, as many as it takes for so many readers."""
+        own = route
+        parts = [
+            readers[first : first + MOST_READERS] for first in range(0, len(readers), MOST_READERS)
+        ]
+        laid: list[int] = []
+        for number, part in enumerate(parts, 1):
+            if len(parts) > 1:
+                why = f"{number} of {len(parts)} edges, which have at most {MOST_READERS} readers each"
+                route = replace(own, reason=f"{own.reason}; {why}")
+            edge = self._add(writer, part, label, self._config.depth, route, stays)
+            laid.append(edge)
+            self.edge_of.update({(value, reader): edge for value in values for reader in part})
+        return laid
 
     def _add(
         self,

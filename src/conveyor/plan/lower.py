@@ -16,7 +16,7 @@ from conveyor.device import registry
 from conveyor.exceptions import GraphError
 from conveyor.plan.channels import Channels
 from conveyor.plan.flow import flow_of
-from conveyor.plan.model import Const, Leaf, Passed, Plan, Reg, Shape
+from conveyor.plan.model import EXECUTOR, Const, Leaf, Passed, Plan, Reg, Shape
 from conveyor.plan.schedule import make_schedule
 from conveyor.plan.template import template
 from conveyor.plan.values import Done, Items
@@ -68,17 +68,19 @@ def lower(
         programs=programs,
         order=order,
         inputs=channels.inputs,
-        outputs=tuple(channels.result_of.get(value, edge_of[value]) for value in flow.outputs),
+        outputs=tuple(edge_of[value, EXECUTOR] for value in flow.outputs),
         multi_output=graph.multi_output,
         positional=positional,
         keywords=keywords,
-        whole_input=graph.whole and not graph.keys and len(channels.inputs) == 1,
+        whole_input=graph.whole
+        and not graph.keys
+        and all(bundle.keys == (None,) for bundle in channels.inputs),
         depth=config.depth,
         shape=_shape(graph),
-        effects=tuple(edge_of[Done(value)] for value in flow.effects),
+        effects=tuple(edge_of[Done(value), EXECUTOR] for value in flow.effects),
         streams=tuple(
-            (edge_of[items.made], edge)
-            for items, edge in edge_of.items()
+            (edge_of[items.made, EXECUTOR], edge)
+            for (items, _), edge in edge_of.items()
             if isinstance(items, Items)
         ),
         overlap=config.overlap,

@@ -203,7 +203,7 @@ class Plan(Struct, frozen=True):
     programs: one for each actor, at the actor's number.
     order: the numbers of all tasks in an order that every program keeps to; whatever a task needs is
         made before it.
-    inputs: the edges that the executor writes.
+    inputs: the edges that the executor writes; several with the same keys where many read these.
     outputs: the edges that it reads, one for each output in order (an edge may stand there twice).
     multi_output: a list of results is asked for, not one.
     positional, keywords: what ``execute`` must be given.

@@ -10,7 +10,7 @@ from conveyor.dag.containers import find_nodes
 from conveyor.dag.node import record_of
 from conveyor.plan.channels import Channels
 from conveyor.plan.flow import Flow
-from conveyor.plan.model import Argument, Const, Nested, Program, Reg, Task
+from conveyor.plan.model import EXECUTOR, Argument, Const, Nested, Program, Reg, Task
 from conveyor.plan.steps import Await, Call, Recv, Send, Step
 from conveyor.plan.template import template
 from conveyor.plan.values import Done, Items, Made, Part, Value
@@ -48,7 +48,7 @@ class _Placing:
         #: By edge, what an actor has not been made to send yet.
         self.unsent = {
             edge: what
-            for what, edge in (*channels.edge_of.items(), *channels.result_of.items())
+            for (what, _), edge in channels.edge_of.items()
             if isinstance(what, (Made, Done))
         }
         self.steps: list[list[Step]] = [[] for _ in flow.actors]
@@ -59,7 +59,7 @@ class _Placing:
         flow, actor = self.flow, self.flow.actor_of[index]
         registers = self.registers[actor]
         missing = {
-            self.channels.edge_of[value]: value
+            self.channels.edge_of[value, actor]: value
             for value in flow.needs[index]
             if value not in registers
         }
@@ -99,9 +99,9 @@ class _Placing:
         whole = Made(index, None)
         made = (whole, *[Made(index, i) for i in range(node.num_returns or 0)])
         out, *outs = [self.register(m, actor) if m in readers else None for m in made]
-        if out is None and Done(whole) in edge_of:
+        if out is None and (Done(whole), EXECUTOR) in edge_of:
             out = self.register(whole, actor)
-        items = edge_of[Items(whole)] if node.streams else None
+        items = edge_of[Items(whole), EXECUTOR] if node.streams else None
         return Call(index, out, tuple(outs), items, self.met_by(node))
 
     def met_by(self, node: MethodNode) -> tuple[int, ...]:

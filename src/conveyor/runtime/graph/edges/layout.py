@@ -8,7 +8,6 @@ from msgspec import Struct, field
 
 from conveyor import _core
 from conveyor.codec.sealed import Sealed
-from conveyor.exceptions import GraphError
 from conveyor.plan.model import EXECUTOR, Plan, Program, Promise, Task
 from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
 from conveyor.runtime.graph.edges.beside import ConduitEnd, Whereabouts, make_wire, wire_bytes
@@ -117,11 +116,6 @@ def lay_out(
     offsets: list[int] = []
     top = 0
     for edge in plan.edges:
-        if len(edge.readers) > _core.MAX_READERS:
-            raise GraphError(
-                f"{edge.source} goes to {len(edge.readers)} readers in this graph; one value can have "
-                f"at most {_core.MAX_READERS}. Have some of them get it from an actor that passes it on"
-            )
         offsets.append(top)
         top += _core.Segment.ring_bytes(slots_of(edge.depth), stride, len(edge.readers))
     wires: dict[int, int] = {}

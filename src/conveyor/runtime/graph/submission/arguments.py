@@ -66,7 +66,7 @@ def match_inputs(
     """
     check_inputs(plan, name, args, kwargs)
     if plan.whole_input:
-        return args
+        return args * len(plan.inputs)
     return tuple(_frame(bundle.keys, args, kwargs) for bundle in plan.inputs)
 
 

@@ -94,8 +94,9 @@ class GateEntry:
         self._short_way: _core.ShortWay | None = None
         self._arranged = results.single or results.as_read
         self._promises = InputPromises(plan)
-        inputs = None if plan.whole_input else whole_arguments(plan)
-        usual = (plan.whole_input or inputs is not None) and plan.shape is None
+        alone = plan.whole_input and len(plan.inputs) == 1
+        inputs = None if alone else whole_arguments(plan)
+        usual = (alone or inputs is not None) and plan.shape is None
         if usual and self._plain and not self._promises:
             # Neither it nor what it holds refers to us: the graph ends with the last who knows it.
             self._short_way = _core.ShortWay(
