@@ -32,6 +32,13 @@ class Actor:
     def stays(self, x):
         return self.array(x)
 
+    def same(self, x):
+        return x
+
+    def written(self, array, by):
+        array += by
+        return float(np.mean(array))
+
     def one(self):
         return 1
 
@@ -73,6 +80,24 @@ def test_all_of_them_get_what_a_task_makes(engine, maker):
             array, *results = get(ref)
             assert results == [20_000.0 * array[0]] * 5
             assert np.all(array == array[0])
+
+
+@pytest.mark.usefixtures("pairs")
+@pytest.mark.parametrize("passed_on", [False, True])
+@pytest.mark.parametrize("maker", ["array", "made_in_place"])
+def test_the_only_reader_of_a_channel_writes_to_its_own_value(local, maker, passed_on):
+    readers = [Actor.remote() for _ in range(4)]  # and the driver: the last is alone on its channel
+    source, between = Actor.remote(), Actor.remote()
+    with InputNode() as inp:
+        made = getattr(source, maker).bind(inp)
+        if passed_on:
+            made = between.same.bind(made)
+        written = readers[-1].written.bind(made, 1)
+        dag = MultiOutputNode([written, made, *(actor.total.bind(made) for actor in readers[:3])])
+    with dag.compile() as graph:
+        for i in range(10):
+            mean, array, *totals = get(graph.execute(i))
+            assert (mean, np.mean(array), totals) == (i + 1, i, [20_000.0 * i] * 3)
 
 
 @pytest.mark.usefixtures("pairs")
