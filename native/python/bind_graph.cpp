@@ -372,6 +372,12 @@ void bind_graph(nb::module_& m) {
       .def("_siblings", &ref_siblings)
       .def("_claim", [](RefCore& ref, nb::handle by) { return ref.claim(by.ptr()); }, "by"_a)
       .def("_unclaim", [](RefCore& ref, nb::handle by) { ref.unclaim(by.ptr()); }, "by"_a)
+      .def("_move", [](RefCore& ref, nb::object source, nb::object gate) {
+             CONVEYOR_ASSERT(ref.number < 0);
+             ref.gate = nb::cast<Gated*>(gate);
+             std::swap(ref.source, source);  // what they replace may run any code when it goes: last
+             std::swap(ref.gate_object, gate);
+           }, "source"_a, "gate"_a)
       .def_ro("_source", &RefCore::source)
       .def_ro("_gate", &RefCore::gate_object)
       .def_rw("_number", &RefCore::number)

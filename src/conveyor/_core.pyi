@@ -1241,6 +1241,9 @@ class RefCore:
     _passed: int
     """To whom it was passed (``runtime.calls.arguments``)."""
 
+    def _move(self, source: Any, gate: Gate) -> None:
+        """Have the result come from there. It has not been submitted yet."""
+
     def _settled_now(self) -> Any:
         """``_outcome``, which is what has come if anything has."""
 

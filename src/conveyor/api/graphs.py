@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from conveyor.api.actor_handle import ActorHandle, check_owner
-from conveyor.api.remote_function import cores, start_worker
+from conveyor.api.remote_function import start_worker
 from conveyor.config import Config
 from conveyor.dag import hooks
 from conveyor.later import import_later
 from conveyor.runtime import context
+from conveyor.runtime.calls.functions import cores
 from conveyor.runtime.protocol import ActorId
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class _Host:
         for task, worker in place(shape, config.function_workers or cores()).items():
             if worker not in workers:
                 assert task.function is not None
-                workers[worker] = start_worker(task.function)
+                workers[worker] = start_worker(task.function.is_async, task.function.options)
             placement[task] = workers[worker]._id
         # The graph keeps its workers; they end with it.
         return context.current().compile(root, config, placement)

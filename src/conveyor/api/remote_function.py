@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 from conveyor.api.actor_class import ActorClass
@@ -20,7 +20,6 @@ from conveyor.dag.methods import bind, check_arguments
 from conveyor.exceptions import GraphError
 from conveyor.runtime import context
 from conveyor.runtime.calls.call import ASYNC_FUNCTION, FUNCTION, OPEN_FUNCTION
-from conveyor.runtime.protocol import Runtime
 from conveyor.tracebacks import trimmed
 from conveyor.typevars import P, ResultT, Unpack
 
@@ -213,34 +212,23 @@ def call_function(
 ) -> Any:
     """Call ``function`` in the actor ``on``, or in a worker of this process."""
     runtime = context.current()
-    actor = on or _idle_worker(runtime, function)
-    check_usable(actor)
     name, args = function.name, (function.call, *args)
-    if function.is_generator and num_returns == 1:
-        return runtime.stream(actor._id, name, function.is_async, args, kwargs, OPEN_FUNCTION)
+    streams = function.is_generator and num_returns == 1
     what = ASYNC_FUNCTION if function.is_async and not function.is_generator else FUNCTION
+    actor = on
+    if actor is None:
+        start = partial(start_worker, function.is_async, function.options)
+        functions = runtime.functions(function.worker, start)
+        if not (streams or function.is_async):
+            return functions.call((name, args, dict(kwargs) if kwargs else None, num_returns, what))
+        actor = functions.least_busy()
+    check_usable(actor)
+    if streams:
+        return runtime.stream(actor._id, name, function.is_async, args, kwargs, OPEN_FUNCTION)
     return runtime.call(actor._id, name, args, kwargs, num_returns, what)
 
 
-def start_worker(function: Function) -> ActorHandle:
-    """A worker for ``function`` and those like it."""
-    options: dict[str, Any] = dict(function.options)
-    worker: type = AsyncFunctionWorker if function.is_async else FunctionWorker
-    return ActorClass(worker, ActorOptions().updated(**options)).remote()
-
-
-def cores() -> int:
-    """How many processes can run at once."""
-    return len(os.sched_getaffinity(0))
-
-
-def _idle_worker(runtime: Runtime, function: Function) -> ActorHandle:
-    """The worker with the least to do; a new one, up to as many as there are cores, if all are busy."""
-    workers: list[ActorHandle] = runtime.function_workers.setdefault(function.worker, [])
-    workers[:] = [worker for worker in workers if runtime.is_alive(worker._id)]
-    loads = [(runtime.outstanding(worker._id), i) for i, worker in enumerate(workers)]
-    least, at = min(loads, default=(1, -1))
-    if least and len(workers) < cores():
-        workers.append(start_worker(function))
-        return workers[-1]
-    return workers[at]
+def start_worker(is_async: bool, options: Iterable[tuple[str, Hashable]]) -> ActorHandle:
+    """Start a worker for functions with these options."""
+    worker: type = AsyncFunctionWorker if is_async else FunctionWorker
+    return ActorClass(worker, ActorOptions().updated(**dict(options))).remote()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from conveyor.codec import SentDefinitions
 from conveyor.codec.direct import Direct
 from conveyor.runtime import registrations
 from conveyor.runtime.calls.call import CLOSE, METHOD, OPEN
+from conveyor.runtime.calls.functions import Functions
 from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.calls.pump import Pump
@@ -71,8 +72,8 @@ class CallingRuntime:
         #: By the number of the actor.
         self.links: dict[int, Link] = {}
         self._origins: Origins | None = None
-        #: Handles of workers for functions called here, by their options.
-        self.function_workers: dict[Hashable, list[Any]] = {}
+        #: Functions called here, by the options of their workers.
+        self._functions: dict[Hashable, Functions] = {}
         self.stream_numbers = itertools.count()
 
     @property
@@ -113,6 +114,8 @@ class CallingRuntime:
         self.process.ring()
         for link in links:
             link.fail_pending()
+        for functions in list(self._functions.values()):
+            functions.fail_if_lost()
 
     def find_transport(self, name: str) -> bytes | None:
         return registrations.KNOWN.get(name)
@@ -125,14 +128,12 @@ class CallingRuntime:
         link = self.links.get(actor.index)
         return self.link(actor) if link is None or link.gone else link
 
-    def is_alive(self, actor: ActorId) -> bool:
-        """False if a call would raise that ``actor`` has died."""
-        raise NotImplementedError
-
-    def outstanding(self, actor: ActorId) -> int:
-        """How many calls from here ``actor`` has not answered yet."""
-        link = self.links.get(actor.index)
-        return 0 if link is None else link.outstanding
+    def functions(self, kind: Hashable, start: Callable[[], Any]) -> Any:
+        found = self._functions.get(kind)
+        if found is None:
+            made = Functions(self.process, self.pump, start, lambda one: self._known_link(one._id))
+            found = self._functions.setdefault(kind, made)
+        return found
 
     def stream(
         self,

@@ -7,7 +7,7 @@ processes, an actor's process and the inline engine each provide one.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from msgspec import Struct, field
@@ -159,6 +159,19 @@ class ActorId(Struct, frozen=True):
     name: str
 
 
+class Functions(Protocol):
+    """Calls of functions that share workers."""
+
+    def call(self, call: Any) -> Any:
+        """Start a ``runtime.calls.call.Call`` in a worker that is free, or as soon as one is; a ref, or a
+        list of refs where several results are wanted."""
+        ...
+
+    def least_busy(self) -> Any:
+        """The handle of the worker with the least to do, for a call that is made in it at once."""
+        ...
+
+
 class Runtime(Protocol):
     """What ``api`` and ``dag`` need of the process they run in."""
 
@@ -243,13 +256,9 @@ class Runtime(Protocol):
         before, and goes ahead of the caller's calls that have not been sent."""
         ...
 
-    #: Handles of workers for functions called here, by their options.
-    function_workers: dict[Hashable, list[Any]]
-
-    def is_alive(self, actor: ActorId) -> bool: ...
-
-    def outstanding(self, actor: ActorId) -> int:
-        """How many calls from here ``actor`` has not answered yet."""
+    def functions(self, kind: Hashable, start: Callable[[], Any]) -> Functions:
+        """Calls from here of the functions that share workers of that ``kind``; ``start()`` starts one and
+        returns its handle."""
         ...
 
     def stream(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.exceptions import ActorDiedError, GraphError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ConveyorError,
+    DeadlockError,
+    ExecutionCancelledError,
+    GraphError,
+    SerializationError,
+    WaitTimeoutError,
+)
 
 OFFSET = 100
 
@@ -204,3 +213,173 @@ def test_wrong_options(local):
         later.options(on=Actor.remote())
     with pytest.raises(GraphError, match="function_workers"):
         square.bind(InputNode()).compile(function_workers=0)
+
+
+@conveyor.remote
+def opened(path: str) -> str:
+    """Wait until somebody writes to the named pipe."""
+    with open(path) as pipe:
+        return pipe.read()
+
+
+@conveyor.remote
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@pytest.fixture
+def held(local, tmp_path):
+    """A call that lasts until its pipe is written to, which the second item does; other workers are free."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs a second worker")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    # These are fast, and so might be the next ones, as far as anybody knows.
+    conveyor.get([square.remote(i) for i in range(300)])
+    return opened.remote(str(pipe)), lambda: pipe.write_text("now")
+
+
+def test_no_call_waits_behind_a_long_one(held):
+    long, go = held
+    short = [square.remote(i) for i in range(300)]
+    sums = [total.remote([i, 1]) for i in range(300)]
+    passed_on = [square.remote(one) for one in short]
+    assert conveyor.get(short, timeout=WAIT) == [i**2 for i in range(300)]
+    assert conveyor.get(sums, timeout=WAIT) == [i + 1 for i in range(300)]
+    assert conveyor.wait(passed_on, num_returns=300, timeout=WAIT)[1] == []
+    assert not long.done()
+    go()
+    assert conveyor.get(long, timeout=WAIT) == "now"
+
+
+def test_a_call_that_lacks_an_argument_keeps_no_worker(held):
+    long, go = held
+    lacking = [join.remote(long, i) for i in range(10)]
+    assert conveyor.get([square.remote(i) for i in range(100)], timeout=WAIT)[-1] == 99**2
+    assert not any(one.done() for one in lacking)
+    go()
+    assert conveyor.get(lacking, timeout=WAIT) == [["now", i, None] for i in range(10)]
+
+
+@pytest.fixture
+def all_held(local, tmp_path):
+    """Calls for all workers, each of which lasts until the second item is called, and waits nowhere."""
+    pipes = [tmp_path / f"pipe {i}" for i in range(len(os.sched_getaffinity(0)))]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    calls = [opened.remote(str(pipe)) for pipe in pipes]
+    return calls, lambda: [pipe.write_text("now") for pipe in pipes]
+
+
+def test_arguments_are_taken_when_the_call_is_made(all_held):
+    _, go = all_held
+    numbers = [1, 2]
+    later = total.remote(numbers)
+    numbers.append(3)
+    go()
+    assert conveyor.get(later, timeout=WAIT) == 3
+
+
+def test_a_call_that_waits_for_a_worker_can_be_cancelled_and_timed(all_held, tmp_path):
+    calls, go = all_held
+    made = tmp_path / "made"
+    unwanted = touch.remote(str(made))
+    wanted = square.remote(3)
+    with pytest.raises(
+        WaitTimeoutError, match=r"<functions>.square \(not sent yet\); 2 calls wait for a"
+    ):
+        conveyor.get(wanted, timeout=0.01)
+    assert conveyor.wait([unwanted, wanted], timeout=0.01) == ([], [unwanted, wanted])
+    assert unwanted.cancel()
+    with pytest.raises(ExecutionCancelledError, match="touch"):
+        conveyor.get(unwanted)
+    go()
+    assert conveyor.get([*calls, wanted], timeout=WAIT) == ["now"] * len(calls) + [9]
+    assert not made.exists()
+
+
+@conveyor.remote
+def touch(path: str) -> None:
+    open(path, "w").close()
+
+
+def test_what_cannot_be_sent_raises_where_it_is_called(all_held):
+    _, go = all_held
+    with pytest.raises(SerializationError, match="total"):
+        total.remote([threading.Lock()])
+    go()
+    assert conveyor.get(square.remote(2), timeout=WAIT) == 4
+
+
+def test_several_results_and_errors_of_calls_that_have_waited(all_held):
+    _, go = all_held
+    parts, failed = split.remote(42), fail.remote(3)
+    behind = square.remote(failed)
+    go()
+    assert conveyor.get(parts, timeout=WAIT) == [4, 2]
+    for ref in (failed, behind):
+        with pytest.raises(ValueError, match="no 3"):
+            conveyor.get(ref, timeout=WAIT)
+
+
+def test_awaited_while_it_waits_for_a_worker(all_held):
+    _, go = all_held
+
+    async def awaits() -> int:
+        wanted = asyncio.ensure_future(square.remote(5))
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(go)
+        return await wanted
+
+    assert asyncio.run(awaits()) == 25
+
+
+def test_what_waits_is_run_by_the_workers_that_are_left(held):
+    long, go = held
+    ended = end.remote(3)
+    kept = [square.remote(i) for i in range(20)]
+    go()
+    assert conveyor.get(kept, timeout=WAIT) == [i**2 for i in range(20)]
+    with pytest.raises(ActorDiedError, match="exited with code 3"):
+        conveyor.get(ended, timeout=WAIT)
+    assert conveyor.get(long, timeout=WAIT) == "now"
+
+
+def test_what_waits_fails_with_the_last_worker(local):
+    workers = len(os.sched_getaffinity(0))
+    ended = [end.remote(3) for _ in range(workers)]
+    waited = square.remote(3)
+    for ref in (*ended, waited):
+        with pytest.raises(ActorDiedError, match="exited with code 3"):
+            conveyor.get(ref, timeout=WAIT)
+    assert conveyor.get(square.remote(3), timeout=WAIT) == 9
+
+
+def test_what_waits_fails_with_the_session(local, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refs = [opened.remote(str(pipe)) for _ in range(20)]
+    conveyor.shutdown()
+    for ref in refs:
+        with pytest.raises(ConveyorError):
+            ref.get()
+
+
+@conveyor.remote
+class Caller:
+    def value(self) -> int:
+        return 1
+
+    def calls_functions(self, me: Any) -> Any:
+        return conveyor.get([asks.remote(me) for _ in range(20)][-1])
+
+
+@conveyor.remote
+def asks(actor: Any) -> int:
+    return conveyor.get(actor.value.remote())
+
+
+def test_a_cycle_through_calls_that_wait_is_found(local):
+    caller = Caller.remote()
+    with pytest.raises(DeadlockError):
+        conveyor.get(caller.calls_functions.remote(caller), timeout=WAIT)

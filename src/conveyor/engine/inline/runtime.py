@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -29,6 +29,7 @@ from conveyor.plan import lower
 from conveyor.runtime import context, ending
 from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.calls.call import Call
 from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.processes.record import Actor as Lasting
@@ -60,6 +61,24 @@ class _Retained:
         # Nothing ends in a forked child, nor when the session has ended.
         if context.running() is self._runtime:
             self._runtime.release(self._actor)
+
+
+class InlineFunctions:
+    """Calls of functions, by one worker: nothing runs beside anything else."""
+
+    def __init__(self, runtime: InlineRuntime, start: Callable[[], Any]) -> None:
+        self._runtime = runtime
+        self._start = start
+        self._worker: Any = None
+
+    def call(self, call: Call) -> Any:
+        return self._runtime.link(self.least_busy()._id).call(call)
+
+    def least_busy(self) -> Any:
+        worker = self._worker
+        if worker is None or not self._runtime.actor(worker._id).alive:
+            self._worker = worker = self._start()
+        return worker
 
 
 class InlineRuntime(CallingRuntime):
@@ -96,6 +115,7 @@ class InlineRuntime(CallingRuntime):
         self._crossing = Crossing(self.process, CALL_STRIDE)
         self._actors: dict[int, Actor] = {}
         self._names: dict[str, ActorId] = {}
+        self._inline_functions: dict[Hashable, InlineFunctions] = {}
         self._loops: WeakSet[Loop] = WeakSet()
         self._of_class: Counter[str] = Counter()
         self._actor_numbers = itertools.count(1)
@@ -316,8 +336,8 @@ class InlineRuntime(CallingRuntime):
         self.chores.do()  # no other thread would
         return ActorLink(self.actor(actor), self._inside)
 
-    def is_alive(self, actor: ActorId) -> bool:
-        return self.actor(actor).alive
+    def functions(self, kind: Hashable, start: Callable[[], Any]) -> InlineFunctions:
+        return self._inline_functions.setdefault(kind, InlineFunctions(self, start))
 
     # Graphs
 

@@ -180,9 +180,6 @@ class ActorRuntime(CallingRuntime):
             error = RuntimeStateError(text)
         self._requests.tell(Refuse(tag, error))
 
-    def is_alive(self, actor: ActorId) -> bool:
-        return not self.link(actor).gone
-
     def _open(self, request: Request) -> socket.socket:
         with explained("open a connection to the driver"):
             _, fds = self._requests.ask(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from conveyor import _core
@@ -23,7 +23,14 @@ from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.calls.constructor import Unmade, unmade
 from conveyor.runtime.calls.held_up import held_up
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
-from conveyor.runtime.calls.pending import Waiting, first_lacked, lacked_now, place_of, withdraw
+from conveyor.runtime.calls.pending import (
+    Entry,
+    Waiting,
+    first_lacked,
+    lacked_now,
+    place_of,
+    withdraw,
+)
 from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
@@ -104,13 +111,16 @@ class Link:
         # This process, as the actor knows it.
         self._caller = process.identity
 
-    def call(self, call: Call, again: bool = False) -> Any:
+    def call(self, call: Call, again: bool = False, most_before: int | None = None) -> Any:
         """Start a call; one ref, or a list of them if it has several results. ``again``: it was made before,
-        and has failed, and overtakes what waits here."""
+        and has failed, and overtakes what waits here. ``most_before``: where more calls are before it, it is
+        not made, and ``None`` is returned."""
         method, args, kwargs, returns, what = call
         given = call
         had_refs = has_refs = refs_among(args, kwargs or _NO_NAMES)
         with self.lock:
+            if most_before is not None and self.outstanding > most_before:
+                return None
             sent = None
             gone = not self._pending and self.gone
             if not self._pending and not gone:
@@ -142,7 +152,7 @@ class Link:
             elif not gone:
                 ref = self._submit_later(call, has_refs, again)
         if gone:  # without the lock: the thread that is told how it has ended may need that
-            raise self._why_gone()
+            raise self.why_gone()
         if returns == 1:
             return ref
         return elements_of(ref, count_of(returns))
@@ -161,7 +171,7 @@ class Link:
     def _is_dead(self) -> bool:
         return self._process.board.gone(self.actor_slot, self._incarnation)
 
-    def _why_gone(self) -> ConveyorError:
+    def why_gone(self) -> ConveyorError:
         if self._process.ended and not self._is_control:
             return ending.error()
         if self._to_itself and self._process.loop_over:
@@ -215,6 +225,23 @@ class Link:
             self.flush()  # what it waits for may have come before the pump knew of it
         return ref
 
+    def send(self, take: Callable[[], Sequence[Entry]]) -> None:
+        """Send the calls that ``take()`` gives, which have waited elsewhere; what cannot be sent, later."""
+        with self.lock:
+            entries = take()
+            self._pending.extend(entries)
+            self.flush()
+            waiting = bool(self._pending)
+        if waiting:
+            try:
+                self._pump.add(self)
+            except Exception as error:  # nobody would send them
+                with self.lock:
+                    for ref, *_ in entries:
+                        if withdraw(self._pending, ref):
+                            ref._fail(error)
+            self.flush()  # what they wait for may have come before the pump knew of them
+
     def _fail(self, ref: CallRef, error: BaseException) -> None:
         """The call of ``ref`` cannot be sent because of ``error``."""
         ref._fail(error)
@@ -241,7 +268,7 @@ class Link:
     def flush(self) -> bool:
         """Submit what can be submitted, in order. True if nothing is pending any more."""
         if self._pending and self.gone:
-            self._why_gone()  # which may wait until that is known: not with the lock
+            self.why_gone()  # which may wait until that is known: not with the lock
         with self.lock:
             while self._pending:
                 ref, call, taken, site = self._pending[0]
@@ -256,7 +283,7 @@ class Link:
                     return False
                 try:
                     if self.gone:
-                        raise self._why_gone()
+                        raise self.why_gone()
                     if site is not None:
                         call = with_values(call, self._actor, self._process, site)
                         self._pending[0] = (ref, call, taken, None)
@@ -416,7 +443,7 @@ class Link:
         if value is EMPTY and gone and ref._outcome is EMPTY:
             if not self._is_dead:  # it may still come, and would be kept as long as a ref is held
                 self.gate.drop(ref._number, 0)
-            raise final(self._why_gone())
+            raise final(self.why_gone())
         return value
 
     def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:

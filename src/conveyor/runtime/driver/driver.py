@@ -261,9 +261,6 @@ class Driver(CallingRuntime):
             if self.links.get(record.id.index) is record.calls:
                 self.links.pop(record.id.index, None)
 
-    def is_alive(self, actor: ActorId) -> bool:
-        return self.table.record(actor).alive
-
     def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
         self.supervisor.kill(actor, no_restart, graceful)
 
