@@ -65,8 +65,8 @@ class Worker:
         self._since = _core.monotonic()
         self._pace = _AHEAD
 
-    def learn(self) -> None:
-        """Look how long its last calls have taken."""
+    def learn(self) -> int:
+        """Look how long its last calls have taken. Returns how many it may be given."""
         done = self.link.gate.completed
         if done != self._done:
             now = _core.monotonic()
@@ -75,6 +75,7 @@ class Worker:
             self._done, self._since = done, now
         elif not self.link.outstanding:
             self.begin()
+        return self.room
 
     @property
     def room(self) -> int:
@@ -119,6 +120,8 @@ class Functions:
         #: handlers.
         self.lock = threading.RLock()
         self._workers: list[Worker] = []
+        #: To the worker that was started last, which may be dead.
+        self._last: Any = None
         self._starting = 0
         self._most = cores()
         self._deaths = process.board.deaths
@@ -146,15 +149,14 @@ class Functions:
         with self.lock:
             known = bool(self._waiting)  # to the pump
             self._waiting[ref] = ref, waits, taken, users_site() if has_refs else None
-        if not self.flush():
+        if not self.flush() and not known:
             try:
                 self._pump.add(self)
             except BaseException:
                 with self.lock:  # nobody would send it
                     if self._waiting.pop(ref, None) is not None:
                         raise
-            if not known:
-                self.flush()  # what it waits for may have come before the pump knew of it
+            self.flush()  # what it waits for may have come before the pump knew of it
         return elements_of(ref, count_of(returns))
 
     def least_busy(self) -> Any:
@@ -182,27 +184,24 @@ class Functions:
         return (worker, worker.link.outstanding) if room > 0 else (None, 0)
 
     def _forget_dead(self) -> None:
-        """Keep those that live; the last one, where none does, knows why. With the lock."""
+        """Keep the workers that live. With the lock."""
         deaths = self._process.board.deaths
         if deaths != self._deaths:
             self._deaths = deaths
-            living = [worker for worker in self._workers if not worker.link.gone]
-            self._workers = living or self._workers[-1:]
+            self._workers = [worker for worker in self._workers if not worker.link.gone]
 
     def _start(self) -> Worker | None:
         """Start a worker, unless there are as many as there are cores."""
-        if len(self._workers) >= self._most and not self._workers[-1].link.gone:
-            return None
         with self.lock:
-            living = [worker for worker in self._workers if not worker.link.gone]
-            if living and len(living) + self._starting >= self._most:
+            if self._workers and len(self._workers) + self._starting >= self._most:
                 return None
             self._starting += 1
         try:
             handle = self._start_worker()
             worker = Worker(handle, self._link(handle))
             with self.lock:
-                self._workers = [*(one for one in self._workers if not one.link.gone), worker]
+                self._workers.append(worker)
+                self._last = worker.link
                 return worker
         finally:
             with self.lock:
@@ -214,7 +213,8 @@ class Functions:
     @property
     def gate(self) -> _core.Gate:
         """The gate of any worker: what rings for a ref that waits here."""
-        return self._workers[0].link.gate
+        gate: _core.Gate = self._last.gate
+        return gate
 
     @property
     def has_pending(self) -> bool:
@@ -235,20 +235,24 @@ class Functions:
         """The worker that may be given the most calls, and those of the first that lack no argument."""
         with self.lock:
             self._forget_dead()
-            for one in self._workers:
-                one.learn()
-            worker = max(self._workers, key=_room)
-            if worker.link.gone and len(self._workers) > 1:  # its process lives, and takes no calls
+            rooms = [worker.learn() for worker in self._workers]
+            room = max(rooms, default=0)
+            if room <= 0:
+                return None, []
+            worker = self._workers[rooms.index(room)]
+            if worker.link.gone:  # its process lives, and takes no calls from here
                 self._workers.remove(worker)
                 return self._next()
-            first = list(islice(self._waiting.values(), _LOOKED_THROUGH if worker.room > 0 else 0))
+            first = list(islice(self._waiting.values(), _LOOKED_THROUGH))
         # Without the lock: a stream that is an argument asks for its items.
         ready = [one for one in first if one[3] is None or lacked(one[1]) is None]
-        return (worker if ready and not worker.link.gone else None), ready
+        return (worker if ready else None), ready
 
     def _take(self, worker: Worker, ready: list[Entry]) -> list[Entry]:
         """Give as many of these to a worker as it has room for. With the lock of its link."""
         with self.lock:
+            if worker not in self._workers:  # it has died just now
+                return []
             # Others have a share, too.
             most = max(0, min(worker.room, -(-len(self._waiting) // len(self._workers))))
             taken = list(islice((one for one in ready if one[0] in self._waiting), most))
@@ -260,13 +264,10 @@ class Functions:
     def fail_if_lost(self) -> bool:
         """Fail what waits if there is no worker any more, or no session. Whether that was so."""
         with self.lock:
-            if (
-                not self._waiting
-                or self._starting
-                or not all(one.link.gone for one in self._workers)
-            ):
+            self._forget_dead()
+            if not self._waiting or self._starting or (self._workers and not self._process.ended):
                 return False
-            last = self._workers[-1].link
+            last = self._last
         error = last.why_gone()  # which may wait until that is known: not with the lock
         with self.lock:
             lost = list(self._waiting)
