@@ -116,13 +116,15 @@ class Functions:
         self._pump = pump
         self._start_worker = start
         self._link = link
+        #: Held by who starts a worker. Reentrant, as the other one.
+        self._starts = threading.RLock()
         #: Guards what follows. Nobody sends or starts anything while it is held. Reentrant, for signal
         #: handlers.
         self.lock = threading.RLock()
         self._workers: list[Worker] = []
         #: To the worker that was started last, which may be dead.
         self._last: Any = None
-        self._starting = 0
+        self._starting = False
         self._most = cores()
         self._deaths = process.board.deaths
         self._waiting: OrderedDict[Ref, Entry] = OrderedDict()
@@ -192,21 +194,22 @@ class Functions:
 
     def _start(self) -> Worker | None:
         """Start a worker, unless there are as many as there are cores."""
-        with self.lock:
-            if self._workers and len(self._workers) + self._starting >= self._most:
+        if len(self._workers) >= self._most:
+            return None
+        with self._starts:
+            if len(self._workers) >= self._most:  # others have been started meanwhile
                 return None
-            self._starting += 1
-        try:
-            handle = self._start_worker()
-            worker = Worker(handle, self._link(handle))
-            with self.lock:
-                self._workers.append(worker)
-                self._last = worker.link
-                return worker
-        finally:
-            with self.lock:
-                self._starting -= 1
-            self._process.ring()  # who waits may have waited for just this
+            self._starting = True
+            try:
+                handle = self._start_worker()
+                worker = Worker(handle, self._link(handle))
+                with self.lock:
+                    self._workers.append(worker)
+                    self._last = worker.link
+            finally:
+                self._starting = False
+                self._process.ring()  # who waits may have waited for just this
+        return worker
 
     # What waits
 
