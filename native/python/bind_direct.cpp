@@ -50,6 +50,17 @@ size_t packed_size(const std::vector<iovec>& ranges) {
 
 std::vector<iovec> ranges_of(nb::bytes table) { return ranges_of(std::string_view(table.c_str(), table.size())); }
 
+// The bytes of ranges that are to be copied to these. They are given by whoever made the value: nothing is written beside.
+size_t as_long(const std::vector<iovec>& from, const std::vector<iovec>& to) {
+  if (from.size() != to.size()) throw nb::value_error("as much room as ranges");
+  size_t bytes = 0;
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (from[i].iov_len != to[i].iov_len) throw nb::value_error("a room is not as long as its range");
+    bytes += to[i].iov_len;
+  }
+  return bytes;
+}
+
 // Whether this process looks for writes to what is kept.
 std::atomic<bool> checks_writes{false};
 
@@ -244,25 +255,22 @@ void bind_direct(nb::module_& m) {
     read(pid, std::move(from), std::move(to), anchor, number, at);
     return buffers;
   }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "into"_a);
-  m.def("read_peer_into", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, nb::sequence into) {
-    std::vector<iovec> from = ranges_of(table), to;
-    Views views;
-    const size_t count = nb::len(into);
-    if (count != from.size()) throw nb::value_error("as many buffers as ranges");
-    views.all.reserve(count);
-    to.reserve(count);
-    size_t bytes = 0;
-    for (size_t i = 0; i < count; ++i) {
-      Py_buffer view;
-      const nb::object buffer = into[i];
-      if (PyObject_GetBuffer(buffer.ptr(), &view, PyBUF_WRITABLE | PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
-      views.all.push_back(view);
-      if (size_t(view.len) != from[i].iov_len) throw nb::value_error("a buffer is not as long as its range");
-      to.push_back({view.buf, size_t(view.len)});
-      bytes += size_t(view.len);
-    }
+  m.def("read_peer_into", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, nb::bytes into) {
+    std::vector<iovec> from = ranges_of(table), to = ranges_of(into);
+    const size_t bytes = as_long(from, to);
     read(pid, std::move(from), std::move(to), anchor, number, bytes);
   }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "into"_a);
+  m.def("copy_into", [](nb::list buffers, nb::bytes into) {
+    std::vector<iovec> from, to = ranges_of(into);
+    for (const nb::handle buffer : buffers) {
+      const auto* const one = nb::cast<const Buffer*>(buffer);
+      from.push_back({one->data, one->length});
+    }
+    as_long(from, to);
+    Unlocked unlocked;
+    for (size_t i = 0; i < to.size(); ++i)
+      if (to[i].iov_len != 0) std::memcpy(to[i].iov_base, from[i].iov_base, to[i].iov_len);
+  }, "buffers"_a, "into"_a);
 }
 
 }  // namespace conveyor

@@ -61,6 +61,15 @@ struct Unnoted {
   }
 };
 
+// The garbage collector pauses: the many new objects of a large value would be looked through again and again while none
+// of them is garbage.
+struct CollectsNothing {
+  const int before = PyGC_Disable();
+  ~CollectsNothing() {
+    if (before) PyGC_Enable();
+  }
+};
+
 [[noreturn]] void refuse_buffers(Py_ssize_t n) {
   PyErr_Format(hooks.final_error != nullptr ? hooks.final_error : PyExc_ValueError,
                "a value with %zd tensors and arrays cannot be sent, as one takes %zu of them at most: put them together (numpy.stack, torch.cat), "
@@ -305,6 +314,7 @@ void encode_any(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t move
   const std::optional<uintptr_t> way = Py_REFCNT(v) <= moved_refs && MadeInPlace::any() ? alone(v) : std::nullopt;
   if (hooks.encode == nullptr) throw nb::type_error("conveyor: no codec is set for this type of value");
   Calling python;
+  const CollectsNothing pause;
   Unnoted unnoted{sent};
   nb::object result = nb::steal(PyObject_CallFunctionObjArgs(hooks.encode, v, sent.ptr(), nullptr));
   if (!result.is_valid()) throw nb::python_error();

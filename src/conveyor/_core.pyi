@@ -1788,8 +1788,12 @@ def untouched(memory: Any) -> bool:
     """Whether nobody has read or written any page of ``memory``, a private anonymous mapping, since it was
     made."""
 
-def read_peer_into(pid: int, table: bytes, anchor: int, number: int, into: Sequence[Any]) -> None:
-    """The same, to buffers that are there, each as long as its range. ``ValueError`` if one is not."""
+def read_peer_into(pid: int, table: bytes, anchor: int, number: int, into: bytes) -> None:
+    """The same, to the ranges of this process that ``into`` has, each as long as the other. ``ValueError`` if one
+    is not."""
+
+def copy_into(buffers: list[Buffer], into: bytes) -> None:
+    """Copy ``buffers`` to such ranges."""
 
 NOT_BETWEEN_HOSTS: bytes
 """The body of the error that stands for a frame that cannot go to another host."""

@@ -61,7 +61,7 @@ class Pieces(list[Any]):
         buffers: list[Any] = []
         for piece in self:
             if type(piece) is pickle.PickleBuffer:
-                buffers.append(piece)
+                buffers.append(piece.raw())
                 continue
             if len(piece) >= _LARGE and kept:
                 before = kept[-1]
@@ -73,7 +73,7 @@ class Pieces(list[Any]):
                     length = 5
                 if made is not None:
                     kept[-1] = before[:-length] + made
-                    buffers.append(pickle.PickleBuffer(piece))
+                    buffers.append(memoryview(piece))
                     continue
             kept.append(piece)
         return b"".join(kept), buffers or None

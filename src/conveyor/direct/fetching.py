@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 import threading
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 from conveyor import _core
@@ -26,7 +28,7 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime import context
 
-_RANGE_BYTES = 16
+_RANGE = struct.Struct("<QQ")
 
 
 def fetch(where: Located, decode: Decode, sure: _core.InPlace | None = None) -> Any:
@@ -136,7 +138,7 @@ def _in_place(
     if found is None or None not in found:
         return cast("list[_core.Buffer] | None", found)
     # The anchor says whether what is copied is the value's.
-    size = _RANGE_BYTES
+    size = _RANGE.size
     elsewhere = [at * size for at, one in enumerate(found) if one is None]
     ranges = b"".join([where.ranges[at : at + size] for at in elsewhere])
     fetched = iter(_fetched((where.pid, ranges, where.anchor, where.number), process.arena))
@@ -150,9 +152,9 @@ def _fetched(source: tuple[int, bytes, int, int], arena: _core.Arena) -> list[_c
         return _core.read_peer(*source, _core.Buffer.own(_core.packed_size(source[1])))
 
 
-def read_into(where: Located, memories: list[memoryview | _core.Buffer]) -> None:
-    """Fetch the memory of a value of another process into memory that is there, a part for each of its own,
-    or one for all of them if they are joined.
+def read_into(where: Located, room: bytes) -> None:
+    """Fetch the memory of a value of another process into memory that is there: a range of ``room`` for each
+    of its own, or one for all of them if they are joined.
 
     Raises as :func:`fetch`.
     """
@@ -161,28 +163,23 @@ def read_into(where: Located, memories: list[memoryview | _core.Buffer]) -> None
         go_on(where, runtime)
     try:
         if is_afar(where, runtime.process):
-            found = split(where, fetch_afar(where, runtime.process))
-            for memory, part in zip(memories, found, strict=True):
-                memoryview(memory)[:] = memoryview(part)
+            _core.copy_into(split(where, fetch_afar(where, runtime.process)), room)
             return
-        parts = _cut(where, memories) if where.joined else memories
-        _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, parts)
+        room = _cut(where, room) if where.joined else room
+        _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, room)
     except WaitTimeoutError:  # an OSError, which the system has not raised
         raise
     except OSError as error:
         raise _why(where, error, runtime) from None
 
 
-def _cut(
-    where: Located, memories: list[memoryview | _core.Buffer]
-) -> list[memoryview | _core.Buffer]:
+def _cut(where: Located, room: bytes) -> bytes:
     """A part of the only one for each of the value's ranges, which lie there one behind the other."""
-    memory = memoryview(*memories)
-    parts, at = list[memoryview | _core.Buffer](), 0
-    for length in _core.lengths_of(where.ranges):
-        parts.append(memory[at : at + length])
-        at += length
-    return parts
+    start, size = _RANGE.unpack(room)
+    lengths = _core.lengths_of(where.ranges)
+    if sum(lengths) != size:
+        raise ValueError("the ranges are not as long as the room for them")
+    return b"".join(map(_RANGE.pack, accumulate(lengths, initial=start), lengths))
 
 
 def _running() -> Any:

@@ -11,22 +11,24 @@ from conveyor.device import registry as devices
 def is_tensor(value: Any) -> bool:
     """Whether it is a torch tensor; torch is not imported for it."""
     cls: Any = type(value)
-    return _is_tensor(cls)
+    return is_tensor_type(cls)
 
 
 def is_array(value: Any) -> bool:
     """Whether it is a numpy array; numpy is not imported for it."""
     cls: Any = type(value)
-    return _is_array(cls)
+    return is_array_type(cls)
 
 
 @functools.lru_cache(maxsize=256)
-def _is_tensor(cls: type) -> bool:
+def is_tensor_type(cls: type) -> bool:
+    """Whether it is torch's class of tensors, or made of that."""
     return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in cls.__mro__)
 
 
 @functools.lru_cache(maxsize=256)
-def _is_array(cls: type) -> bool:
+def is_array_type(cls: type) -> bool:
+    """Whether it is numpy's class of arrays, or made of that."""
     return any(base.__module__ == "numpy" and base.__name__ == "ndarray" for base in cls.__mro__)
 
 
@@ -83,26 +85,13 @@ def memory_at(value: Any) -> tuple[int, int]:
 
 
 def memory_of(value: Any) -> memoryview:
-    """The bytes of a tensor or an array, to be written to.
-
-    Raises:
-        TypeError: it is neither, or not in the host's memory.
-        ValueError: its elements do not lie one behind the other, or cannot be written to.
-    """
+    """The bytes of a tensor or an array that :func:`room_in` has let be written to."""
+    if not nbytes_of(value):
+        return memoryview(bytearray())
     if is_tensor(value):
         import torch
 
-        _check_room(value, value.device.type == "cpu")
-        flat = value.detach().reshape(-1).view(torch.uint8) if value.numel() else value.new_empty(0)
-        return memoryview(flat.numpy()).cast("B") if value.numel() else memoryview(bytearray())
-    if not is_array(value):
-        raise TypeError(f"a torch tensor or a numpy array is needed, not a {type(value).__name__}")
-    if not value.flags.c_contiguous:
-        raise ValueError("what is read into must be contiguous")
-    if not value.flags.writeable:
-        raise ValueError("what is read into is read-only")
-    if not value.size or value.dtype.hasobject:  # what points to objects is not to be read into
-        return memoryview(bytearray())
+        value = value.detach().reshape(-1).view(torch.uint8).numpy()
     import numpy as np
 
     # NumPy hands out no memory of dates, say.
@@ -114,22 +103,25 @@ def nbytes_of(value: Any) -> int:
     return int(value.numel() * value.element_size() if is_tensor(value) else value.nbytes)
 
 
-def room_in(value: Any) -> memoryview | None:
-    """The same as :func:`memory_of`; ``None`` for a tensor of a device, which is copied to by its device.
+def room_in(value: Any) -> tuple[int, int] | None:
+    """Address and bytes of a tensor or an array that is to be read into. ``None``: it is written to in
+    another way, as a tensor of a device is by its device, or an array of objects.
 
     Raises:
         TypeError: it is neither a tensor nor an array, or a tensor of no device that is known here.
         ValueError: its elements do not lie one behind the other, or cannot be written to.
     """
-    if not is_tensor(value) or value.device.type == "cpu":
-        return memory_of(value)
-    _check_room(value, value.device.type != "meta" and devices.of(value) is not None)
-    return None
-
-
-def _check_room(tensor: Any, reachable: bool) -> None:
-    """Refuse a tensor that has no memory here, or whose elements do not lie there one behind the other."""
-    if not reachable:
-        raise TypeError(f"a tensor on device {str(tensor.device)!r} cannot be read into here")
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+    if is_tensor(value):
+        here = value.is_cpu
+        if not here and (value.device.type == "meta" or devices.of(value) is None):
+            raise TypeError(f"a tensor on device {str(value.device)!r} cannot be read into here")
+        if not value.is_contiguous() or value.is_conj() or value.is_neg():
+            raise ValueError("what is read into must be contiguous")
+        return (value.data_ptr(), value.nbytes) if here else None
+    if not is_array(value):
+        raise TypeError(f"a torch tensor or a numpy array is needed, not a {type(value).__name__}")
+    if not value.flags.c_contiguous:
         raise ValueError("what is read into must be contiguous")
+    if not value.flags.writeable:
+        raise ValueError("what is read into is read-only")
+    return None if value.dtype.hasobject else (address_of(value), value.nbytes)

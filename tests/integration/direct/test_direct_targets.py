@@ -2,6 +2,9 @@
 
 import asyncio
 import gc
+import threading
+from collections import OrderedDict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from integration_helpers import get
 import conveyor
 import conveyor.compat.ray as ray
 from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.exceptions import SerializationError
 from conveyor.experimental import set_target_device_for_ref, set_target_for_ref
 
 torch = pytest.importorskip("torch")
@@ -260,6 +264,35 @@ def test_into_a_mapping(trainer):
     assert value["steps"][0] == 1
     assert linear.weight.tolist() == [[1.0] * 3] * 2
     assert linear.bias.tolist() == [0.0, 0.0]
+
+
+def test_what_else_lies_in_the_memory_of_a_target_has_the_value(trainer):
+    weights = torch.arange(4.0)
+    state = OrderedDict(w=weights)
+    state.last = weights[3:]
+    into = {"w": torch.zeros(4)}
+    value = conveyor.get(trainer.give.remote(state), into=into)
+    assert value["w"] is into["w"]
+    assert value.last.tolist() == [3]
+    into = {"w": torch.zeros(4)}
+    held = {"w": weights, "object": SimpleNamespace(last=weights[3:]), "bytes": bytes(1 << 19)}
+    value = conveyor.get(trainer.give.remote(held), into=into)
+    assert value["w"] is into["w"]
+    assert value["object"].last.tolist() == [3]
+    assert value["bytes"] == held["bytes"]
+    assert into["w"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_garbage_collector_is_as_it_was(trainer, collects):
+    (gc.enable if collects else gc.disable)()
+    try:
+        conveyor.get(trainer.publish.remote(), into={"w": torch.zeros(2, 3), "b": torch.zeros(3)})
+        with pytest.raises(SerializationError):
+            conveyor.put(threading.Lock())
+        assert gc.isenabled() is collects
+    finally:
+        gc.enable()
 
 
 def test_what_is_tied_is_written_to_each(trainer):

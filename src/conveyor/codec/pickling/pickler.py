@@ -33,7 +33,7 @@ from conveyor.codec.header import Token, pack
 from conveyor.codec.pickling import byvalue
 from conveyor.codec.pickling.byvalue import Group
 from conveyor.codec.pickling.definitions import SentDefinitions, definitions_of
-from conveyor.codec.tensors.staged import STAGED, raw
+from conveyor.codec.tensors.staged import STAGED
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
@@ -208,10 +208,8 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
 def _parts(pickler: _FastPickler | FullPickler) -> tuple[bytes, list[Any] | None]:
     """The pickle that has been written, and the memory that is out of it."""
     meta, buffers = pickler.pieces.parts()
-    if buffers is not None:
-        if STAGED in pickler.notes:
-            pickler.notes.pop(STAGED).finish(buffers)
-        buffers = [raw(buffer) for buffer in buffers]
+    if buffers is not None and STAGED in pickler.notes:
+        pickler.notes.pop(STAGED).finish(buffers)
     return meta, buffers
 
 

@@ -84,42 +84,46 @@ def _through_ctypes(tensor: torch.Tensor) -> Any:
     return memory
 
 
-def make_describe() -> Callable[[torch.Tensor], tuple[bytes, Any, bool] | None]:
-    """A function from tensor to header, memory (``None``: it has none), and whether that is its own.
+#: Header, memory (``None``: it has none), and the address of the storage that this lies in; 0: it is a copy.
+_Described = tuple[bytes, Any, int]
 
-    It answers ``None`` to a tensor that a header cannot describe.
+
+def make_describe() -> tuple[
+    Callable[[torch.Tensor], _Described | None], Callable[[torch.Tensor], _Described | None]
+]:
+    """Two functions that describe tensors: the usual ones in a hurry, and any.
+
+    They answer ``None`` to a tensor that is not usual, and to one that a header cannot describe.
     """
     memory_of = make_memory()
     views = _views()
     headers: dict[Any, bytes] = {}
 
-    def describe(tensor: torch.Tensor) -> tuple[bytes, Any, bool] | None:
+    def describe_usual(tensor: torch.Tensor) -> _Described | None:
         dtype = tensor.dtype
         requires_grad = tensor.requires_grad
-        if dtype not in views or tensor.__dict__:
-            return describe_any(tensor)
-        plain = tensor.detach() if requires_grad else tensor
+        if dtype not in views or not tensor.is_cpu or tensor.__dict__:
+            return None
         view = views[dtype]
         try:
-            offset = plain.storage_offset()
-            needs = plain.nbytes + (offset and offset * dtype.itemsize)
-            if needs > plain.untyped_storage().nbytes():
-                return describe_any(tensor)  # it is expanded, or its storage was freed
-            # The common case: NumPy views a strided CPU tensor that is no conjugate.
+            plain = tensor.detach() if requires_grad else tensor
+            storage, nbytes, offset = plain.untyped_storage(), plain.nbytes, plain.storage_offset()
+            if not nbytes or not plain.is_contiguous():
+                return None
+            if nbytes + (offset and offset * dtype.itemsize) > storage.nbytes():
+                return None  # its storage was freed
             memory = (plain if view is None else plain.view(view)).numpy()
-        except (RuntimeError, TypeError):
-            return describe_any(tensor)
-        if not memory.flags.c_contiguous or not memory.size:
-            return describe_any(tensor)
+        except (RuntimeError, TypeError):  # it is conjugate, say
+            return None
         key = (dtype, memory.shape, requires_grad)
         header = headers.get(key)
         if header is None:
             if len(headers) >= _CACHED:
                 headers.clear()
             header = headers[key] = make_header(dtype, memory.shape, None, requires_grad)
-        return header, memory, True
+        return header, memory, storage.data_ptr()
 
-    def describe_any(tensor: torch.Tensor) -> tuple[bytes, Any, bool] | None:
+    def describe_any(tensor: torch.Tensor) -> _Described | None:
         requires_grad = tensor.requires_grad
         if not tensor.is_cpu or not is_plain(tensor):
             return None
@@ -128,18 +132,20 @@ def make_describe() -> Callable[[torch.Tensor], tuple[bytes, Any, bool] | None]:
         contiguous, strides = dense(plain_values(tensor))
         header = make_header(tensor.dtype, shape, strides, requires_grad)
         if not contiguous.numel():
-            return header, None, False
-        return header, memory_of(contiguous), contiguous.data_ptr() == tensor.data_ptr()
+            return header, None, 0
+        lies_there = contiguous.data_ptr() == tensor.data_ptr()
+        address = tensor.untyped_storage().data_ptr() if lies_there else 0
+        return header, memory_of(contiguous), address
 
-    return describe
+    return describe_usual, describe_any
 
 
 def make_encoder() -> Callable[[torch.Tensor], Encoded | None]:
     """An encoder for tensors; it answers ``None`` to one that is for the general pickler."""
-    describe = make_describe()
+    describe_usual, describe_any = make_describe()
 
     def encode(tensor: torch.Tensor) -> Encoded | None:
-        described = describe(tensor)
+        described = describe_usual(tensor) or describe_any(tensor)
         if described is None:
             return None
         header, memory, _ = described

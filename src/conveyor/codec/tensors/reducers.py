@@ -39,6 +39,7 @@ from conveyor.storages import check_storage
 if TYPE_CHECKING:
     import torch
 
+
 #: What is known of the value that is pickled: by a storage's address, the tensor that has brought most of it.
 Notes = dict[Any, Any]
 #: What exports a tensor's memory, for a pickle.
@@ -61,10 +62,22 @@ def make_reducers(notes: Notes) -> dict[type, Reducer]:
 def _make_tensor_reducer(notes: Notes, export: _Export) -> Reducer:
     import torch
 
-    describe = make_describe()
+    describe_usual, describe_any = make_describe()
 
     def reduce_tensor(tensor: torch.Tensor) -> Any:
         sent = notes.get(SENT)  # none while something is defined by value
+        if sent is None or (sent.collected is None and sent.keeper is None):
+            described = describe_usual(tensor)
+            if described is not None:
+                header, memory, storage = described
+                if notes.setdefault(storage, tensor) is not tensor:
+                    aliased = _alias_of(tensor, storage, True, notes)
+                    if aliased is not None:
+                        return aliased
+                return rebuild, (header, pickle.PickleBuffer(memory))
+        return reduce_any(tensor, sent)
+
+    def reduce_any(tensor: torch.Tensor, sent: Any) -> Any:
         # What travels beside the frame, if any does; and who knows what was promised, if anything was.
         collected, keeper = (None, None) if sent is None else (sent.collected, sent.keeper)
         if keeper is not None:
@@ -83,10 +96,10 @@ def _make_tensor_reducer(notes: Notes, export: _Export) -> Reducer:
         if is_plain(tensor) and not tensor.is_contiguous() and lies_here(tensor):
             # It may lie in another one, and is copied only if it does not.
             check_storage(tensor)
-            aliased = _alias_of(tensor, False, notes)
+            aliased = _alias_of(tensor, tensor.untyped_storage().data_ptr(), False, notes)
             if aliased is not None:
                 return aliased
-        described = describe(tensor)
+        described = describe_usual(tensor) or describe_any(tensor)
         if described is None:
             if tensor.layout is not torch.strided and not tensor.__dict__:
                 return reduce_sparse(tensor) or tensor.__reduce_ex__(5)
@@ -94,20 +107,19 @@ def _make_tensor_reducer(notes: Notes, export: _Export) -> Reducer:
                 # Torch sends the storage as it is, and a reader would enlarge it.
                 check_storage(tensor)
             return tensor.__reduce_ex__(5)
-        header, memory, its_own = described
+        header, memory, storage = described
         if memory is None:
             return rebuild, (header, None)
-        if its_own and (aliased := _alias_of(tensor, True, notes)) is not None:
+        if storage and (aliased := _alias_of(tensor, storage, True, notes)) is not None:
             return aliased
         return rebuild, (header, pickle.PickleBuffer(memory))
 
     return reduce_tensor
 
 
-def _alias_of(tensor: torch.Tensor, sent_whole: bool, notes: Notes) -> Any:
-    """Reduce a tensor that lies in an earlier one of the value; ``None``: it does not, but what comes later
-    may lie in it if it is ``sent_whole``, as it lies here."""
-    address = tensor.untyped_storage().data_ptr()
+def _alias_of(tensor: torch.Tensor, address: int, sent_whole: bool, notes: Notes) -> Any:
+    """Reduce a tensor that lies in an earlier one of the value, in the storage at ``address``; ``None``: it
+    does not, but what comes later may lie in it if it is ``sent_whole``, as it lies here."""
     first = notes.setdefault(address, tensor) if sent_whole else notes.get(address)
     if first is None or first is tensor:
         return None

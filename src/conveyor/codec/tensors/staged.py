@@ -43,16 +43,16 @@ class Staged:
     def __init__(self, framed: bool) -> None:
         self._framed = framed
         #: With what stands for each, and the stream that its values come on.
-        self._tensors: dict[int, tuple[pickle.PickleBuffer, torch.Tensor, Stream]] = {}
+        self._tensors: dict[int, tuple[bytearray, torch.Tensor, Stream]] = {}
         self._streams: list[Stream] = []
 
     def buffer(self, tensor: torch.Tensor) -> pickle.PickleBuffer:
         """What stands for the bytes of a contiguous tensor of a device until :meth:`finish`."""
-        place = pickle.PickleBuffer(bytearray())  # writable, as a tensor is
+        place = bytearray()  # writable, as a tensor is
         device = devices.of(tensor)
         assert device is not None
         self._tensors[id(place)] = place, tensor, device.current_stream(tensor.device.index)
-        return place
+        return pickle.PickleBuffer(place)
 
     def finish(self, buffers: list[Any]) -> None:
         """Put the tensors' bytes in the places of what stands for them. Wait until they are there.
@@ -60,18 +60,18 @@ class Staged:
         Raises:
             SerializationError: something has gone wrong on a device.
         """
-        places = [place for place, buffer in enumerate(buffers) if id(buffer) in self._tensors]
+        places = [place for place, buffer in enumerate(buffers) if id(buffer.obj) in self._tensors]
         if not places:
             return
-        tensors = {place: self._tensors[id(buffers[place])][1:] for place in places}
+        tensors = {place: self._tensors[id(buffers[place].obj)][1:] for place in places}
         sizes = [tensor.nbytes for tensor, _ in tensors.values()]
-        block = self._block(sizes, [b for b in buffers if id(b) not in self._tensors])
+        block = self._block(sizes, [b for b in buffers if id(b.obj) not in self._tensors])
         if block is not None:
             return self._fill(block, buffers, tensors)
         here = [self._take(tensor, stream) for tensor, stream in tensors.values()]
         self._synchronize()
         for place, copied in zip(places, here, strict=True):
-            buffers[place] = pickle.PickleBuffer(copied.numpy())
+            buffers[place] = memoryview(copied.numpy())
 
     def _take(self, tensor: torch.Tensor, stream: Stream) -> torch.Tensor:
         here = stream.device.empty_pinned(tensor.nbytes)
@@ -89,7 +89,7 @@ class Staged:
         nbytes = sum(map(_aligned, sizes))
         if process is None or nbytes < pinned.LEAST:
             return None
-        beside = sum(_aligned(other.raw().nbytes) for other in others)
+        beside = sum(_aligned(other.nbytes) for other in others)
         if beside > min(nbytes, _BESIDE):
             return None
         return process.allocate(nbytes + beside)
@@ -108,10 +108,9 @@ class Staged:
         try:
             for place, buffer in enumerate(buffers):
                 if place not in tensors:
-                    memory = buffer.raw()
-                    part = buffers[place] = block.part(at, memory.nbytes)
-                    at += _aligned(memory.nbytes)
-                    memoryview(part)[:] = memory
+                    part = buffers[place] = block.part(at, buffer.nbytes)
+                    at += _aligned(buffer.nbytes)
+                    memoryview(part)[:] = buffer
                     continue
                 tensor, stream = tensors[place]
                 part = buffers[place] = block.part(at, tensor.nbytes)
@@ -151,11 +150,6 @@ class Staged:
             with suppress(Exception):  # one error is enough
                 stream.synchronize()
         self._streams.clear()
-
-
-def raw(buffer: Any) -> Any:
-    """What a frame takes along of one of a pickle's buffers."""
-    return buffer if type(buffer) is _core.Buffer else buffer.raw()
 
 
 def _aligned(nbytes: int) -> int:
@@ -294,7 +288,6 @@ def _index_of(device: Device, identity: str | None) -> int:
 def fetched(contiguous: torch.Tensor) -> pickle.PickleBuffer:
     """The bytes of a tensor of a device, at once."""
     alone = Staged(framed=False)
-    buffers: list[Any] = [alone.buffer(contiguous)]
+    buffers: list[Any] = [alone.buffer(contiguous).raw()]
     alone.finish(buffers)
-    memory: pickle.PickleBuffer = buffers[0]
-    return memory
+    return pickle.PickleBuffer(buffers[0])

@@ -16,12 +16,22 @@ from conveyor.codec.tensors import headers as tensor_headers
 from conveyor.codec.tensors.encoding import TENSOR
 from conveyor.device import registry as devices
 from conveyor.direct.fetching import read_into
-from conveyor.direct.given.shares import check_shares, is_there, sharing, unwritten
-from conveyor.direct.memory import is_array, is_tensor, room_in
+from conveyor.direct.given.shares import (
+    Place,
+    check_shares,
+    is_there,
+    place_of,
+    sharing,
+    unwritten,
+)
+from conveyor.direct.memory import is_array, is_tensor, memory_of, nbytes_of, room_in
 from conveyor.direct.structure.leaves import Path, is_leaf, leaves_of, named
-from conveyor.direct.structure.objects import Pickled, Walked, taken_apart
+from conveyor.direct.structure.objects import Pickled, Walked, is_data, taken_apart
 from conveyor.direct.structure.skeleton import Skeleton
+from conveyor.garbage import uncollected
 from conveyor.runtime.refs.ref import Ref
+
+_RANGE = struct.Struct("<QQ")
 
 
 def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
@@ -38,7 +48,8 @@ def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
             that the value has apart. Nothing has been written then.
         ActorDiedError, ObjectLostError, WaitTimeoutError: as ``get``.
     """
-    targets = Targets(into)
+    with uncollected():
+        targets = Targets(into)
     ref._settled(timeout)
     return receive(ref._unfetched(), targets)
 
@@ -72,9 +83,11 @@ def get_each_into(refs: Any, into: Any, timeout: float | None) -> Any:
 
 def _check_apart(ahead: Sequence[tuple[Ref, Targets]]) -> None:
     """Raise if two references are to be received into the same memory."""
-    every = [(i, one) for i, (_, targets) in enumerate(ahead) for one in targets.all]
-    for a, b in sharing([one for _, one in every]):
-        (i, _), (j, _) = sorted([every[a], every[b]], key=lambda one: one[0])
+    every = [
+        (i, targets.place_of(one)) for i, (_, targets) in enumerate(ahead) for one in targets.all
+    ]
+    for a, b in sharing([place for _, place in every]):
+        i, j = sorted([every[a][0], every[b][0]])
         if ahead[i][0] is not ahead[j][0]:
             raise ValueError(
                 f"the same memory is to take both the value of reference {i} and that of reference {j}"
@@ -102,7 +115,7 @@ class Targets:
             )
         self.rooms = {id(one): self._room_in(key, one) for key, one in self._all.items()}
 
-    def _room_in(self, key: Any, one: Any) -> memoryview | None:
+    def _room_in(self, key: Any, one: Any) -> tuple[int, int] | None:
         try:
             return room_in(one)
         except (TypeError, ValueError) as error:
@@ -110,6 +123,11 @@ class Targets:
                 raise
             where = named([key if self._by_path else (key,)])
             raise type(error)(f"{where} of {self._what.removesuffix('=')}: {error}") from None
+
+    def place_of(self, one: Any) -> Place:
+        """Where one of them lies."""
+        room = self.rooms[id(one)]
+        return place_of(one) if room is None else ("cpu", *room)
 
     @property
     def all(self) -> list[Any]:
@@ -133,6 +151,8 @@ class Targets:
         found = apart.leaves
         targets = self._by_paths(found) if self._by_path else self._in_order(found, apart.unseen)
         for (path, leaf), target in zip(found, targets, strict=True):
+            if leaf.dtype is target.dtype and leaf.shape == target.shape:
+                continue
             there, given = _described(leaf), _described(target)
             if there != given:
                 of = "" if len(found) == 1 else named([path]) + " of "
@@ -156,6 +176,9 @@ class Targets:
         return [targets[once.index(id(leaf))] for _, leaf in found]
 
     def _by_paths(self, found: Sequence[tuple[Path, Any]]) -> list[Any]:
+        targets = [self._all.get(path) for path, _ in found]
+        if len(targets) == len(self._all) and not any(one is None for one in targets):
+            return targets
         paths = dict(found)
         lacking = [path for path in paths if path not in self._all]
         unknown = [path for path in self._all if path not in paths]
@@ -181,12 +204,14 @@ def receive(value: Any, targets: Targets) -> Any:
         # A part is less than what is kept, and a snapshot is read as by others.
         here = None if where.joined or where.snapshot else value.here()
         fresh = here is None
-        value = _fetched(value, targets) if here is None else here.value
+        value, is_done = _fetched(value, targets) if here is None else (here.value, False)
+        if is_done:
+            return value
     if targets.single and hasattr(value, "dtype") and not is_leaf(value):
         value = _as_array(value)  # a part of one element is a scalar, of NumPy's
     apart = targets.apart(value, fresh)
     taking = targets.for_leaves(apart)
-    check_shares(apart.leaves, taking)
+    check_shares(apart.leaves, taking, [targets.place_of(one) for one in taking])
     leaves = [leaf for _, leaf in apart.leaves]
     _copy(leaves if fresh else unwritten(leaves, taking), taking)
     return taking[0] if targets.single else apart.put_together(taking)
@@ -198,49 +223,59 @@ def _as_array(scalar: Any) -> Any:
     return np.asarray(scalar)
 
 
-def _fetched(unfetched: Unfetched, targets: Targets) -> Any:
-    """The value, of which as much lies in the memory of ``targets`` as can be read there at once."""
+def _fetched(unfetched: Unfetched, targets: Targets) -> tuple[Any, bool]:
+    """The value, of which as much lies in the memory of ``targets`` as can be read there at once, and whether
+    that is all: then ``targets`` are in it already."""
     where = unfetched.where
     if targets.single:
         [target] = targets.all
         room = targets.rooms[id(target)]
         if room is not None and _is_like(where, target):
             _tell_autograd([target])
-            read_into(where, [room])
-            return target
-    try:
-        skeleton = Skeleton(where)
-    except Exception:  # there is no room, or the user's code expects what is not there yet
-        return unfetched.fetch()
-    apart = targets.apart(skeleton.value, True)
-    if apart.unseen or (isinstance(apart, Pickled) and not skeleton.blind):
-        return unfetched.fetch()  # the user's code expects it
-    taking = targets.for_leaves(apart)
-    check_shares(apart.leaves, taking)
-    if where.joined:
-        return unfetched.fetch()
-    memories: dict[int, Any] = {}
-    for (_, leaf), target in zip(apart.leaves, taking, strict=True):
-        number, room = skeleton.range_of(leaf), targets.rooms[id(target)]
-        if number is not None and room is not None:
-            memories.setdefault(number, room)
-    del skeleton, apart
-    if not memories or _overlap(memories.values()):
-        return unfetched.fetch()
+            read_into(where, _RANGE.pack(*room))
+            return target, True
+    with uncollected():
+        try:
+            skeleton = Skeleton(where)
+        except Exception:  # there is no room, or the user's code expects what is not there yet
+            return unfetched.fetch(), False
+        apart = targets.apart(skeleton.value, True)
+        if apart.unseen or (isinstance(apart, Pickled) and not skeleton.blind):
+            return unfetched.fetch(), False  # the user's code expects it
+        taking = targets.for_leaves(apart)
+        shares = check_shares(apart.leaves, taking, [targets.place_of(one) for one in taking])
+        if where.joined:
+            return unfetched.fetch(), False
+        # By the number of a range, the target that it is read into.
+        readers: dict[int, tuple[Any, tuple[int, int]]] = {}
+        at_once = True
+        for (_, leaf), target in zip(apart.leaves, taking, strict=True):
+            number, room = skeleton.range_of(leaf), targets.rooms[id(target)]
+            if number is None or room is None:
+                at_once = at_once and not nbytes_of(leaf)
+            else:
+                at_once = readers.setdefault(number, (target, room))[1] == room and at_once
+        if not readers or (shares and _overlap([room for _, room in readers.values()])):
+            return unfetched.fetch(), False
     lengths = _core.lengths_of(where.ranges)
-    every: list[Any] = [memories.get(i) or _core.Buffer.own(n) for i, n in enumerate(lengths)]
     _tell_autograd(taking)
-    read_into(where, every)
-    return unfetched.decode_with(every)
+    if at_once and len(readers) == skeleton.ranges and is_data(skeleton.value):
+        rooms = [readers[i][1] if n else (0, 0) for i, n in enumerate(lengths)]
+        read_into(where, b"".join([_RANGE.pack(*room) for room in rooms]))
+        with uncollected():
+            return apart.put_together(taking), True
+    every: list[Any] = [
+        memory_of(readers[i][0]) if i in readers else _core.Buffer.own(n)
+        for i, n in enumerate(lengths)
+    ]
+    del skeleton, apart
+    read_into(where, _core.ranges_of(every))
+    return unfetched.decode_with(every), False
 
 
-def _overlap(memories: Iterable[memoryview]) -> bool:
+def _overlap(rooms: Iterable[tuple[int, int]]) -> bool:
     """Whether some of them share memory, as targets do that are tied in another way than the value is."""
-    places = sorted(
-        (start, start + length)
-        for start, length in struct.iter_unpack("<QQ", _core.ranges_of(list(memories)))
-        if length
-    )
+    places = sorted((start, start + length) for start, length in rooms)
     return any(end > start for (_, end), (start, _) in pairwise(places))
 
 

@@ -18,14 +18,18 @@ from conveyor.direct.memory import (
 )
 from conveyor.direct.structure.leaves import Path, named
 
+#: Device, address and bytes of a target.
+Place = tuple[str, int, int]
 
-def sharing(targets: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Pairs of targets, by their places, that have memory in common: enough of them for each that does."""
-    lying = sorted(
-        (_where(one), address_of(one), nbytes_of(one), i)
-        for i, one in enumerate(targets)
-        if nbytes_of(one)
-    )
+
+def place_of(one: Any) -> Place:
+    """Where a tensor or an array lies that has memory of its own."""
+    return _where(one), address_of(one), nbytes_of(one)
+
+
+def sharing(places: Sequence[Place]) -> Iterator[tuple[int, int]]:
+    """Pairs of targets, by their numbers, that have memory in common: enough of them for each that does."""
+    lying = sorted([(*place, i) for i, place in enumerate(places) if place[2]])
     last = None  # of those before, the one that reaches furthest
     for where, start, size, i in lying:
         if last is not None and last[0] == where and start < last[1]:
@@ -34,16 +38,20 @@ def sharing(targets: Sequence[Any]) -> Iterator[tuple[int, int]]:
             last = where, start + size, i
 
 
-def check_shares(found: Sequence[tuple[Path, Any]], targets: Sequence[Any]) -> None:
-    """Raise if memory of ``targets`` is to take two parts of the value that are not the same memory: the last
-    would be in both places.
+def check_shares(
+    found: Sequence[tuple[Path, Any]], targets: Sequence[Any], places: Sequence[Place]
+) -> bool:
+    """Raise if memory of ``targets``, which lie at ``places``, is to take two parts of the value that are not
+    the same memory: the last would be in both places. Returns whether any of it is to take two parts.
 
     Raises:
         ValueError: it is.
     """
-    for i, j in sharing(targets):
+    shares = False
+    for i, j in sharing(places):
+        shares = True
         (one_path, one), (other_path, other) = found[i], found[j]
-        if not _is_shared(one, other, address_of(targets[j]) - address_of(targets[i])):
+        if not _is_shared(one, other, places[j][1] - places[i][1]):
             what = (
                 "one target is to take"
                 if targets[i] is targets[j]
@@ -52,6 +60,7 @@ def check_shares(found: Sequence[tuple[Path, Any]], targets: Sequence[Any]) -> N
             parts = sorted([(i, one_path), (j, other_path)])
             first, second = [named([path]) for _, path in parts]
             raise ValueError(f"{what} both {first} and {second}")
+    return shares
 
 
 def _is_shared(one: Any, other: Any, distance: int) -> bool:
@@ -64,7 +73,7 @@ def _is_shared(one: Any, other: Any, distance: int) -> bool:
 
 
 def _where(one: Any) -> str:
-    return str(one.device) if is_tensor(one) else "cpu"
+    return str(one.device) if is_tensor(one) and not one.is_cpu else "cpu"
 
 
 def unwritten(leaves: Sequence[Any], targets: Sequence[Any]) -> list[Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from conveyor.direct.memory import is_array, is_tensor
+from conveyor.direct.memory import is_array_type, is_tensor_type
 
 #: Keys and indices that lead to one of them.
 Path = tuple[Any, ...]
@@ -16,20 +17,36 @@ _NAMED = 5
 
 def is_leaf(value: Any) -> bool:
     """Whether it is a tensor or an array."""
-    return is_tensor(value) or is_array(value)
+    cls: Any = type(value)
+    return _is_leaf_type(cls)
 
 
-def leaves_of(
-    value: Any, path: Path = (), inside: frozenset[int] = frozenset()
-) -> Iterator[tuple[Path, Any]]:
+@functools.lru_cache(maxsize=256)
+def _is_leaf_type(cls: type) -> bool:
+    return is_tensor_type(cls) or is_array_type(cls)
+
+
+def leaves_of(value: Any) -> list[tuple[Path, Any]]:
     """Each of them with its path. What a container has of itself is left out."""
+    found: list[tuple[Path, Any]] = []
     if is_leaf(value):
-        yield path, value
-        return
+        found.append(((), value))
+    else:
+        _add_leaves(found, value, (), frozenset())
+    return found
+
+
+def _add_leaves(
+    found: list[tuple[Path, Any]], value: Any, path: Path, inside: frozenset[int]
+) -> None:
     if id(value) in inside:
         return
+    inside |= {id(value)}
     for key, one in _items(value):
-        yield from leaves_of(one, (*path, key), inside | {id(value)})
+        if is_leaf(one):
+            found.append(((*path, key), one))
+        else:
+            _add_leaves(found, one, (*path, key), inside)
 
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -52,7 +69,10 @@ def _with_leaves(
     if id(value) in inside:
         return value
     inside |= {id(value)}
-    found = [(key, one, _with_leaves(one, instead, fresh, inside)) for key, one in _items(value)]
+    found = [
+        (key, one, instead(one) if is_leaf(one) else _with_leaves(one, instead, fresh, inside))
+        for key, one in _items(value)
+    ]
     if all(one is new for _, one, new in found):
         return value
     if isinstance(value, tuple):

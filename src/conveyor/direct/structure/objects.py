@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -15,7 +16,8 @@ from conveyor.direct.structure.leaves import Nth, Path, is_leaf, leaves_of, with
 
 #: These are themselves: nothing is looked for in them, nor are they loaded again.
 _WHOLE = (type, FunctionType, BuiltinFunctionType, ModuleType)
-_ATOMS = (*_WHOLE, type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, bytearray, range, slice))
+_ATOMS = (*_WHOLE, *_PLAIN)
 
 
 def has_objects(value: Any) -> bool:
@@ -34,6 +36,38 @@ def has_objects(value: Any) -> bool:
         else:
             return True
     return False
+
+
+def is_data(value: Any) -> bool:
+    """Whether there is nothing in it but dicts, lists, tuples, tensors, arrays and plain values: no tensor
+    and no array is anywhere but in one of these."""
+    attributes: list[Any] = []
+    return _is_data([value], attributes, True) and _is_data(attributes, attributes, False)
+
+
+def _is_data(ahead: list[Any], attributes: list[Any], takes_leaves: bool) -> bool:
+    seen: set[int] = set()
+    while ahead:
+        one = ahead.pop()
+        kind = type(one)
+        if is_leaf(one):
+            if not takes_leaves:
+                return False
+            continue
+        if kind in _PLAIN or id(one) in seen or _is_scalar(one):
+            continue
+        seen.add(id(one))
+        if kind is dict or kind is OrderedDict:
+            if not _PLAIN.issuperset(map(type, one)):
+                return False
+            ahead.extend(one.values())
+            if kind is OrderedDict:
+                attributes.append(vars(one))  # as those of modules have
+        elif kind is list or kind is tuple:
+            ahead.extend(one)
+        else:
+            return False
+    return True
 
 
 def _is_scalar(value: Any) -> bool:

@@ -39,7 +39,18 @@ class Skeleton:
             buffers = [
                 view[start : start + n] for start, n in zip(self._starts, lengths, strict=True)
             ]
+        #: What is empty lies nowhere.
+        self._places = {
+            (start, n): i
+            for i, (start, n) in enumerate(zip(self._starts, lengths, strict=True))
+            if n
+        }
         self.value = decode(where.codec, where.meta, buffers)
+
+    @property
+    def ranges(self) -> int:
+        """How many ranges have memory."""
+        return len(self._places)
 
     @property
     def blind(self) -> bool:
@@ -48,14 +59,9 @@ class Skeleton:
 
     def range_of(self, leaf: Any) -> int | None:
         """Which of the ranges a tensor or an array is, element by element; ``None``: none of them."""
-        if (is_tensor(leaf) and leaf.device.type != "cpu") or not is_plain(leaf):
+        if (is_tensor(leaf) and not leaf.is_cpu) or not is_plain(leaf):
             return None
-        offset = address_of(leaf) - self._base
-        i = bisect_right(self._starts, offset) - 1
-        # What is empty lies nowhere, and ranges that are empty lie where the next one does.
-        if i < 0 or self._starts[i] != offset or not nbytes_of(leaf):
-            return None
-        return i if self._ranges[i][1] == nbytes_of(leaf) else None
+        return self._places.get((address_of(leaf) - self._base, nbytes_of(leaf)))
 
     def sources_of(self, address: int, length: int) -> bytes | None:
         """Where in the other process that lies which lies here; ``None``: it is none of the value's."""
