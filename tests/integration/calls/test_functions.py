@@ -6,6 +6,7 @@ import asyncio
 import collections
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -363,6 +364,12 @@ def test_what_waits_fails_with_the_session(local, tmp_path):
     for ref in refs:
         with pytest.raises(ConveyorError):
             ref.get()
+
+
+def test_threads_that_call_at_once_start_no_more_workers_than_cores(local):
+    with ThreadPoolExecutor(6) as threads:
+        pids = set(threads.map(lambda i: conveyor.get(pid.remote(i), timeout=WAIT), range(60)))
+    assert len(pids) <= len(os.sched_getaffinity(0))
 
 
 @conveyor.remote
