@@ -97,30 +97,31 @@ def make_describe() -> tuple[
     """
     memory_of = make_memory()
     views = _views()
-    headers: dict[Any, bytes] = {}
+    #: By dtype, shape and whether there is a gradient: header, bytes, and as what dtype NumPy views it.
+    usual: dict[Any, tuple[bytes, int, torch.dtype | None]] = {}
 
     def describe_usual(tensor: torch.Tensor) -> _Described | None:
-        dtype = tensor.dtype
         requires_grad = tensor.requires_grad
-        if dtype not in views or not tensor.is_cpu or tensor.__dict__:
-            return None
-        view = views[dtype]
         try:
-            plain = tensor.detach() if requires_grad else tensor
-            storage, nbytes, offset = plain.untyped_storage(), plain.nbytes, plain.storage_offset()
-            if not nbytes or not plain.is_contiguous():
+            key = tensor.dtype, tensor.shape, requires_grad
+            known = usual.get(key)
+            if known is None:
+                if tensor.dtype not in views or not tensor.numel():
+                    return None
+                if len(usual) >= _CACHED:
+                    usual.clear()
+                header = make_header(tensor.dtype, tuple(tensor.shape), None, requires_grad)
+                known = usual[key] = header, tensor.nbytes, views[tensor.dtype]
+            header, nbytes, view = known
+            if not tensor.is_cpu or not tensor.is_contiguous() or tensor.__dict__:
                 return None
-            if nbytes + (offset and offset * dtype.itemsize) > storage.nbytes():
+            plain = tensor.detach() if requires_grad else tensor
+            storage, offset = plain.untyped_storage(), plain.storage_offset()
+            if nbytes + (offset and offset * plain.itemsize) > storage.nbytes():
                 return None  # its storage was freed
             memory = (plain if view is None else plain.view(view)).numpy()
-        except (RuntimeError, TypeError):  # it is conjugate, say
+        except (RuntimeError, TypeError):  # it is sparse, or conjugate, say
             return None
-        key = (dtype, memory.shape, requires_grad)
-        header = headers.get(key)
-        if header is None:
-            if len(headers) >= _CACHED:
-                headers.clear()
-            header = headers[key] = make_header(dtype, memory.shape, None, requires_grad)
         return header, memory, storage.data_ptr()
 
     def describe_any(tensor: torch.Tensor) -> _Described | None:

@@ -282,11 +282,13 @@ def _overlap(rooms: Iterable[tuple[int, int]]) -> bool:
 def _tell_autograd(targets: Sequence[Any]) -> None:
     """That these are written to: a gradient for which one of them was saved then raises, as it would after
     any other write. Before the write, which may fail halfway."""
-    for target in targets:
-        if is_tensor(target) and not target.is_inference():
-            import torch
+    tensors = [target for target in targets if is_tensor(target)]
+    if tensors:
+        from torch.autograd.graph import increment_version
 
-            torch.autograd.graph.increment_version(target)
+        for target in tensors:
+            if not target.is_inference():
+                increment_version(target)
 
 
 def _is_like(where: Located, target: Any) -> bool:
