@@ -28,7 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 # rounds, minutes, effort
 LEVELS: dict[Tier, tuple[int, float | None, float]] = {
     "quick": (1, None, 0.4),
-    "default": (3, 18.0, 1.0),
+    "default": (3, 30.0, 1.0),
     "full": (5, None, 1.0),
 }
 

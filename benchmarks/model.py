@@ -194,6 +194,22 @@ class Direct:
         return self.use in ("call", "again", "busy", "in-place")
 
 
+@dataclass(frozen=True)
+class Core:
+    """One of the ``CALLS`` of ``measure/core.py``, or one of its ``VALUES`` and the way that it goes."""
+
+    what: str
+    way: str = ""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The time for each of ``counts`` things of one kind, all of them at once."""
+
+    what: str
+    counts: tuple[int, ...]
+
+
 Spec = (
     Latency
     | Throughput
@@ -211,6 +227,8 @@ Spec = (
     | AllReduce
     | Overlap
     | Direct
+    | Core
+    | Growth
 )
 
 

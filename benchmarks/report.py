@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import log
 
 from benchmarks.bars import OURS, Verdict, evaluate
-from benchmarks.model import PLACEMENTS
+from benchmarks.model import PLACEMENTS, Growth
 from benchmarks.results import Results, Row
 from benchmarks.units import show, times
 from benchmarks.workloads import SYSTEMS, workloads
+
+STEEP = 1.1
+"""What grows faster than this, beyond the first step from number to number, needs a reason."""
 
 FLOORS = ("floor", "memcpy")
 
@@ -42,7 +47,7 @@ TABLES = (
     Table("Eager call and asyncio echo: p50 / p99", ("calls",), "p50_us", "p99_us"),
     Table(
         "CPU time per execution, all processes",
-        ("latency", "paced", "throughput", "payload", "calls"),
+        ("latency", "paced", "throughput", "payload", "calls", "core", "core values"),
         "cpu_us",
         floor="floor",
     ),
@@ -94,6 +99,8 @@ TABLES = (
         "The same, where the reader copies without the maker", ("direct",), "read_us", floor="floor"
     ),
     Table("The maker's processor time for each", ("direct",), "maker_cpu_us", floor="floor"),
+    Table("Calls, functions, references: p50 / p99 of one", ("core",), "p50_us", "p99_us"),
+    Table("Values as people pass them: p50 / p99", ("core values",), "p50_us", "p99_us"),
     Table("CPU while idle, all processes", ("idle",), "idle_percent"),
     Table("Memory: PSS per bare actor / all processes", ("memory",), "pss_mib", "tree_mib"),
     Table("SIGKILL to the exception: median / largest", ("death",), "death_ms", "death_max_ms"),
@@ -208,6 +215,36 @@ def _placement(results: Results) -> str:
     return "## Cores used in free placement\n\n" + markdown_table(header, lines)
 
 
+def _growth(results: Results) -> str:
+    """Times of many things, each with the slope from the number before: 1 is a line, 2 a square."""
+    lines: list[list[str]] = []
+    for case, row in results.rows.items():
+        spec = workloads()[case.workload].spec
+        if not isinstance(spec, Growth) or not row.good:
+            continue
+        cells = [f"{n:,}: {show(row.figures[f'of{n}_us'], '_us')}" for n in spec.counts]
+        for place, slope in enumerate(slopes(row, spec.counts), 1):
+            text = f"{slope:.2f}"
+            cells[place] += f" (**{text}**)" if place > 1 and slope > STEEP else f" ({text})"
+        lines.append([case.workload, *cells])
+    widest = max(map(len, lines), default=0)
+    for line in lines:
+        line += [""] * (widest - len(line))
+    if not lines:
+        return ""
+    header = ["workload", *["number: time (slope)"] * (widest - 1)]
+    text = "In parentheses: the slope from the number before, by logarithms"
+    return f"## Growth\n\n{text}.\n\n" + markdown_table(header, lines)
+
+
+def slopes(row: Row, counts: Sequence[int]) -> list[float]:
+    times = [row.figures[f"of{count}_us"] for count in counts]
+    return [
+        log(b / a) / log(n / m)
+        for (a, b), (m, n) in zip(pairwise(times), pairwise(counts), strict=True)
+    ]
+
+
 def _bars(verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return ""
@@ -271,5 +308,5 @@ def _head(results: Results) -> str:
 def render(results: Results) -> str:
     parts = [_head(results), _bars(evaluate(results))]
     parts += [_render(results, table) for table in TABLES]
-    parts += [_placement(results), _not_ok(results)]
+    parts += [_growth(results), _placement(results), _not_ok(results)]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
+from benchmarks.measure.core import CALLS, VALUES, WAYS
+from benchmarks.measure.growth import KINDS
 from benchmarks.model import (
     PLACEMENTS,
     AllReduce,
     AsyncEcho,
+    Core,
     Death,
     Device,
     Direct,
     EagerCall,
     Executor,
+    Growth,
     Idle,
     ImportTime,
     InPlace,
@@ -319,6 +323,42 @@ def _directs() -> Iterator[Workload]:
         )
 
 
+def _core() -> Iterator[Workload]:
+    for what in CALLS:
+        yield Workload(
+            f"core/{what}",
+            "core",
+            Core(what),
+            "core/calls",
+            {"conveyor": "quick", "ray_core": "quick"},
+        )
+    for what in VALUES:
+        for way in WAYS:
+            tier: Tier = "default" if what == "bytes256MB" else "quick"
+            peer: dict[str, Tier] = {"ray_cg": "default"} if way == "edge" else {"ray_core": tier}
+            yield Workload(
+                f"core/{what}/{way}",
+                "core values",
+                Core(what, way),
+                "core/values",
+                {"conveyor": tier} | peer,
+                limit_s=90.0,
+            )
+
+
+def _growth() -> Iterator[Workload]:
+    counts = {"actors": (2, 20, 64), "graphs": (1, 10, 100, 800)}
+    for what in KINDS:
+        yield Workload(
+            f"growth/{what}",
+            "growth",
+            Growth(what, counts.get(what.split("/")[0], (10, 100, 1_000, 10_000))),
+            "growth",
+            {"conveyor": "quick"},
+            limit_s=120.0,
+        )
+
+
 @cache
 def workloads() -> dict[str, Workload]:
     """All workloads by name, in the order in which they run and are shown."""
@@ -333,6 +373,8 @@ def workloads() -> dict[str, Workload]:
         _collectives,
         _overlaps,
         _directs,
+        _core,
+        _growth,
     ):
         for workload in source():
             assert workload.name not in found, workload.name

@@ -9,11 +9,13 @@ from benchmarks import model
 from benchmarks.measure import (
     calls,
     collectives,
+    core,
     death,
     direct,
     execution,
     executor,
     footprint,
+    growth,
     lifecycle,
     overlap,
     transfer,
@@ -37,6 +39,8 @@ _MEASURES: dict[type, Callable[[Bench, Any], Figures]] = {
     model.AllReduce: collectives.allreduce,
     model.Overlap: overlap.overlap,
     model.Direct: direct.direct,
+    model.Core: core.core,
+    model.Growth: growth.growth,
 }
 
 

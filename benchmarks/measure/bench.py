@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.model import Topology
 from benchmarks.processes import cpu_between, last_core, tree_cpu_seconds
+from benchmarks.systems.actors import ActorSystem
 from benchmarks.systems.base import Path, System
 
 Figures = dict[str, Any]
@@ -38,6 +39,7 @@ class Bench:
     tree: int = field(default_factory=os.getpid)
     split: bool = False
     _open: tuple[Topology, Path] | None = None
+    _actors: dict[Any, list[Any]] = field(default_factory=dict)
     _cores: set[int] = field(default_factory=set)
 
     def path(self, topology: Topology) -> Path:
@@ -51,6 +53,14 @@ class Bench:
         if self.split:
             self._split(path)
         return path
+
+    def actors(self, cls: type, count: int, *args: Any, **options: Any) -> list[Any]:
+        """``count`` actors that are so made, kept for the next cases: Ray takes a second to start one."""
+        assert isinstance(self.system, ActorSystem)
+        kept = self._actors.setdefault((cls, args, *options.items()), [])
+        while len(kept) < count:
+            kept.append(self.system.spawn(cls, *args, **options))
+        return kept[:count]
 
     def close_path(self) -> None:
         if self._open is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -19,9 +20,9 @@ class ActorSystem(System):
 
     api: ModuleType
 
-    def spawn(self, cls: type, *args: Any) -> Any:
+    def spawn(self, cls: type, *args: Any, **options: Any) -> Any:
         """One actor of ``cls`` that reserves nothing."""
-        return self.api.remote(cls).remote(*args)
+        return self.api.remote(cls).options(**options).remote(*args)
 
     def start_actors(self, count: int, cls: type = Worker) -> tuple[list[Any], list[int]]:
         """``count`` actors that have answered, and their process ids."""
@@ -41,6 +42,10 @@ class ActorSystem(System):
             return get(call(value))
 
         return Path(once, call, get, lambda: self.stop_actors(actors), pids)
+
+    def items(self, stream: Any) -> Iterator[Any]:
+        """The values of a stream, as they come."""
+        return (self.api.get(item) for item in stream)
 
     #: What the values of ``direct_path`` stay by; ``None``: they travel.
     transport: ClassVar[str | None] = None

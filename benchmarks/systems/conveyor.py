@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import conveyor
@@ -49,6 +50,9 @@ class ConveyorSystem(GraphSystem):
 
     def get_into(self, ref: Any, target: Any) -> None:
         conveyor.get(ref, into=target)
+
+    def items(self, stream: Any) -> Iterator[Any]:
+        return iter(stream)
 
     def close(self) -> None:
         conveyor.shutdown()

@@ -44,5 +44,5 @@ class RayCluster:
     def close(self) -> None:
         ray.shutdown()
 
-    def spawn(self, cls: type, *args: Any) -> Any:
-        return ray.remote(cls).options(num_cpus=0).remote(*args)
+    def spawn(self, cls: type, *args: Any, **options: Any) -> Any:
+        return ray.remote(cls).options(num_cpus=0, **options).remote(*args)

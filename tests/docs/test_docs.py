@@ -50,6 +50,7 @@ def test_pages_that_show_how_to_do_something_have_code_that_runs():
         "docs/api.md",
         "docs/architecture.md",
         *(name(page) for page in PAGES if page.parent.name == "architecture"),
+        "docs/benchmarks.md",
         "docs/scaling.md",
         "docs/wires.md",
         "docs/gpu.md",
