@@ -222,7 +222,7 @@ def _growth(results: Results) -> str:
         spec = workloads()[case.workload].spec
         if not isinstance(spec, Growth) or not row.good:
             continue
-        cells = [f"{n:,}: {show(row.figures[f'of{n}_us'], '_us')}" for n in spec.counts]
+        cells = [_times(row, count) for count in spec.counts]
         for place, slope in enumerate(slopes(row, spec.counts), 1):
             text = f"{slope:.2f}"
             cells[place] += f" (**{text}**)" if place > 1 and slope > STEEP else f" ({text})"
@@ -232,16 +232,21 @@ def _growth(results: Results) -> str:
         line += [""] * (widest - len(line))
     if not lines:
         return ""
-    header = ["workload", *["number: time (slope)"] * (widest - 1)]
-    text = "In parentheses: the slope from the number before, by logarithms"
+    header = ["workload", *["number: time / CPU time (slope)"] * (widest - 1)]
+    text = "In parentheses: the slope of the CPU time of all processes from the number before"
     return f"## Growth\n\n{text}.\n\n" + markdown_table(header, lines)
 
 
+def _times(row: Row, count: int) -> str:
+    time, cpu = (show(row.figures[f"{name}{count}_us"], "_us") for name in ("of", "cpu"))
+    return f"{count:,}: {time} / {cpu}"
+
+
 def slopes(row: Row, counts: Sequence[int]) -> list[float]:
-    times = [row.figures[f"of{count}_us"] for count in counts]
+    spent = [row.figures[f"cpu{count}_us"] for count in counts]
     return [
         log(b / a) / log(n / m)
-        for (a, b), (m, n) in zip(pairwise(times), pairwise(counts), strict=True)
+        for (a, b), (m, n) in zip(pairwise(spent), pairwise(counts), strict=True)
     ]
 
 

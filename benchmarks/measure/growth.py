@@ -41,6 +41,7 @@ class Kinds:
         self.ends = ends
         self._actors = bench.actors
         self._workers = bench.actors(Streamer, ACTORS)
+        self.api.get([worker.pid.remote() for worker in self._workers])
 
     def _echoes(self, count: int) -> list[Any]:
         return [self._workers[i % ACTORS].echo for i in range(count)]
@@ -90,7 +91,9 @@ class Kinds:
         return step
 
     def _many(self, count: int) -> list[Any]:
-        return [actor.echo for actor in self._actors(Worker, count)]
+        actors = self._actors(Worker, count)
+        self.api.get([actor.pid.remote() for actor in actors])
+        return [actor.echo for actor in actors]
 
     def called(self, count: int) -> Step:
         echoes = self._many(count)
@@ -174,16 +177,23 @@ KINDS: dict[str, Callable[[Kinds, int], Step]] = {
 
 
 def growth(bench: Bench, spec: Growth) -> Figures:
-    """The median time for each number of things; the numbers take turns."""
-    times: dict[int, list[float]] = {count: [] for count in spec.counts}
+    """For each number of things the median time, and the processor time of all processes of which slopes are
+    made: other work on the machine does not bend them. The numbers take turns."""
+    found: dict[int, list[tuple[float, float]]] = {count: [] for count in spec.counts}
     with ExitStack() as ends:
         kinds = Kinds(bench, ends)
         steps = {count: KINDS[spec.what](kinds, count) for count in spec.counts}
         for _ in range(REPEATS):
             for count, step in steps.items():
-                if sum(times[count]) < SECONDS * bench.effort:
-                    start = time.perf_counter()
-                    step()
-                    times[count].append(time.perf_counter() - start)
-    # The first one is another matter, but where it takes so long that there is no other.
-    return {f"of{count}_us": median(found[1:] or found) * 1e6 for count, found in times.items()}
+                if sum(seconds for seconds, _ in found[count]) < SECONDS * bench.effort:
+                    with bench.cpu() as cpu:
+                        start = time.perf_counter()
+                        step()
+                        seconds = time.perf_counter() - start
+                    found[count].append((seconds, cpu.seconds))
+    figures = {}
+    for count, times in found.items():
+        # The first one is another matter, but where it takes so long that there is no other.
+        seconds, used = zip(*(times[1:] or times), strict=True)
+        figures |= {f"of{count}_us": median(seconds) * 1e6, f"cpu{count}_us": median(used) * 1e6}
+    return figures
