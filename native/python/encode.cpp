@@ -61,13 +61,27 @@ struct Unnoted {
   }
 };
 
-// The garbage collector pauses: the many new objects of a large value would be looked through again and again while none
-// of them is garbage.
+// Whether `value`, or an argument in it, has many parts.
+bool has_many_parts(PyObject* value, int depth = 0) {
+  constexpr Py_ssize_t kMany = 256;
+  if (PyDict_CheckExact(value)) return PyDict_GET_SIZE(value) >= kMany;
+  if (!PyTuple_CheckExact(value)) return PyList_CheckExact(value) && PyList_GET_SIZE(value) >= kMany;
+  if (PyTuple_GET_SIZE(value) >= kMany) return true;
+  if (depth == 2) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)
+    if (has_many_parts(PyTuple_GET_ITEM(value, i), depth + 1)) return true;
+  return false;
+}
+
+// The garbage collector pauses while a value with many parts is encoded: what is made for each would be looked through again
+// and again while none of it is garbage. Who turns the collector off meanwhile, in another thread, finds it on.
 struct CollectsNothing {
-  const int before = PyGC_Disable();
+  explicit CollectsNothing(PyObject* value) : before(has_many_parts(value) && PyGC_Disable()) {}
+  CollectsNothing(const CollectsNothing&) = delete;
   ~CollectsNothing() {
     if (before) PyGC_Enable();
   }
+  const bool before;
 };
 
 [[noreturn]] void refuse_buffers(Py_ssize_t n) {
@@ -314,7 +328,7 @@ void encode_any(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t move
   const std::optional<uintptr_t> way = Py_REFCNT(v) <= moved_refs && MadeInPlace::any() ? alone(v) : std::nullopt;
   if (hooks.encode == nullptr) throw nb::type_error("conveyor: no codec is set for this type of value");
   Calling python;
-  const CollectsNothing pause;
+  const CollectsNothing pause(v);
   Unnoted unnoted{sent};
   nb::object result = nb::steal(PyObject_CallFunctionObjArgs(hooks.encode, v, sent.ptr(), nullptr));
   if (!result.is_valid()) throw nb::python_error();
