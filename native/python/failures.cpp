@@ -125,10 +125,15 @@ void Gate::set_failures(nb::object readers, bool together, const std::vector<siz
 // that is told of it to read, and reads it here.
 bool Gate::awaits_siblings(uint64_t number, size_t i) {
   if (siblings_.empty() || !is_sibling_[i]) return false;
-  const bool all = std::ranges::all_of(siblings_, [&](size_t j) {
-    const RingReader& ring = readers_[j]->ring;
-    return number - first_ < ring.next() || number - first_ < ring.head();  // a broken one is everybody's error
-  });
+  if (number - first_ >= all_came_) {  // each result asks, and there may be thousands
+    uint64_t came = UINT64_MAX;
+    for (const size_t j : siblings_) {
+      const RingReader& ring = readers_[j]->ring;
+      came = std::min(came, std::max(ring.next(), ring.head()));  // a broken one is everybody's error
+    }
+    all_came_ = came;
+  }
+  const bool all = number - first_ < all_came_;
   hear();
   return !all && !failures_->has(number, i);
 }

@@ -175,6 +175,7 @@ class Gate {
   uint64_t next_;
   Limits* limits_ = nullptr;
   std::shared_ptr<Failures> failures_;
+  uint64_t all_came_ = 0;         // so many executions' results are there of all siblings
   std::vector<size_t> siblings_;  // readers, if there are several whose results fail as one
   std::vector<bool> is_sibling_;
   std::shared_ptr<Recorder> recorder_;

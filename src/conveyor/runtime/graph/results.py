@@ -96,13 +96,13 @@ class Results:
     """
 
     def __init__(self, plan: Plan, put: Callable[[Any], Ref]) -> None:
-        distinct = list(dict.fromkeys(plan.outputs))
+        distinct = {edge: place for place, edge in enumerate(dict.fromkeys(plan.outputs))}
         self.edges = result_edges(plan)
         self.single = (
             not plan.multi_output and plan.shape is None and not plan.effects and not plan.streams
         )
         self._put = put
-        self._outputs = tuple(distinct.index(edge) for edge in plan.outputs)
+        self._outputs = tuple(distinct[edge] for edge in plan.outputs)
         self._distinct = len(distinct)
         self._effects = bool(plan.effects)
         self._multi_output = plan.multi_output
