@@ -1,6 +1,8 @@
 // What is to be done when an object is garbage.
 #include "will.h"
 
+#include <memory>
+
 #include "bind.h"
 
 namespace conveyor {
@@ -25,9 +27,61 @@ PyType_Slot will_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(will_traver
                             {Py_tp_finalize, reinterpret_cast<void*>(will_finalize)},
                             {0, nullptr}};
 
+// The dictionary of a collection that keeps nothing alive (weak.py). Who is called back at an object's end does not keep it:
+// a collection would be in a circle with what it has.
+struct WeakTable {
+  nb::object known = nb::dict();
+  const std::shared_ptr<PyObject*> there = std::make_shared<PyObject*>(known.ptr());  // null: it is gone
+
+  WeakTable() = default;
+  WeakTable(const WeakTable&) = delete;
+  ~WeakTable() { clear(); }
+  void clear() {
+    *there = nullptr;
+    const nb::object dropped = std::move(known);
+  }
+};
+
+// Take `key` out, if it is that of the object which has ended: another may have taken its place since.
+void forget(PyObject* known, nb::handle key, nb::handle ref) {
+  const nb::object kept = nb::borrow(known);  // what is taken out may be the last that keeps it
+  PyObject* const found = PyDict_GetItemWithError(known, key.ptr());
+  if (found == nullptr) {
+    if (PyErr_Occurred()) throw nb::python_error();
+    return;
+  }
+  const bool same = found == ref.ptr() || (PyTuple_CheckExact(found) && PyTuple_GET_ITEM(found, 0) == ref.ptr());
+  if (same && PyDict_DelItem(known, key.ptr()) != 0) throw nb::python_error();
+}
+
+int table_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<WeakTable>(self)->known.ptr());
+  return 0;
+}
+
+int table_clear(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<WeakTable>(self)->clear();
+  return 0;
+}
+
+PyType_Slot table_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(table_traverse)}, {Py_tp_clear, reinterpret_cast<void*>(table_clear)}, {0, nullptr}};
+
 }  // namespace
 
 void bind_will(nb::module_& m) {
+  nb::class_<WeakTable>(m, "WeakTable", nb::type_slots(table_slots))
+      .def(nb::init<>())
+      .def_prop_ro("known", [](WeakTable& t) { return t.known; })
+      .def("ref", [](WeakTable& t, nb::handle object, nb::handle key) {
+             const nb::object forgets = nb::cpp_function([there = t.there, key = nb::borrow(key)](nb::handle ref) {
+               if (*there != nullptr) forget(*there, key, ref);
+             });
+             nb::object ref = nb::steal(PyWeakref_NewRef(object.ptr(), forgets.ptr()));
+             if (!ref.is_valid()) throw nb::python_error();
+             return ref;
+           }, "object"_a, "key"_a);
+
   nb::class_<Waker>(m, "Waker")
       .def("__init__", [](Waker* self) { new (self) Waker(); })
       .def("__init__", [](Waker* self, int eventfd) { new (self) Waker(eventfd); }, "eventfd"_a)

@@ -93,16 +93,6 @@ NB_MODULE(_core, m) {
   m.def("show_decoding_on", &show_decoding_on, "board"_a.none(), "slot"_a);
   m.def("note_import", &note_import, "module"_a);
   m.def("end_import", &end_import);
-  m.def("forget_dead", [](nb::dict known, nb::handle key, nb::handle ref) {
-    PyObject* const found = PyDict_GetItemWithError(known.ptr(), key.ptr());
-    if (found == nullptr) {
-      if (PyErr_Occurred()) throw nb::python_error();
-      return;
-    }
-    // Another object may have taken its place, between its end and this.
-    const bool same = found == ref.ptr() || (PyTuple_CheckExact(found) && PyTuple_GET_ITEM(found, 0) == ref.ptr());
-    if (same && PyDict_DelItem(known.ptr(), key.ptr()) != 0) throw nb::python_error();
-  }, "known"_a, "key"_a, "ref"_a);
   m.def("bytes_of", &bytes_of, "buffer"_a);
   m.def("text_of", &text_of, "buffer"_a);
   nb::class_<Untold>(m, "Untold")

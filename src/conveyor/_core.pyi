@@ -6,6 +6,7 @@ raises ``TypeError``.
 """
 
 import builtins
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, overload
 
@@ -42,10 +43,6 @@ the edge, what the channel carries in words, bytes, executions (or calls)."""
 
 def show_decoding_on(board: Board | None, slot: int) -> None:
     """Have that slot's status say from now on when this process decodes values; ``None``: no slot's."""
-
-def forget_dead(known: dict[Any, Any], key: object, ref: object) -> None:
-    """Take ``key`` out of a dictionary if ``ref``, or a tuple that begins with it, is its value. To be called back by
-    ``ref``, of which no code in Python then hears."""
 
 def bytes_of(buffer: Any) -> bytes:
     """A copy of a contiguous buffer, in huge pages where the system has them."""
@@ -1525,6 +1522,16 @@ class Turn:
         """Whether it has been taken."""
 
     def __exit__(self, *raised: object) -> None: ...
+
+class WeakTable:
+    """The dictionary of a collection that keeps nothing alive. No code in Python hears of an object's end."""
+
+    known: dict[Any, Any]
+
+    def __init__(self) -> None: ...
+    def ref(self, object: object, key: object) -> weakref.ref[Any]:
+        """A weak reference, with whose end ``key`` is taken out of ``known`` if it, or a tuple that begins with
+        it, is the value there."""
 
 class Will:
     """What is to be done when the object that holds this is garbage, noted where no bytecode runs."""

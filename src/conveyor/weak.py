@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Iterator
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from conveyor import _core
@@ -23,14 +22,15 @@ class WeakSet(Generic[T]):
     """Objects that are there for somebody else. They are compared by identity, and each operation is one
     step, which no other thread comes between."""
 
-    __slots__ = ("_refs",)
+    __slots__ = ("_refs", "_table")
 
     def __init__(self) -> None:
-        self._refs: dict[int, weakref.ref[Any]] = {}
+        self._table = _core.WeakTable()
+        self._refs: dict[int, weakref.ref[Any]] = self._table.known
 
     def add(self, obj: T) -> None:
         key = id(obj)
-        self._refs[key] = weakref.ref(obj, partial(_core.forget_dead, self._refs, key))
+        self._refs[key] = self._table.ref(obj, key)
 
     def discard(self, obj: T) -> None:
         self._refs.pop(id(obj), None)
@@ -62,13 +62,14 @@ class WeakSet(Generic[T]):
 class WeakValues(Generic[KeyT, T]):
     """A dictionary of objects that are there for somebody else."""
 
-    __slots__ = ("_refs",)
+    __slots__ = ("_refs", "_table")
 
     def __init__(self) -> None:
-        self._refs: dict[KeyT, weakref.ref[Any]] = {}
+        self._table = _core.WeakTable()
+        self._refs: dict[KeyT, weakref.ref[Any]] = self._table.known
 
     def __setitem__(self, key: KeyT, value: T) -> None:
-        self._refs[key] = weakref.ref(value, partial(_core.forget_dead, self._refs, key))
+        self._refs[key] = self._table.ref(value, key)
 
     def __getitem__(self, key: KeyT) -> T:
         value = self.get(key)
@@ -82,7 +83,7 @@ class WeakValues(Generic[KeyT, T]):
 
     def setdefault(self, key: KeyT, value: T) -> T:
         """The value of ``key``, which is ``value`` if it has none."""
-        ref = weakref.ref(value, partial(_core.forget_dead, self._refs, key))
+        ref = self._table.ref(value, key)
         while True:
             known: T | None = self._refs.setdefault(key, ref)()
             if known is not None:
@@ -103,14 +104,15 @@ class WeakValues(Generic[KeyT, T]):
 class WeakKeys(Generic[T, ValueT]):
     """What is known of objects that are there for somebody else. They are compared by identity."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_table")
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._table = _core.WeakTable()
+        self._known: dict[int, tuple[weakref.ref[Any], Any]] = self._table.known
 
     def __setitem__(self, obj: T, value: ValueT) -> None:
         key = id(obj)
-        self._known[key] = weakref.ref(obj, partial(_core.forget_dead, self._known, key)), value
+        self._known[key] = self._table.ref(obj, key), value
 
     def get(self, obj: T) -> ValueT | None:
         found = self._known.get(id(obj))
