@@ -372,12 +372,22 @@ void bind_graph(nb::module_& m) {
       .def("_siblings", &ref_siblings)
       .def("_claim", [](RefCore& ref, nb::handle by) { return ref.claim(by.ptr()); }, "by"_a)
       .def("_unclaim", [](RefCore& ref, nb::handle by) { ref.unclaim(by.ptr()); }, "by"_a)
-      .def("_move", [](RefCore& ref, nb::object source, nb::object gate) {
+      .def("_move", [](nb::handle self, nb::object source, nb::object gate, nb::dict from, nb::handle to) {
+             RefCore& ref = *nb::inst_ptr<RefCore>(self);
+             const nb::object entry = nb::borrow(PyDict_GetItemWithError(from.ptr(), self.ptr()));
+             if (!entry.is_valid()) {
+               if (PyErr_Occurred()) throw nb::python_error();
+               return;
+             }
              CONVEYOR_ASSERT(ref.number < 0);
-             ref.gate = nb::cast<Gated*>(gate);
+             Gated* const gated = nb::cast<Gated*>(gate);
+             // All of it without a bytecode in between, where a signal's handler could raise: it waits in one place.
+             if (!nb::steal(PyObject_CallMethod(to.ptr(), "append", "(O)", entry.ptr())).is_valid() || PyDict_DelItem(from.ptr(), self.ptr()) != 0)
+               throw nb::python_error();
+             ref.gate = gated;
              std::swap(ref.source, source);  // what they replace may run any code when it goes: last
              std::swap(ref.gate_object, gate);
-           }, "source"_a, "gate"_a)
+           }, "source"_a, "gate"_a, "waiting"_a, "pending"_a)
       .def_ro("_source", &RefCore::source)
       .def_ro("_gate", &RefCore::gate_object)
       .def_rw("_number", &RefCore::number)

@@ -7,6 +7,7 @@ raises ``TypeError``.
 
 import builtins
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, overload
 
@@ -1238,8 +1239,9 @@ class RefCore:
     _passed: int
     """To whom it was passed (``runtime.calls.arguments``)."""
 
-    def _move(self, source: Any, gate: Gate) -> None:
-        """Have the result come from there. It has not been submitted yet."""
+    def _move(self, source: Any, gate: Gate, waiting: dict[Any, Any], pending: deque[Any]) -> None:
+        """Move what ``waiting`` has for this to the end of ``pending``, and have the result come from there, in
+        one step; nothing happens if ``waiting`` has nothing. It has not been submitted yet."""
 
     def _settled_now(self) -> Any:
         """``_outcome``, which is what has come if anything has."""

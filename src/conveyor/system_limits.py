@@ -95,3 +95,8 @@ def explained(what: str) -> Iterator[None]:
 def _soft(limit: int) -> str:
     soft, _ = resource.getrlimit(limit)
     return "any number of" if soft == resource.RLIM_INFINITY else str(soft)
+
+
+def cores() -> int:
+    """Return how many processes can run at once."""
+    return len(os.sched_getaffinity(0))

@@ -246,7 +246,7 @@ def test_what_is_called_while_ray_has_no_place_for_it_waits(far, wait_until):
     get(actor.run.remote(1))
     rival = Rival.remote()  # gets the place as soon as that is free
     conveyor.kill(actor, no_restart=False)
-    wait_until(lambda: not context.running().is_alive(actor._id), WAIT)
+    wait_until(lambda: not context.running().table.record(actor._id).alive, WAIT)
     refs = [actor.run.remote(i) for i in range(100)]
     with pytest.raises(WaitTimeoutError, match=r"Stage.* is starting"):
         conveyor.get(refs[0], timeout=0.1)

@@ -11,8 +11,8 @@ from conveyor.config import Config
 from conveyor.dag import hooks
 from conveyor.later import import_later
 from conveyor.runtime import context
-from conveyor.runtime.calls.functions import cores
 from conveyor.runtime.protocol import ActorId
+from conveyor.system_limits import cores
 
 if TYPE_CHECKING:
     from conveyor.dag import DAGNode, MethodNode

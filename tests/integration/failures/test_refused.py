@@ -102,7 +102,7 @@ def test_an_actor_is_dead_if_there_is_no_thread_to_restart_it(refuse_thread, wai
     refuse_thread("restart")
     os.kill(pid, signal.SIGKILL)
     driver = context.current()
-    wait_until(lambda: not driver.is_alive(actor._id), what="its death to be known")
+    wait_until(lambda: not driver.table.record(actor._id).alive, what="its death to be known")
     with pytest.raises(ActorDiedError, match="ulimit -u"):
         get(actor.add.remote(1))
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -25,6 +24,7 @@ from conveyor.runtime.refs.together import look_at_company
 from conveyor.runtime.refs.values import refs_among
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import CALLS, Again, Blockers, any_of
+from conveyor.system_limits import cores
 
 if TYPE_CHECKING:
     from conveyor.runtime.calls.pending import Entry
@@ -42,11 +42,6 @@ _LAST_LOOK = 0.0002
 _LOOKED_THROUGH = CALL_SLOTS
 
 _NO_NAMES: dict[str, Any] = {}
-
-
-def cores() -> int:
-    """Return how many processes can run at once."""
-    return len(os.sched_getaffinity(0))
 
 
 class Worker:
@@ -127,7 +122,7 @@ class Functions:
         self._starting = False
         self._most = cores()
         self._deaths = process.board.deaths
-        self._waiting: OrderedDict[Ref, Entry] = OrderedDict()
+        self._waiting: dict[Ref, Entry] = {}  # in their order
 
     def call(self, call: Call) -> Any:
         """Start a call; one ref, or a list of them if it has several results."""
@@ -135,6 +130,7 @@ class Functions:
         has_refs = refs_among(args, kwargs or _NO_NAMES)
         lacks = has_refs and lacked(call) is not None
         with self.lock:
+            self._forget_dead()
             worker, before = (None, 0) if lacks or self._waiting else self._free()
         if worker is None:
             started = self._start()
@@ -149,9 +145,8 @@ class Functions:
         except SerializationError as error:
             raise blame_call(error, self.actor_name, call) from error.__cause__
         with self.lock:
-            known = bool(self._waiting)  # to the pump
             self._waiting[ref] = ref, waits, taken, users_site() if has_refs else None
-        if not self.flush() and not known:
+        if not self.flush() and not self._pump.knows(self):
             try:
                 self._pump.add(self)
             except BaseException:
@@ -163,17 +158,18 @@ class Functions:
 
     def least_busy(self) -> Any:
         """The handle of the worker with the least to do, for what is bound to one."""
-        with self.lock:
-            self._forget_dead()
-            worker = min(self._workers, key=_outstanding, default=None)
-        if worker is None or worker.link.gone or worker.link.outstanding:
-            worker = self._start() or worker
-        assert worker is not None
-        return worker.handle
+        while True:
+            with self.lock:
+                self._forget_dead()
+                worker = min(self._workers, key=_outstanding, default=None)
+            if worker is None or worker.link.gone or worker.link.outstanding:
+                # Others may have started the last one meanwhile.
+                worker = self._start() or worker
+            if worker is not None:
+                return worker.handle
 
     def _free(self) -> tuple[Worker | None, int]:
         """A worker that has nothing to do, or soon will not, and how many calls it has. With the lock."""
-        self._forget_dead()
         for worker in self._workers:
             if not worker.link.outstanding:
                 worker.begin()
@@ -204,8 +200,8 @@ class Functions:
                 handle = self._start_worker()
                 worker = Worker(handle, self._link(handle))
                 with self.lock:
-                    self._workers.append(worker)
                     self._last = worker.link
+                    self._workers.append(worker)
             finally:
                 self._starting = False
                 self._process.ring()  # who waits may have waited for just this
@@ -251,8 +247,9 @@ class Functions:
         ready = [one for one in first if one[3] is None or lacked(one[1]) is None]
         return (worker if ready else None), ready
 
-    def _take(self, worker: Worker, ready: list[Entry]) -> list[Entry]:
-        """Give as many of these to a worker as it has room for. With the lock of its link."""
+    def _take(self, worker: Worker, ready: list[Entry], pending: deque[Entry]) -> list[Entry]:
+        """Give as many of these to a worker as it has room for: what its link is to send. With the lock of
+        that."""
         with self.lock:
             if worker not in self._workers:  # it has died just now
                 return []
@@ -260,8 +257,7 @@ class Functions:
             most = max(0, min(worker.room, -(-len(self._waiting) // len(self._workers))))
             taken = list(islice((one for one in ready if one[0] in self._waiting), most))
             for ref, *_ in taken:
-                del self._waiting[ref]
-                ref._move(worker.link, worker.link.gate)
+                ref._move(worker.link, worker.link.gate, self._waiting, pending)
         return taken
 
     def fail_if_lost(self) -> bool:
@@ -270,11 +266,12 @@ class Functions:
             self._forget_dead()
             if not self._waiting or self._starting or (self._workers and not self._process.ended):
                 return False
-            last = self._last
+            last, waited = self._last, list(self._waiting)
         error = last.why_gone()  # which may wait until that is known: not with the lock
         with self.lock:
-            lost = list(self._waiting)
-            self._waiting.clear()
+            if self._workers and not self._process.ended:  # one has been started meanwhile
+                return False
+            lost = [ref for ref in waited if self._waiting.pop(ref, None) is not None]
         for ref in lost:
             ref._fail(error)
         self._process.ring()

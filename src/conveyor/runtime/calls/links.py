@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -225,11 +226,11 @@ class Link:
             self.flush()  # what it waits for may have come before the pump knew of it
         return ref
 
-    def send(self, take: Callable[[], Sequence[Entry]]) -> None:
-        """Send the calls that ``take()`` gives, which have waited elsewhere; what cannot be sent, later."""
+    def send(self, take: Callable[[deque[Entry]], Sequence[Entry]]) -> None:
+        """Send the calls that ``take(pending)`` moves there, which have waited elsewhere; later what cannot
+        be sent."""
         with self.lock:
-            entries = take()
-            self._pending.extend(entries)
+            entries = take(self._pending)
             self.flush()
             waiting = bool(self._pending)
         if waiting:

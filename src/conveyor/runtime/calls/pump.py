@@ -47,6 +47,10 @@ class Pump:
                 threads.serve(self._run, "pump")
         self._note(sender)
 
+    def knows(self, sender: Pending) -> bool:
+        """Whether it sends what waits there."""
+        return id(sender) in self._senders
+
     def sent(self, sender: Pending) -> None:
         """None of its calls waits any more."""
         if id(sender) not in self._senders:
