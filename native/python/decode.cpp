@@ -220,7 +220,9 @@ nb::bytes meta_of(const Frame& frame) {
 }
 
 nb::object keep(const Frame& frame, nb::object refs, nb::object definitions) {
-  if (frame.kind == Kind::kError || frame.codec < kPlain) return decode(frame);  // which nobody can change
+  // At once what nobody can change, unless others run meanwhile: the frame is the caller's only until then.
+  const bool at_once = frame.codec < kPlain && !(frame.codec == kBytes && frame.size >= kLargeObject);
+  if (frame.kind == Kind::kError || at_once) return decode(frame);
   return or_python_error([&] {
     Frame kept = frame;
     kept.kept = kept.readonly = true;

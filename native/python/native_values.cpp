@@ -336,10 +336,8 @@ nb::object decode_plain(const char* body, size_t size, const std::vector<nb::obj
   return PlainDecoder(body, size, nested).decode();
 }
 
-// From here on a copy goes without the GIL, and to huge pages where the system has them: new memory of an object costs more
-// than the copy otherwise, a fault for each page.
-constexpr size_t kLargeObject = 4 << 20;
-
+// A large one goes without the GIL, and to huge pages where the system has them: new memory of an object costs more than the
+// copy otherwise, a fault for each page.
 PyObject* copied(const char* body, size_t size) {
   if (size < kLargeObject) return PyBytes_FromStringAndSize(body, Py_ssize_t(size));
   PyObject* const made = PyBytes_FromStringAndSize(nullptr, Py_ssize_t(size));

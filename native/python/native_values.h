@@ -66,6 +66,9 @@ class Nests {
   ~Nests() = default;
 };
 
+// Bytes of a `bytes` from which on decoding it lets go of the GIL.
+constexpr size_t kLargeObject = 4 << 20;
+
 // A tuple, list or dict, appended to `out`. False if it needs the codec in Python; then `out` holds anything. `nests` (null:
 // nobody) is asked of what is not plain.
 bool encode_plain(Scratch& out, PyObject* value, Nests* nests = nullptr);

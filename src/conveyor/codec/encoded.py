@@ -49,11 +49,12 @@ class Pieces(list[Any]):
         """The pickle, of a pickler that leaves nothing out."""
         return self[0] if len(self) == 1 else b"".join(self)
 
-    def parts(self) -> tuple[bytes, list[Any] | None]:
+    def parts(self, with_texts: bool) -> tuple[bytes, list[Any] | None]:
         """The pickle, and the buffers that are out of it, or ``None``.
 
-        Large ``bytes``, ``bytearray`` and ``str`` are among them: in the pickle each would be copied twice
-        more on either side. The pickler writes them by themselves, behind a head that says what they are.
+        ``with_texts``: large ``bytes``, ``bytearray`` and ``str`` are among them. In the pickle each would be
+        copied twice more on either side. The pickler writes them by themselves, behind a head that says what
+        they are.
         """
         if len(self) == 1:
             return self[0], None
@@ -63,7 +64,7 @@ class Pieces(list[Any]):
             if type(piece) is pickle.PickleBuffer:
                 buffers.append(piece.raw())
                 continue
-            if len(piece) >= _LARGE and kept:
+            if with_texts and len(piece) >= _LARGE and kept:
                 before = kept[-1]
                 size = len(piece).to_bytes(8, "little")
                 made = _MADE_OF.get(before[-9:-8]) if before[-8:] == size else None

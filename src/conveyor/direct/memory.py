@@ -103,6 +103,13 @@ def nbytes_of(value: Any) -> int:
     return int(value.numel() * value.element_size() if is_tensor(value) else value.nbytes)
 
 
+def hold_memory(value: Any) -> Any:
+    """What keeps the memory of a tensor or an array where it is."""
+    if is_tensor(value):
+        return value.untyped_storage() if value.is_cpu else value
+    return memoryview(value) if is_array(value) and value.dtype.kind not in "mMO" else value
+
+
 def room_in(value: Any) -> tuple[int, int] | None:
     """Address and bytes of a tensor or an array that is to be read into. ``None``: it is written to in
     another way, as a tensor of a device is by its device, or an array of objects.
@@ -117,6 +124,8 @@ def room_in(value: Any) -> tuple[int, int] | None:
             raise TypeError(f"a tensor on device {str(value.device)!r} cannot be read into here")
         if not value.is_contiguous() or value.is_conj() or value.is_neg():
             raise ValueError("what is read into must be contiguous")
+        if here and not value.data_ptr() and value.nbytes:
+            raise TypeError(f"a {type(value).__name__} has no memory of its own to be read into")
         return (value.data_ptr(), value.nbytes) if here else None
     if not is_array(value):
         raise TypeError(f"a torch tensor or a numpy array is needed, not a {type(value).__name__}")

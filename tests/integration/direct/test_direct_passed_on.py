@@ -107,7 +107,7 @@ def test_nothing_is_pickled_where_all_arguments_are_plain_or_have_stayed(pair, p
     ]
     assert pickles == []
     # What nobody has pickled says what it is all the same.
-    assert get(other.total.remote(first, [1, 2])) == [500, 3]
+    assert get(other.total.remote(first, [np.float64(1), 2])) == [500, 3]
     assert pickles == ["tuple"]
 
 

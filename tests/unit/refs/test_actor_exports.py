@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from conveyor import _core
 from conveyor.codec import set_up_codec
 from conveyor.exceptions import RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
+from conveyor.runtime.chores import Chores
 from conveyor.runtime.messages.sockets import receive_message
 from conveyor.runtime.refs.pickled import actor_exports, exports
 from conveyor.runtime.refs.pickled.actor_exports import ActorExports
@@ -25,6 +27,7 @@ set_up_codec()
 WAIT = 60
 SOURCE = SimpleNamespace(gate=None, describe=lambda ref: "a ref", is_ready=lambda ref: False)
 AT_ONCE = SimpleNamespace(watch=lambda ref, then: then())
+CHORES = Chores(_core.Waker(), lambda: None)
 
 
 class Both:
@@ -35,7 +38,7 @@ class Both:
         self.peers = []
         ring = self.rang.set
         self.driver = Exports(
-            "session", None, lambda: None, AT_ONCE, (0, 1), lambda slot, incarnation: False
+            "session", None, lambda: None, AT_ONCE, (0, 1), lambda *_: False, CHORES
         )
         self.actor = ActorExports(
             "session", 1, None, ring, lambda: watcher, self.connect, lambda: False, Sources()
@@ -111,7 +114,7 @@ def test_a_value_that_is_fetched_for_one_actor_keeps_no_other_waiting(monkeypatc
 
     kept = SimpleNamespace(keeps=True, fd=-1)
     stays = SimpleNamespace(ok=True, snapshot=kept, stays_afar=False, whole=whole)
-    driver = Exports("session", None, lambda: None, AT_ONCE, (0, 1), lambda *_: False)
+    driver = Exports("session", None, lambda: None, AT_ONCE, (0, 1), lambda *_: False, CHORES)
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     peer = Peer(driver, 1, (1, 1), here, lambda why: RuntimeError("it has died"), SimpleNamespace())
     entry = driver._entries[1, 1] = Exported(None, None)

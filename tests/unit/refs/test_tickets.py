@@ -9,14 +9,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from conveyor import _core
 from conveyor.codec import set_up_codec
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
+from conveyor.runtime.chores import Chores
 from conveyor.runtime.refs.pickled.exports import Exports
 from conveyor.runtime.refs.ref import Ref
 
 set_up_codec()
 
 DRIVER = (0, 1)
+CHORES = Chores(_core.Waker(), lambda: None)
 SOURCE = SimpleNamespace(gate=None, describe=lambda ref: "a ref", is_ready=lambda ref: False)
 
 
@@ -52,6 +55,7 @@ class Processes:
             SimpleNamespace(watch=lambda ref, then: None),
             DRIVER,
             self.gone,
+            CHORES,
         )
 
     def gone(self, slot, incarnation):
@@ -74,7 +78,7 @@ def exports(processes):
 
 
 def is_kept(exports):
-    exports.tidy()
+    CHORES.do()
     return exports.kept == 1
 
 
@@ -307,7 +311,7 @@ class Rendezvous(RuleBasedStateMachine):
 
     @invariant()
     def what_is_needed_is_kept_and_nothing_else(self):
-        self.exports.tidy()
+        CHORES.do()
         assert set(self.exports._entries) == self.needed()
         assert set(self.exports._tickets) == {t for t, (_, r) in self.tickets.items() if r}
         assert set(self.exports._tickets._readers) == set(self.exports._tickets)

@@ -78,6 +78,7 @@ def _keep(
     # It brings its own definitions, so that any channel can carry it.
     sent = SentDefinitions()
     sent.collected = collected
+    sent.stays = True
     try:
         encoded = encode_any(value.value, sent)
     finally:

@@ -45,6 +45,7 @@ class SentDefinitions:
         "in_band",
         "keeper",
         "readers",
+        "stays",
     )
 
     def __init__(
@@ -69,6 +70,8 @@ class SentDefinitions:
         self.keeper: Keeper | None = None
         # While a value is pickled into one string: memory that it refers to is read at once.
         self.in_band = False
+        # While a value is pickled whose memory stays here: that of arrays and tensors, and of nothing else.
+        self.stays = False
 
     def note(self, groups: Iterable[Group]) -> None:
         """A frame carries ``groups``."""

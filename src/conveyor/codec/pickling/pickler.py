@@ -207,7 +207,8 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
 
 def _parts(pickler: _FastPickler | FullPickler) -> tuple[bytes, list[Any] | None]:
     """The pickle that has been written, and the memory that is out of it."""
-    meta, buffers = pickler.pieces.parts()
+    sent: SentDefinitions = pickler.notes[SENT]
+    meta, buffers = pickler.pieces.parts(with_texts=not sent.stays)
     if buffers is not None and STAGED in pickler.notes:
         pickler.notes.pop(STAGED).finish(buffers)
     return meta, buffers

@@ -24,7 +24,14 @@ from conveyor.direct.given.shares import (
     sharing,
     unwritten,
 )
-from conveyor.direct.memory import is_array, is_tensor, memory_of, nbytes_of, room_in
+from conveyor.direct.memory import (
+    hold_memory,
+    is_array,
+    is_tensor,
+    memory_of,
+    nbytes_of,
+    room_in,
+)
 from conveyor.direct.structure.leaves import Path, is_leaf, leaves_of, named
 from conveyor.direct.structure.objects import Pickled, Walked, is_data, taken_apart
 from conveyor.direct.structure.skeleton import Skeleton
@@ -113,6 +120,12 @@ class Targets:
                 f"{what} takes a tensor, an array, or a list of them, or a mapping with some of them in it, "
                 f"not {given}{' with none in it' if _is_container(into) else ''}"
             )
+        self.rooms: dict[int, tuple[int, int] | None] = {}
+        self.find_rooms()
+
+    def find_rooms(self) -> None:
+        """Look where they lie. It stays theirs as long as this is there, whatever becomes of them."""
+        self._held = [hold_memory(one) for one in self._all.values()]
         self.rooms = {id(one): self._room_in(key, one) for key, one in self._all.items()}
 
     def _room_in(self, key: Any, one: Any) -> tuple[int, int] | None:
@@ -198,6 +211,7 @@ def _is_container(value: Any) -> bool:
 
 def receive(value: Any, targets: Targets) -> Any:
     """``value``, which may be elsewhere, in the memory of ``targets``; see :func:`get_into`."""
+    targets.find_rooms()  # others may have changed them while the value was waited for
     fresh = False
     if isinstance(value, Unfetched):
         where = value.where

@@ -95,12 +95,11 @@ class ActorExports(Imports):
     def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
         connection = self._open()
         with self.lock:
-            export, new = self.identify(ref, self._process)
-            if new:
-                self._wills[ref] = self.will(export)
+            export, _ = self.identify(ref, self._process)
             # What was told over a connection that has ended is forgotten with it.
             untold = not isinstance(ref, ImportedRef) and self._told.get(ref) is not connection
             if untold:
+                self._wills[ref] = connection.will(partial(self._tell_dropped, export))
                 self._needed[export] = ref
         ticket = next(self._tickets)
         try:

@@ -20,13 +20,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.chores import Chores
 from conveyor.runtime.refs.pickled.asked import tell_of
 from conveyor.runtime.refs.pickled.exchange import ExportId, Forget, Whom
 from conveyor.runtime.refs.pickled.exported import Exported, Holder
@@ -36,6 +35,9 @@ from conveyor.runtime.refs.pickled.tickets import Tickets
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.runtime.waiting.works import Blockers
+
+if TYPE_CHECKING:
+    from conveyor.runtime.chores import Chores  # imports logging, which is slow
 
 _Tell: TypeAlias = "Callable[[ExportId, int, Blockers], object]"
 
