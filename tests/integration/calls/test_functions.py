@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from integration_helpers import WAIT
+from integration_helpers import WAIT, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -390,3 +390,27 @@ def test_a_cycle_through_calls_that_wait_is_found(local):
     caller = Caller.remote()
     with pytest.raises(DeadlockError):
         conveyor.get(caller.calls_functions.remote(caller), timeout=WAIT)
+
+
+@conveyor.remote
+class Late:
+    def after(self, path: str, value: int) -> int:
+        hold(path)
+        return value
+
+
+def test_a_call_that_lacks_an_argument_does_not_fail_with_workers_that_are_dead(local, latches):
+    """Each core has had a worker."""
+    go, actor = latches(), Late.remote()
+    for _ in range(2 * len(os.sched_getaffinity(0))):
+        with pytest.raises(ActorDiedError):
+            conveyor.get(end.remote(3), timeout=WAIT)
+    made = square.remote(actor.after.remote(go.path, 7))
+    go.open()
+    assert conveyor.get(made, timeout=WAIT) == 49
+
+
+def test_threads_that_stream_at_once_share_the_workers_that_there_may_be(local):
+    with ThreadPoolExecutor(16) as pool:
+        streams = list(pool.map(lambda _: list(count.remote(3)), range(16)))
+    assert streams == [[0, 1, 2]] * 16

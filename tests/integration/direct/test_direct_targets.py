@@ -2,13 +2,15 @@
 
 import asyncio
 import gc
+import sys
 import threading
+import time
 from collections import OrderedDict
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from integration_helpers import get
+from integration_helpers import get, hold
 
 import conveyor
 import conveyor.compat.ray as ray
@@ -374,3 +376,48 @@ def test_what_nixl_is_told_does_nothing_and_is_checked():
     ):
         with pytest.raises(ValueError, match=r"there is no device|number of bytes"):
             use()
+
+
+@conveyor.remote
+class Late:
+    @conveyor.method(tensor_transport="auto")
+    def ones(self, path, size):
+        import torch
+
+        hold(path)
+        return torch.ones(size)
+
+
+@pytest.mark.parametrize("size", [16, 1 << 20])
+def test_a_target_whose_memory_is_another_by_the_time_that_the_value_comes(local, latches, size):
+    """It is what it is then, and nothing is written to where it was."""
+    go, target, before = latches(), torch.zeros(size), torch.zeros(size)
+    ref = Late.remote().ones.remote(go.path, size)
+    was = target.data
+    thread = threading.Thread(target=conveyor.get, args=(ref,), kwargs={"into": target})
+    thread.start()
+    while not sys._current_frames()[thread.ident].f_back:
+        time.sleep(0.01)
+    time.sleep(0.1)  # it waits: what its first look has found is old by now
+    target.data = before
+    go.open()
+    thread.join()
+    assert target.sum() == size
+    assert before.sum() == size
+    assert was.sum() == 0
+
+
+def test_a_tensor_without_memory_of_its_own_is_no_target(local, latches):
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            raise NotImplementedError
+
+    with pytest.raises(TypeError, match="has no memory of its own"):
+        conveyor.get(
+            conveyor.put(torch.ones(3), tensor_transport="auto"), into=Wrapper(torch.zeros(3))
+        )

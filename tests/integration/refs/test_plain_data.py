@@ -2,6 +2,7 @@
 
 import enum
 from collections import OrderedDict, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -194,3 +195,38 @@ def test_a_bytearray_may_grow_once_it_was_given(engine):
     ref = actor.same.remote([value])
     value.extend(b"more")
     assert get(ref)[0][0][0] == b"x" * LARGE
+
+
+@conveyor.remote
+class Maker:
+    def filled(self, number):
+        return bytes([number]) * (32 << 20)
+
+    @conveyor.method(tensor_transport="auto")
+    def texts(self):
+        self.mine = bytearray(b"x" * LARGE)
+        return {"text": "t" * LARGE, "bytes": b"b" * LARGE, "mine": self.mine}
+
+    def grow(self):
+        self.mine.extend(b"more")
+
+
+def test_large_results_that_threads_get_at_once_are_all_there(local):
+    """Copying one lets other threads run, which look for theirs meanwhile."""
+    maker = Maker.remote()
+    for _ in range(4):
+        refs = [maker.filled.remote(number) for number in range(3)]
+        conveyor.wait(refs, num_returns=3)
+        with ThreadPoolExecutor(3) as pool:
+            for number, value in enumerate(pool.map(get, refs)):
+                assert value == bytes([number]) * (32 << 20)
+
+
+def test_texts_and_bytes_do_not_stay_with_their_maker(local):
+    maker = Maker.remote()
+    ref = maker.texts.remote()
+    conveyor.wait([ref])
+    get(maker.grow.remote())  # nobody else has a hand on it
+    conveyor.kill(maker)
+    value = get(ref)
+    assert value == {"text": "t" * LARGE, "bytes": b"b" * LARGE, "mine": b"x" * LARGE}
