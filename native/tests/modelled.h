@@ -265,6 +265,7 @@ inline void conveyor::set_lost() {}  // nobody closes descriptors here
 #undef read
 #ifdef MODELLED_COLLECTIVES  // half as much again to compile, for one program
 #include "directory.cpp"
+#include "owned_memory.cpp"
 #include "recorder.cpp"
 #include "sender.cpp"
 #include "receiver.cpp"
