@@ -15,10 +15,10 @@ namespace conveyor {
 namespace {
 
 // Mappings that nobody uses. The kernel takes their pages when it is short of memory (MADV_FREE), without being asked, and
-// what it has not taken is there without a fault. So no thread has to look after them.
+// what it has not taken is there without a fault. So no thread has to look after them. Smaller memory the heap keeps by itself.
 class Spares {
  public:
-  static constexpr size_t kFrom = 512 << 10, kMostBytes = 512 << 20;
+  static constexpr size_t kFrom = 4 << 20, kMostBytes = 512 << 20;
 
   // One of `room` bytes at least, and not of many more; nullptr: there is none. Sets `room` to what it has.
   char* take(size_t& room) {

@@ -52,8 +52,8 @@ TEST(threads_share_none) {
     threads.emplace_back([t, &wrong] {
       check::Random random{uint64_t(t)};
       std::deque<std::pair<std::unique_ptr<OwnedMemory>, size_t>> held;
-      for (int i = 0; i < 200; ++i) {
-        const size_t size = 1000 + random.below(3 * kMiB);
+      for (int i = 0; i < 40; ++i) {
+        const size_t size = 1000 + random.below(10 * kMiB);
         held.emplace_back(filled(size, t), size);
         if (held.size() <= random.below(6)) continue;
         if (!is_filled(*held.front().first, held.front().second, t)) ++wrong;
