@@ -102,7 +102,7 @@ class WeakValues(Generic[KeyT, T]):
 
 
 class WeakKeys(Generic[T, ValueT]):
-    """What is known of objects that are there for somebody else. They are compared by identity."""
+    """A dictionary by objects that are there for somebody else, which are compared by identity."""
 
     __slots__ = ("_known", "_table")
 
@@ -122,6 +122,3 @@ class WeakKeys(Generic[T, ValueT]):
         value = self.get(obj)
         self._known.pop(id(obj), None)
         return value
-
-    def __len__(self) -> int:
-        return len(self._known)

@@ -40,7 +40,7 @@ SENT = "sent"
 
 
 class Pieces(list[Any]):
-    """What a pickler writes: its strings, and the buffers that it leaves out of them, as they come."""
+    """The output of a pickler, in order: its strings, and the buffers that it leaves out of them."""
 
     __slots__ = ()
     write = list.append

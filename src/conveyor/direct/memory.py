@@ -104,7 +104,7 @@ def nbytes_of(value: Any) -> int:
 
 
 def hold_memory(value: Any) -> Any:
-    """What keeps the memory of a tensor or an array where it is."""
+    """Return an object that keeps the memory of a tensor or an array where it is."""
     if is_tensor(value):
         return value.untyped_storage() if value.is_cpu else value
     return memoryview(value) if is_array(value) and value.dtype.kind not in "mMO" else value

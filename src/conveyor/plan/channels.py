@@ -21,8 +21,9 @@ MOST_READERS = _core.MAX_READERS
 
 
 class Channels:
-    """What crosses from process to process, and on which edge. ``keys`` are the parts of the input that are
-    used. ``elsewhere``: see ``route.choose``; it is asked for where something is said of a tensor.
+    """The values that cross from process to process, and on which edge each does. ``keys`` are the parts of
+    the input that are used. ``elsewhere``: see ``route.choose``; it is asked for where something is said of a
+    tensor.
 
     edges: all of them, by their numbers.
     inputs: those that the executor writes.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import sys
 import threading
@@ -24,6 +23,7 @@ from conveyor.exceptions import (
     TransportError,
     WaitTimeoutError,
 )
+from conveyor.garbage import uncollected
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -54,12 +54,11 @@ def load(
             known.learn(definitions, gone)
         elif definitions:
             groups = [byvalue.received(definition) for definition in definitions]
-    # Its new objects would be looked through again and again while none of them is garbage.
-    pauses = len(pickled) >= _MANY_OBJECTS and gc.isenabled()
     try:
-        if pauses:
-            gc.disable()
-        return pickle.loads(pickled, buffers=buffers)
+        if len(pickled) < _MANY_OBJECTS:
+            return pickle.loads(pickled, buffers=buffers)
+        with uncollected():
+            return pickle.loads(pickled, buffers=buffers)
     except (SerializationError, MemoryError):  # it may be tried again when there is memory
         raise
     except _FETCHING:
@@ -69,8 +68,6 @@ def load(
             raise
         raise SerializationError(_cannot_rebuild(error)) from error
     finally:
-        if pauses:
-            gc.enable()
         del groups
 
 

@@ -93,8 +93,8 @@ class Connection:
             self._let_go()
 
     def will(self, work: Callable[[], object]) -> _core.Will:
-        """Whoever holds it has ``work`` done as :meth:`soon` does, after its own end. No finalizer in Python
-        notes it."""
+        """Return a will that has ``work`` done as :meth:`soon` does, once nobody holds it. No finalizer in
+        Python notes it."""
         return _core.Will(self._outgoing.put, work, self._waker)
 
     def hang_up(self) -> None:

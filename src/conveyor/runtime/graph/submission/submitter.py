@@ -90,9 +90,9 @@ class Entry(Protocol[T]):
         deadline: Any = None,
         blocking: bool = True,
     ) -> Any:
-        """What ``execute`` returns, of an execution that lacks nothing; ``None``: it has not begun, and the
-        attempt will say why. ``deadline``: as ``execute`` is given it. ``blocking``: it may wait for another
-        thread's, shortly."""
+        """Begin an execution that lacks nothing, and return its results; ``None``: it has not begun, and
+        the attempt will say why. ``deadline``: as ``execute`` is given it. ``blocking``: it may wait for
+        another thread's, shortly."""
         ...
 
     def is_down(self) -> bool:
