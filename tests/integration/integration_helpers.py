@@ -119,3 +119,8 @@ def kept():
     """How many results of this process others may still ask for."""
     gc.collect()
     return context.running().exports.kept
+
+
+def large(value):
+    """A text that begins with ``value``, and is too large to travel with a reference to it."""
+    return f"{value:<5000}"

@@ -5,7 +5,7 @@ import sys
 
 import cloudpickle
 import pytest
-from integration_helpers import gate_of, get, hold
+from integration_helpers import gate_of, get, hold, large
 
 import conveyor
 from conveyor.codec.pickling import unpickler
@@ -98,7 +98,7 @@ def test_ctrl_c_while_results_are_dropped_keeps_no_ref_in_them(learning, wait_un
     maker = Maker.remote()
     with InputNode() as inp:
         graph = MultiOutputNode([maker.boxed.bind(inp), maker.boxed.bind(inp)]).compile()
-    refs = [ref for i in range(2) for ref in graph.execute([conveyor.put(i)])]
+    refs = [ref for i in range(2) for ref in graph.execute([conveyor.put(large(i))])]
     finished(graph, 2, wait_until)
     wait_until(lambda: exports.tidy() or exports.kept == 2)
     graph.teardown()

@@ -6,7 +6,7 @@ import sys
 
 import cloudpickle
 import pytest
-from integration_helpers import get
+from integration_helpers import get, large
 
 import conveyor
 from conveyor.codec import claims
@@ -75,7 +75,7 @@ def test_a_value_with_refs_that_cannot_be_read(leaves_nothing, interrupted, wait
         conveyor.init(engine="inline")
         exports = conveyor.runtime.context.current().exports
         actor = Actor.remote()
-        ref = conveyor.put(1)
+        ref = conveyor.put(large(1))
         printed = interrupted(times)
         with pytest.raises(SerializationError, match="cannot be rebuilt"):
             get(actor.take.remote([ref, Unreadable()]))

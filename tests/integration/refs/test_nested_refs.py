@@ -3,14 +3,16 @@ value that refers to them, and are let go of afterwards."""
 
 import asyncio
 import gc
+import operator
 import os
+import pickle
 import sys
 import threading
 
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT, compiled, get, hold
+from integration_helpers import WAIT, compiled, get, hold, large
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -66,6 +68,18 @@ class Member:
 
     def echo(self, x):
         return x
+
+    def pass_kept_on(self, other):
+        return conveyor.get(other.consume.remote([ref for (ref,) in self.kept]))
+
+    def change_kept(self, number):
+        conveyor.get(self.kept[number][0]).append("changed")
+
+    def is_kept(self, refs):
+        return [ref is mine for ref, (mine,) in zip(refs, self.kept, strict=True)]
+
+    def loads_what_is_kept(self, pickled):
+        return pickle.loads(pickled) is self.kept[0][0]
 
     def start_member(self, refs, **options):
         return conveyor.remote(Member).options(**options).remote(refs)
@@ -171,7 +185,7 @@ def test_kept_there_they_outlive_everything_here(members):
     a, b, _ = members
     ref = b.ones.remote(100_000)
     get(a.keep.remote([ref]))
-    (own,) = get(b.produce.remote(["b's"]))
+    (own,) = get(b.produce.remote([large("b's")]))
     get(a.keep.remote([own]))
     # What an actor has put, it tells the driver behind its answer.
     assert conveyor.wait([ref, own], num_returns=2, timeout=WAIT)[1] == []
@@ -180,14 +194,52 @@ def test_kept_there_they_outlive_everything_here(members):
     conveyor.kill(b)
     values = get(a.get_kept.remote())
     assert values[0][0].sum() == 100_000
-    assert values[1] == ["b's"]
+    assert values[1] == [large("b's")]
     assert kept() == 2
     get(a.drop.remote())
 
 
+def test_small_values_that_are_there_travel_with_their_refs(members):
+    a, b, c = members
+    values = [1, -(2**40), None, True, 1.5, "text", b"bytes", [1, {"two": (2,)}], 1 << 200]
+    refs = [conveyor.put(value) for value in values] + [b.slow.remote(7), b.slow.remote([8])]
+    assert get(refs) == [*values, 7, [8]]
+    assert all(map(operator.is_, get(a.echo.remote(refs)), refs))  # the refs themselves
+    get(a.keep.remote(*([ref] for ref in refs)))
+    assert kept() == 0
+    del refs
+    gc.collect()
+    conveyor.kill(b)
+    assert get(a.get_kept.remote()) == [[value] for value in (*values, 7, [8])]
+    assert get(a.pass_kept_on.remote(c)) == [*values, 7, [8]]
+    get(a.change_kept.remote(7))
+    assert get(a.get_kept.remote())[7] == [values[7]]
+
+
+def test_a_ref_that_comes_pending_and_then_with_its_value_is_one(members, latches):
+    a, b, c = members
+    go = latches()
+    ref = b.hold.remote([], go.path)
+    get(a.keep.remote([ref]))
+    go.open()
+    assert get(ref) == []
+    assert get(a.is_kept.remote([ref])) == [True]
+    assert get(a.pass_kept_on.remote(c)) == [[]]
+    get(a.drop.remote())
+    # The other way round: the pickle that was made when it was pending is loaded last.
+    later = latches()
+    ref = b.hold.remote([], later.path)
+    pending = pickle.dumps(ref)
+    later.open()
+    assert get(ref) == []
+    get(a.keep.remote([ref]))
+    assert get(a.is_kept.remote([pickle.loads(pending)])) == [True]
+    assert get(a.loads_what_is_kept.remote(pending))
+
+
 def test_dropped_there_they_are_let_go_of(members, wait_until):
     a, b, _ = members
-    refs = [conveyor.put(i) for i in range(20)]
+    refs = [conveyor.put(large(i)) for i in range(20)]
     get(a.keep.remote(refs))
     get(b.consume.remote(refs))
     del refs
@@ -281,7 +333,7 @@ def test_inputs_that_a_torn_down_graph_has_not_read_let_go_of_their_refs(
     a, _, _ = members
     go = latches()
     graph = compiled(lambda inp: a.later.bind(inp, go.path))
-    refs = [graph.execute([conveyor.put(i)]) for i in range(4)]
+    refs = [graph.execute([conveyor.put(large(i))]) for i in range(4)]
     assert kept() == 4
     graph.teardown()
     wait_until(lambda: kept() <= 1)  # that of the coroutine, if it has begun

@@ -12,7 +12,7 @@ import threading
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT, get, hold, kept
+from integration_helpers import WAIT, get, hold, kept, large
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -368,13 +368,13 @@ def test_pickles_that_are_never_loaded_are_forgotten_at_last(a, monkeypatch):
     from conveyor.runtime.refs.pickled import tickets
 
     monkeypatch.setattr(tickets, "MAX_TICKETS", 10)
-    pickles = [pickle.dumps(conveyor.put(i)) for i in range(30)]
+    pickles = [pickle.dumps(conveyor.put(large(i))) for i in range(30)]
     assert kept() == 10
     with pytest.raises(RuntimeStateError, match="kept as long as"):
         pickle.loads(pickles[0])
     with pytest.raises((TaskError, RuntimeStateError), match="kept as long as"):
         get(a.load.remote(pickles[0]))
-    assert [pickle.loads(p).get() for p in pickles[20:]] == list(range(20, 30))
+    assert [pickle.loads(p).get() for p in pickles[20:]] == [large(i) for i in range(20, 30)]
 
 
 def test_a_pickle_is_loaded_again_as_long_as_a_copy_is_held(a, b):

@@ -8,7 +8,7 @@ import threading
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT, compiled, get, hold, kept
+from integration_helpers import WAIT, compiled, get, hold, kept, large
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -81,7 +81,7 @@ class Member:
 
     def execute(self, graph, value):
         """Of a graph of the driver's; its result stays here."""
-        self.kept.append(graph.execute([conveyor.put(value)]))
+        self.kept.append(graph.execute([conveyor.put(large(value))]))
 
     def count(self):
         yield from range(2)
@@ -145,7 +145,7 @@ def busy(go):
     return make
 
 
-@pytest.mark.parametrize("size", [1, 200_000])
+@pytest.mark.parametrize("size", [1_000, 200_000])
 def test_calls_that_a_killed_actor_has_not_read(members, busy, wait_until, size):
     a, b, _ = members
     busy(a)
@@ -167,17 +167,17 @@ def test_who_sends_to_the_dead_keeps_nothing(members, wait_until):
     calls = []
     for _ in range(20):  # some of them before its death is known
         try:
-            calls.append(a.values.remote([conveyor.put(1)]))
+            calls.append(a.values.remote([conveyor.put(large(1))]))
         except ActorDiedError:
             break
     for call in calls:
         with pytest.raises(ActorDiedError):
             get(call)
     wait_until(lambda: kept() == 0)
-    assert get(b.values.remote([conveyor.put(1)])) == [1]
+    assert get(b.values.remote([conveyor.put(large(1))])) == [large(1)]
 
 
-@pytest.mark.parametrize("size", [1, 200_000])
+@pytest.mark.parametrize("size", [1_000, 200_000])
 def test_of_two_readers_one_is_killed_and_the_other_still_loads_it(
     members, busy, go, wait_until, size
 ):
@@ -207,26 +207,26 @@ def test_a_reader_that_dies_when_it_has_loaded_it_takes_nothing_from_the_other(
         dag = MultiOutputNode([a.keep.bind(inp), getattr(b, method).bind(inp)])
     graph = dag.compile(fail_fast=False)
     busy(a)
-    results = graph.execute([conveyor.put("there")])
+    results = graph.execute([conveyor.put(large("there"))])
     get(results[1])
     conveyor.kill(b)
     with pytest.raises(ActorDiedError):
         get(results[0])
     del results
-    assert get(c.values.remote([conveyor.put(1)])) == [1]
+    assert get(c.values.remote([conveyor.put(large(1))])) == [large(1)]
     wait_until(lambda: kept() == 1)
     go.open()
-    wait_until(lambda: get(a.values_kept.remote()) == ["there"])
+    wait_until(lambda: get(a.values_kept.remote()) == [large("there")])
     get(a.drop.remote())
     wait_until(lambda: kept() == 0)
     graph.teardown()
 
 
-@pytest.mark.parametrize("size", [1, 200_000])
+@pytest.mark.parametrize("size", [1_000, 200_000])
 def test_an_actor_that_sends_refs_to_one_that_is_killed(members, busy, wait_until, size):
     a, b, _ = members
     busy(b)
-    get(a.keep.remote([conveyor.put("a copy")]))
+    get(a.keep.remote([conveyor.put(large("a copy"))]))
     get(a.send.remote(b, size))
     wait_until(lambda: kept() == 3)
     conveyor.kill(b)
@@ -239,7 +239,7 @@ def test_an_actor_that_sends_refs_to_one_that_is_killed(members, busy, wait_unti
 def test_an_actor_that_sends_refs_and_is_killed_with_its_reader(members, busy, wait_until):
     a, b, _ = members
     busy(b)
-    get(a.send.remote(b, 10))
+    get(a.send.remote(b, 1_000))
     wait_until(lambda: kept() == 2)
     conveyor.kill(a)
     conveyor.kill(b)
@@ -251,17 +251,17 @@ def test_an_actor_that_is_started_again_loads_what_it_is_sent_then(latches, wait
     for _ in range(3):
         go = latches()
         actor.hold.remote(None, go.path)
-        calls = [actor.values.remote([conveyor.put(1)]) for _ in range(3)]
+        calls = [actor.values.remote([conveyor.put(large(1))]) for _ in range(3)]
         conveyor.kill(actor, no_restart=False)
         for call in calls:
             with pytest.raises(ActorDiedError):
                 get(call)
         wait_until(lambda: kept() == 0)
-        assert get(actor.values.remote([conveyor.put(2)])) == [2]
+        assert get(actor.values.remote([conveyor.put(large(2))])) == [large(2)]
         wait_until(lambda: kept() == 0)
 
 
-@pytest.mark.parametrize("size", [1, 200_000])
+@pytest.mark.parametrize("size", [1_000, 200_000])
 def test_a_reader_has_left_and_another_is_killed(members, busy, go, latches, size, wait_until):
     """Of a graph that is torn down: the driver has left when the value comes, its other reader is killed
     before it reads it."""
@@ -292,7 +292,7 @@ def test_an_actor_that_dies_before_it_has_read_its_constructors_arguments(
 ):
     go.open()
     actor_class = conveyor.remote(Member).options(max_restarts=restarts)
-    actor = actor_class.remote(Fatal(go.path), [conveyor.put(1)])
+    actor = actor_class.remote(Fatal(go.path), [conveyor.put(large(1))])
     with pytest.raises(ConveyorError):
         get(actor.echo.remote(0))
     del actor
@@ -308,7 +308,7 @@ def test_an_actor_whose_process_does_not_start_keeps_no_arguments(monkeypatch, w
     with monkeypatch.context() as patched:
         patched.setattr(driver._hosts, "spawn", refuse)
         with pytest.raises(OSError, match="for you"):
-            conveyor.remote(Member).remote([conveyor.put(1)])
+            conveyor.remote(Member).remote([conveyor.put(large(1))])
     wait_until(lambda: kept() == 0)
 
 
@@ -325,7 +325,7 @@ def test_a_submitter_dies_that_waits_for_room(members, go, wait_until):
     conveyor.kill(submitter)
     go.open()
     wait_until(lambda: kept() == 0)
-    get(graph.execute([conveyor.put(5)]))
+    get(graph.execute([conveyor.put(large(5))]))
     graph.teardown()
 
 
@@ -349,5 +349,5 @@ def test_a_stream_inside_of_a_value_is_refused_and_refs_beside_it_are_let_go_of(
     a, b, _ = members
     items = b.count.remote()
     with pytest.raises(SerializationError, match="cannot be pickled: its items come to this"):
-        a.echo.remote([conveyor.put(1), items])
+        a.echo.remote([conveyor.put(large(1)), items])
     assert list(items) == [0, 1]

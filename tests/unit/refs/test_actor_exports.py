@@ -130,7 +130,7 @@ def test_a_value_that_is_fetched_for_one_actor_keeps_no_other_waiting(monkeypatc
     driver.lock.release()
     fetched.set()
     there.settimeout(WAIT)
-    arrived, _ = receive_message(there)
+    (arrived,), _ = receive_message(there)
     assert arrived.export == (1, 1)
     assert not arrived.ok
     there.close()

@@ -84,7 +84,7 @@ def test_values_that_wait_to_be_sent_take_no_descriptors(connection, opened_sinc
     begin.set()
     there.settimeout(WAIT)
     for number in range(100):
-        message, (fd,) = receive_message(there)
+        (message,), (fd,) = receive_message(there)
         assert message == number
         assert os.fstat(fd).st_ino == os.fstat(snapshot.fd).st_ino
         os.close(fd)

@@ -19,6 +19,9 @@ from conveyor.system_limits import explained
 #: Values from this size on travel as files.
 SHARE_FROM = 32 * 1024
 
+#: Messages that are sent as one.
+_MOST = 256
+
 
 class WithFile(Protocol):
     """What has a file that goes with a message, and keeps it until then."""
@@ -65,6 +68,8 @@ class Connection:
         self._on_end = on_end
         # Its `put` may be interrupted by a finalizer that calls it.
         self._outgoing: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        #: What the writer has taken from there and not done.
+        self._ahead: list[_Item] = []
         self._waker = _core.Waker()  # of nobody: who sends waits for the queue
         self.ended = False
         #: The writer has ended: what is to be sent from now on is let go of by whoever puts it there.
@@ -111,7 +116,7 @@ class Connection:
 
     def _write(self) -> None:
         over = False
-        while (item := self._outgoing.get()) is not None:
+        while (item := self._next()) is not None:
             try:
                 if not isinstance(item, tuple):
                     item()
@@ -125,10 +130,22 @@ class Connection:
         self._nobody_sends = True  # before the look: who puts something there looks behind that
         self._let_go()
 
+    def _next(self) -> _Item:
+        return self._ahead.pop() if self._ahead else self._outgoing.get()
+
     def _say(self, message: Any, whose: WithFile | None) -> None:
         # It has no duplicate of the file: any number of messages may wait, and there may be no descriptor.
         fd = -1 if whose is None else whose.fd
-        send_message(self._socket, message, [fd] if fd >= 0 else [])
+        messages = [message]
+        # What waits as well goes along, up to the next that has a file: a thousand refs that are passed on
+        # are a thousand messages.
+        while fd < 0 and not self._ahead and len(messages) < _MOST and not self._outgoing.empty():
+            item = self._outgoing.get()
+            if isinstance(item, tuple) and (item[1] is None or item[1].fd < 0):
+                messages.append(item[0])
+            else:
+                self._ahead.append(item)
+        send_message(self._socket, messages, [fd] if fd >= 0 else [])
 
     def _let_go(self) -> None:
         """What is left is not sent: its snapshots, and what they keep, are nobody's."""
@@ -146,13 +163,14 @@ class Connection:
     def _read(self) -> None:
         try:
             while True:
-                message, fds = receive_message(self._socket)
+                messages, fds = receive_message(self._socket)
                 try:
-                    self._on_message(message, fds)
+                    for message in messages:
+                        self._on_message(message, fds)
                 finally:
                     for fd in fds:
                         os.close(fd)
-                del message
+                del messages, message
         except Exception as error:
             self._break(error)
         finally:

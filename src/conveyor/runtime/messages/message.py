@@ -15,7 +15,7 @@ from conveyor.exceptions import RuntimeStateError
 
 #: What processes of this version say to each other. It changes with every message that changes its meaning
 #: or its fields.
-PROTOCOL = 7
+PROTOCOL = 8
 #: Descriptors that one message on a socket may carry.
 MAX_FDS = 250
 #: The size of the number that comes with descriptors and tells which frame they belong to.

@@ -311,8 +311,11 @@ class Ref(_RefCore[ValueT], Placed):
             self.cancel()
 
     def __reduce__(self) -> Any:
-        from conveyor.runtime.refs.pickled.imports import load_pickled  # which is above
+        from conveyor.runtime.refs.pickled.imports import load_pickled, reduce_done  # above
 
+        done = reduce_done(self)
+        if done is not None:
+            return done
         made = self.claim(())
         claims.confirm([made])
         return load_pickled, made

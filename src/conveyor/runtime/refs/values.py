@@ -22,7 +22,7 @@ from conveyor.plan.model import Argument, Const, Task
 from conveyor.runtime import context, ending
 from conveyor.runtime.passing_on import PassingOn
 from conveyor.runtime.refs.holding import Holding, same
-from conveyor.runtime.refs.pickled.imports import Claims, load
+from conveyor.runtime.refs.pickled.imports import Claims, load, reduce_done
 from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.staying import stays_afar
 from conveyor.runtime.refs.streams import StreamRef
@@ -193,6 +193,9 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
         sent = notes.get(SENT)
         if sent is None:  # no frame, and so nobody to hold claims
             return ref.__reduce_ex__(5)
+        done = reduce_done(ref)
+        if done is not None:
+            return done
         made = notes.setdefault(claims.CLAIMS, {})
         found = made.get(id(ref))
         if found is None:

@@ -95,7 +95,7 @@ class ActorExports(Imports):
     def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
         connection = self._open()
         with self.lock:
-            export, _ = self.identify(ref, self._process)
+            export = self.identify(ref)
             # What was told over a connection that has ended is forgotten with it.
             untold = not isinstance(ref, ImportedRef) and self._told.get(ref) is not connection
             if untold:
@@ -165,7 +165,7 @@ class ActorExports(Imports):
 
     def _tell_dropped(self, export: ExportId) -> None:
         with self.lock:
-            if self._connection is not None and self.known(export) is None:
+            if self._connection is not None and not self.is_held(export):
                 self._connection.send(Drop(export))
 
     def give_up(

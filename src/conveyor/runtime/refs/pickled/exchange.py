@@ -37,7 +37,7 @@ class Confirm(ToRendezvous, frozen=True):
 
 
 class Load(ToRendezvous, frozen=True):
-    """A pickle has been loaded. ``original``: the ref itself is there, and needs no outcome."""
+    """A pickle has been loaded. ``original``: the ref is there already, and needs no outcome."""
 
     export: ExportId
     ticket: int

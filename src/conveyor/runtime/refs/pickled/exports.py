@@ -72,7 +72,7 @@ class Exports(Imports):
     def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
         self.tidy()
         with self.lock:
-            export, _ = self.identify(ref, 0)
+            export = self.identify(ref)
             if export not in self._entries:
                 self._entries[export] = Exported(None, ref)
             return export, self._tickets.add(export, readers, self._entries[export].tickets)
@@ -112,7 +112,7 @@ class Exports(Imports):
 
     def _dropped(self, export: ExportId) -> None:
         with self.lock:
-            if self.known(export) is None:  # it was not loaded again meanwhile
+            if not self.is_held(export):  # it was not loaded again meanwhile
                 self._let_go(export, None)
 
     def tidy(self) -> None:
@@ -183,6 +183,10 @@ class Exports(Imports):
                 ref = entry.ref
             else:
                 return
+        outcome = Outcome.at_hand(ref)
+        if outcome is not None:
+            self.settled(export, outcome)
+            return
         # Not here: encoding it may take long, and the watcher has others to serve.
         threads.start_or_run(self._settle, "export", export, ref)
 
@@ -231,27 +235,32 @@ class Exports(Imports):
 
     def peer_loads(self, peer: Holder, export: ExportId, ticket: int, original: bool) -> None:
         with self.lock:
-            entry = self._entries.get(export)
-            if entry is None:
-                ref = self._originals.get(export)
-                if ref is None:
-                    peer.push(export, Outcome.failed(gone()))
-                    return
-                entry = self._entries[export] = Exported(None, ref)
-            if not original:
-                entry.holders.add(peer)
-                self._look(export, entry)
-                if entry.outcome is not None:
-                    peer.push(export, entry.outcome)
-                else:
-                    entry.subscribers.append(peer)
-                    try:
-                        self._watch(export, entry)
-                    except SystemLimitError as error:  # nobody would ever tell them
-                        subscribers, entry.subscribers = entry.subscribers, []
-                        for subscriber in subscribers:
-                            subscriber.push(export, Outcome.failed(error))
+            if not original and not self._subscribe(peer, export):
+                return
             self._tickets.use(ticket, (peer.reader,))
+
+    def _subscribe(self, peer: Holder, export: ExportId) -> bool:
+        """Have ``peer``, which has a copy from now on, told the outcome. Whether it is still to be had."""
+        entry = self._entries.get(export)
+        if entry is None:
+            ref = self._originals.get(export)
+            if ref is None:
+                peer.push(export, Outcome.failed(gone()))
+                return False
+            entry = self._entries[export] = Exported(None, ref)
+        entry.holders.add(peer)
+        self._look(export, entry)
+        if entry.outcome is not None:
+            peer.push(export, entry.outcome)
+            return True
+        entry.subscribers.append(peer)
+        try:
+            self._watch(export, entry)
+        except SystemLimitError as error:  # nobody would ever tell them
+            subscribers, entry.subscribers = entry.subscribers, []
+            for subscriber in subscribers:
+                subscriber.push(export, Outcome.failed(error))
+        return True
 
     def peer_drops(self, peer: Holder, export: ExportId) -> None:
         with self.lock:

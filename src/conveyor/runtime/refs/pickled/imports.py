@@ -16,16 +16,15 @@ from conveyor.runtime import context
 from conveyor.runtime.messages.connection import SHARE_FROM, Connection, received
 from conveyor.runtime.refs.holding import Holding
 from conveyor.runtime.refs.pickled.asked import Asked
-from conveyor.runtime.refs.pickled.exchange import Arrived, ExportId, Made
+from conveyor.runtime.refs.pickled.exchange import Arrived, ExportId, Made, Parts
 from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.staying import stays_afar
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
 from conveyor.weak import WeakKeys, WeakValues
 
-#: Bytes of a value that is passed on at once, whoever waits for that.
+#: Bytes of a value that travels with its ref.
 _SMALL = 4096
-_PLAIN = frozenset([type(None), bool, int, float, str, bytes])
 
 Claim = tuple[str, ExportId, int]
 """What a pickled ref is loaded with: its session, its id, and the ticket that keeps it until then."""
@@ -33,13 +32,50 @@ Claim = tuple[str, ExportId, int]
 
 def claim(ref: Ref, readers: Sequence[Reader]) -> Claim:
     """For a pickle of ``ref`` that is loaded once by each of ``readers``; none: by one that is not known."""
+    table = _table_of(ref)
+    return (table.session, *table.export(ref, readers))
+
+
+def _table_of(ref: Ref) -> Any:
     runtime = context.running()
     if runtime is None:
         raise RuntimeStateError(f"{ref!r} cannot be pickled: its session has ended")
     table = runtime.exports
     if isinstance(ref, ImportedRef) and ref._source is not table:
         raise RuntimeStateError(f"{ref!r} cannot be pickled: it is of an earlier session")
-    return (table.session, *table.export(ref, readers))
+    return table
+
+
+def reduce_done(ref: Ref) -> tuple[Any, ...] | None:
+    """Return how ``ref`` is pickled if it has come to a small value: the value travels along, and nobody need
+    be asked for it, or keep it meanwhile. ``None`` for all others, which are pickled with a :func:`claim`."""
+    value = _value_at_hand(ref, _SMALL)
+    if value is EMPTY:
+        return None
+    table = _table_of(ref)
+    with table.lock:
+        export = table.identify(ref)
+    if type(value) is _core.Snapshot:
+        return load_small, (table.session, export, value.parts)
+    return load_done, (table.session, export, value)
+
+
+def _value_at_hand(ref: Ref, most: int) -> Any:
+    """What the ref has come to, if that has at most ``most`` bytes, none of the user's code runs when it is
+    encoded, and nothing is kept for it; else ``EMPTY``."""
+    value = ref._outcome
+    if value is EMPTY and type(ref) is ImportedRef and ref._parcel is not None and ref._parcel.ok:
+        value = ref._parcel.snapshot
+    kind = type(value)
+    if kind is _core.Snapshot:
+        small = value.size <= most and value.goes_as_it_is
+    elif kind is int:
+        small = value.bit_length() <= 8 * most
+    elif kind is str or kind is bytes:
+        small = len(value) <= most
+    else:
+        small = value is None or kind is bool or kind is float
+    return value if small else EMPTY
 
 
 class Claims:
@@ -74,6 +110,21 @@ class Claims:
 
 def load(session: str, export: ExportId, ticket: int) -> Ref:
     """Load a pickled ref. ``RuntimeStateError`` outside its session, and when it is not kept any more."""
+    ref: Ref = _table_for(session).load(export, ticket)
+    return ref
+
+
+def load_done(session: str, export: ExportId, value: Any) -> Ref:
+    """Load a ref whose value has come with it."""
+    return _table_for(session).load_done(export, value)
+
+
+def load_small(session: str, export: ExportId, parts: Parts) -> Ref:
+    """The same, of an encoded value."""
+    return _table_for(session).load_done(export, _core.Snapshot.received(*parts, -1))
+
+
+def _table_for(session: str) -> Any:
     runtime = context.running()
     if runtime is None or runtime.exports.session != session:
         raise RuntimeStateError(
@@ -82,7 +133,7 @@ def load(session: str, export: ExportId, ticket: int) -> Ref:
             + ("belongs to no session" if runtime is None else "belongs to another session")
             + ": send the value (conveyor.get(ref)) instead"
         )
-    return runtime.exports.load(export, ticket)
+    return runtime.exports
 
 
 def load_pickled(session: str, export: ExportId, ticket: int) -> Ref:
@@ -129,7 +180,8 @@ class Outcome:
     #: Where there is no memory to say what has happened.
     _unsaid: ClassVar[_core.Snapshot | None] = None
 
-    def __init__(self, ok: bool, snapshot: _core.Snapshot) -> None:
+    def __init__(self, ok: bool, snapshot: Any) -> None:
+        """``snapshot``: of the value, or the error; of what has come with a ref (:func:`load_done`), the value."""
         self.ok = ok
         self.snapshot = snapshot
         self._inner: Sequence[Ref] = ()
@@ -154,20 +206,13 @@ class Outcome:
 
     @classmethod
     def at_hand(cls, ref: Ref) -> Outcome | None:
-        """Return the outcome of a ref that has come to a small value, if no code of the user's runs for that
-        and nothing is kept for it; else ``None``."""
-        outcome = ref._outcome if type(ref) is not ImportedRef else EMPTY
-        if type(outcome) is _core.Snapshot:
-            if outcome.size > _SMALL or not outcome.goes_as_it_is:
-                return None
-        elif type(outcome) is int:
-            if outcome.bit_length() > 8 * _SMALL:
-                return None
-        elif type(outcome) not in _PLAIN or (
-            isinstance(outcome, (str, bytes)) and len(outcome) > _SMALL
-        ):
-            return None
-        return cls.of(ref)
+        """Of a ref that is done and whose value goes in a message, if its encoding runs none of the user's
+        code."""
+        try:
+            ref._settled_now()
+        except Exception as error:
+            return cls.failed(error)
+        return None if _value_at_hand(ref, SHARE_FROM) is EMPTY else cls.of(ref)
 
     @property
     def stays_afar(self) -> bool:
@@ -262,17 +307,23 @@ class Imports:
         original = self._originals.get(export)
         return self._copies.get(export) if original is None else original
 
-    def identify(self, ref: Ref, process: int) -> tuple[ExportId, bool]:
-        """The id of a ref, and whether it is new."""
+    def is_held(self, export: ExportId) -> bool:
+        """Whether there is a ref here for which the driver is to keep anything: not one that has come with its
+        value."""
+        ref = self.known(export)
+        return ref is not None and self._wills.get(ref) is not None
+
+    def identify(self, ref: Ref) -> ExportId:
+        """The id of a ref that is pickled."""
         if isinstance(ref, ImportedRef):
-            return ref.export, False
+            return ref.export
         found = self._ids.get(ref)
         if found is not None:
-            return found, False
-        export = self._named.pop(ref) or (process, next(self._numbers))
+            return found
+        export = self._named.pop(ref) or (self._process, next(self._numbers))
         self._ids[ref] = export
         self._originals[export] = ref
-        return export, True
+        return export
 
     def name(self, ref: Ref) -> ExportId:
         """The id that a ref has, or will have when it is pickled."""
@@ -288,6 +339,18 @@ class Imports:
         ref = ImportedRef(self, export)
         self._copies[export] = ref
         self._wills[ref] = self.will(export)
+        return ref
+
+    def load_done(self, export: ExportId, value: Any) -> Ref:
+        """Load a ref that has come with its value: nobody else is told of the copy, or has to keep anything."""
+        outcome = Outcome(True, value)
+        with self.lock:
+            ref = self.known(export)
+            if ref is None:
+                ref = self._copies[export] = ImportedRef(self, export)
+                ref._parcel, ref._outcome = outcome, value
+        if type(ref) is ImportedRef and ref._parcel is None:
+            self.arrived(export, outcome)
         return ref
 
     def will(self, export: ExportId) -> _core.Will:
