@@ -181,7 +181,7 @@ class Outcome:
     _unsaid: ClassVar[_core.Snapshot | None] = None
 
     def __init__(self, ok: bool, snapshot: Any) -> None:
-        """``snapshot``: of the value, or the error; of what has come with a ref (:func:`load_done`), the value."""
+        """``snapshot``: of the value, or of the error; the value itself where it has come with its ref."""
         self.ok = ok
         self.snapshot = snapshot
         self._inner: Sequence[Ref] = ()
@@ -308,8 +308,7 @@ class Imports:
         return self._copies.get(export) if original is None else original
 
     def is_held(self, export: ExportId) -> bool:
-        """Whether there is a ref here for which the driver is to keep anything: not one that has come with its
-        value."""
+        """Whether the driver keeps the outcome for a ref that is here: not where the value came along."""
         ref = self.known(export)
         return ref is not None and self._wills.get(ref) is not None
 
@@ -342,7 +341,7 @@ class Imports:
         return ref
 
     def load_done(self, export: ExportId, value: Any) -> Ref:
-        """Load a ref that has come with its value: nobody else is told of the copy, or has to keep anything."""
+        """Load a ref whose value has come along: nobody is told of the copy, or has to keep anything."""
         outcome = Outcome(True, value)
         with self.lock:
             ref = self.known(export)
