@@ -116,12 +116,13 @@ def load(session: str, export: ExportId, ticket: int) -> Ref:
 
 def load_done(session: str, export: ExportId, value: Any) -> Ref:
     """Load a ref whose value has come with it."""
-    return _table_for(session).load_done(export, value)
+    ref: Ref = _table_for(session).load_done(export, value)
+    return ref
 
 
 def load_small(session: str, export: ExportId, parts: Parts) -> Ref:
     """The same, of an encoded value."""
-    return _table_for(session).load_done(export, _core.Snapshot.received(*parts, -1))
+    return load_done(session, export, _core.Snapshot.received(*parts, -1))
 
 
 def _table_for(session: str) -> Any:
