@@ -26,8 +26,8 @@ _PAGE = 4096
 
 class RecorderPlace(Struct, frozen=True):
     """Where one process of a graph notes what it does. What its recorder counts is the place in
-    ``tasks`` (numbers of tasks), ``receives`` and ``sends`` (numbers of edges). ``outputs``: those of
-    its sends that the driver reads."""
+    ``tasks`` (numbers of tasks), ``receives`` and ``sends`` (numbers of edges). ``outputs``: the
+    place of each of its sends that the driver reads."""
 
     control: int
     offset: int
@@ -36,7 +36,7 @@ class RecorderPlace(Struct, frozen=True):
     tasks: tuple[int, ...]
     receives: tuple[int, ...]
     sends: tuple[int, ...]
-    outputs: tuple[int, ...]
+    outputs: dict[int, int]
 
     def open(
         self, segment: _core.Segment, whose: str = "", *, threads: bool = False
@@ -60,13 +60,14 @@ class RecorderPlace(Struct, frozen=True):
     def times_of(self, edge: int) -> tuple[int, int]:
         """Where the times of the last executions' frames of this edge are kept, and of how many; 0 if it is
         no output. Its writer notes them there; where that is on another host, who receives them here."""
-        if edge not in self.outputs:
+        place = self.outputs.get(edge)
+        if place is None:
             return 0, 0
         before = _core.Recorder.bytes(
             len(self.tasks),
             len(self.receives),
             len(self.sends),
-            self.outputs.index(edge),
+            place,
             self.slots,
         )
         return self.offset + before, self.slots
@@ -100,8 +101,10 @@ def place_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderPlace], int
         at += _core.Recorder.bytes(len(tasks), len(receives), len(sends), len(outputs), slots)
     at = -(-at // _PAGE) * _PAGE
     places = {}
-    for place, numbers in parts.items():
-        places[place] = RecorderPlace(control, offsets[place], at, slots, *numbers)
+    for place, (tasks, receives, sends, outputs) in parts.items():
+        numbered = {edge: number for number, edge in enumerate(outputs)}
+        begin = control, offsets[place], at, slots
+        places[place] = RecorderPlace(*begin, tasks, receives, sends, numbered)
         at += EVENT_CAPACITY * _core.EVENT_BYTES
     return places, at
 
@@ -162,7 +165,7 @@ class Recording:
         outputs = []
         for edge in result_edges(self._plan):
             writer = self._plan.edges[edge].writer
-            place = self.places[writer].outputs.index(edge)
+            place = self.places[writer].outputs[edge]
             outputs.append((self.recorders[writer], place))
         gate.record(self.own, outputs, list(self.recorders.values()))
 
