@@ -69,7 +69,9 @@ class _Frames(traceback.StackSummary):
     def format_frame_summary(self, frame_summary: Any, **options: Any) -> str:
         frame = frame_summary
         begin, end = frame.lineno, getattr(frame, "end_lineno", None)
-        if options or begin != end or frame.locals:  # of several lines: the text depends on all of them
+        if (
+            options or begin != end or frame.locals
+        ):  # of several lines: the text depends on all of them
             return super().format_frame_summary(frame, **options)
         columns = frame.colno, frame.end_colno
         key = (frame.filename, begin, columns, frame.name, frame.line)
