@@ -294,12 +294,18 @@ inline bool Board::strike(Bell* bell, uint32_t bit) {
   return strike(bell);
 }
 
+// Whether this thread has woken a process since it waited last.
+inline thread_local bool has_woken = false;
+
 inline bool Board::strike(Bell* bell) {
   // Dekker with Waiter::park and Waiter::arm_event: we bump `count`, then look for sleepers; they announce
   // themselves, then look at `count`. Both sides are sequentially consistent, so at least one of us sees
   // the other.
   bell->count.fetch_add(1, std::memory_order_seq_cst);
-  if (bell->sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(&bell->count);
+  if (bell->sleepers.load(std::memory_order_seq_cst) != 0) {
+    futex_wake_all(&bell->count);
+    has_woken = true;
+  }
   return bell->armed.load(std::memory_order_seq_cst) != 0;
 }
 
