@@ -1,5 +1,5 @@
 // Objects of Python that are kept as long as somebody has a frame (kKeeps). A frame may end on any thread, also on one
-// without the GIL. So what it kept is put aside here, and a thread of Python's lets go of it (runtime/keeping.py).
+// without the GIL. So what it kept is put aside here, and a thread of Python's lets go of it (runtime/process.py).
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -12,7 +12,7 @@ from msgspec import MsgspecError
 from conveyor import _core
 from conveyor.command.nodes import nodes_of
 from conveyor.engine.net.display import FILE as STATUS_FILE
-from conveyor.runtime.driver.graphs.roster import FILE, LaidGraph, read_roster
+from conveyor.runtime.driver.graphs.layer import FILE, LaidGraph, read_roster
 from conveyor.runtime.driver.processes.table import DRIVER_SLOT
 from conveyor.runtime.status import ActorStatus, Label, actor_status, status_of, with_node
 

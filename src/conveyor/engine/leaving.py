@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from conveyor.runtime.actor.files import flush_files
+from conveyor.runtime.actor.forked import flush_files
 
 _libc = ctypes.CDLL(None)
 

@@ -16,12 +16,10 @@ from msgspec import Struct, field
 from conveyor import _core
 from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environment
 from conveyor.codec import Reader, SentDefinitions, set_up_codec
+from conveyor.codec.tensors import pinned
 from conveyor.exceptions import RuntimeStateError
-from conveyor.runtime import ending
-from conveyor.runtime.keeping import Keeping
+from conveyor.runtime import ending, threads
 from conveyor.runtime.memory_limit import memory_limit
-from conveyor.runtime.others_arenas import OthersArenas
-from conveyor.runtime.pinning import Pinning
 from conveyor.runtime.shortage import Shortage
 from conveyor.runtime.sources import Sources
 from conveyor.runtime.status import (
@@ -40,6 +38,155 @@ from conveyor.weak import WeakSet
 
 if TYPE_CHECKING:
     from conveyor.runtime.far_memory import FarMemory, HostsMemory
+
+
+class Pinning:
+    """One thread, there from the first block on that this process pins. It sleeps while nothing is pinned."""
+
+    def __init__(self, board: _core.Board, slot: int, arena: _core.Arena, idle: float) -> None:
+        self._words = _core.PinWords(board, slot)
+        self._lock = threading.RLock()  # a signal handler may get a value, too
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+        def allocate(nbytes: int) -> _core.Buffer:
+            return arena.allocate(nbytes, may_wait=False)
+
+        self.pinned = pinned.Pinned(self._words, allocate, self._start, idle)
+        pinned.set_current(self.pinned)
+
+    def close(self) -> None:
+        """The session is over: nothing stays pinned but what a device still copies."""
+        self._closed = True
+        if pinned.current() is self.pinned:
+            pinned.set_current(None)
+        if self.pinned.here():
+            self.pinned.close()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threads.serve(self._run, "pinning")
+
+    def _run(self) -> None:
+        while True:
+            asked = self._words.wait(self.pinned.pause())
+            left = self.pinned.tidy(asked)
+            if asked:
+                self._words.answer()
+            if self._closed and not left:
+                return
+
+
+class _Process(Protocol):
+    board: _core.Board
+
+    def known_arena(self, slot: int, incarnation: int) -> _core.ArenaView | None: ...
+
+    @property
+    def arena_size(self) -> _Size: ...
+
+
+class _Size(Protocol):
+    @property
+    def file(self) -> int: ...
+
+
+class OthersArenas:
+    """The arenas that this process has opened, until it hears that their processes are dead."""
+
+    def __init__(self, process: _Process) -> None:
+        self._process = process
+        # By slot and incarnation. Single steps change it, so it needs no lock.
+        self._opened: dict[tuple[int, int], _core.ArenaView] = {}
+
+    def of(
+        self, slot: int, incarnation: int, pid: int, descriptor: int, inode: int
+    ) -> _core.ArenaView | None:
+        """The arena of a process, which has that file open under that number. ``None``: it cannot be opened.
+
+        By a file of ``/proc``, so neither that process nor the driver is asked."""
+        place = slot, incarnation
+        known = self._opened.get(place) or self._process.known_arena(slot, incarnation)
+        if known is not None:
+            return known
+        try:
+            fd = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        except (
+            OSError
+        ):  # it is dead, or the system has no such directory or does not let us: it is copied
+            return None
+        try:
+            # Its number may be another process's by now, and the descriptor's another file's.
+            if os.fstat(fd).st_ino != inode:
+                return None
+            size, board = self._process.arena_size.file, self._process.board
+            view = self._opened[place] = _core.ArenaView(fd, size, board, slot)
+        finally:
+            os.close(fd)
+        if board.gone(
+            slot, incarnation
+        ):  # meanwhile, and this process may have heard of it already
+            self._opened.pop(place, None)
+        return view
+
+    def forget_gone(self) -> None:
+        """Some processes are dead. Values in their arenas stay as long as they are held."""
+        for place in list(self._opened):
+            if self._process.board.gone(*place):
+                self._opened.pop(place, None)
+
+    def clear(self) -> None:
+        """The session is over."""
+        self._opened.clear()
+
+
+class Keeping:
+    """One thread, there from the first frame on that something is kept for. It sleeps until somebody who had
+    such a frame has let go of it."""
+
+    def __init__(self, ring: Callable[[], object]) -> None:
+        """``ring`` wakes those who wait in this process for something to be let go of."""
+        self._ring = ring
+        self._wait = _core.KeptWait()
+        self._lock = threading.RLock()  # a signal handler may send something, too
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        #: Something has been kept, and may be.
+        self.started = False
+
+    def start(self) -> None:
+        """Something is about to be kept.
+
+        Raises:
+            SystemLimitError: no thread is to be had, and nobody would let go of it.
+        """
+        if self.started:
+            return
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threads.serve(self._run, "keeping")
+            self.started = True
+
+    def close(self) -> None:
+        """The session is over. Refs may outlive it: the thread ends with the last value that is kept."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        # What it drops may run any code, also such that ends the session.
+        if (
+            not self._wait.stop()
+            and thread is not None
+            and thread is not threading.current_thread()
+        ):
+            thread.join()
+
+    def _run(self) -> None:
+        while self._wait.wait():
+            _core.let_go_of_kept()
+            if not self._closed:
+                self._ring()
+
 
 #: The bell bit of replies, of results and of channels. Nobody is called for it: who waits looks itself.
 RESULT_BIT = 1

@@ -7,11 +7,57 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
+from conveyor import _core
+from conveyor.runtime.blueprint import Blueprint, RingPlan
+from conveyor.runtime.process import RESULT_BIT, Place, Process
+
 if TYPE_CHECKING:
-    from conveyor import _core
     from conveyor.exceptions import ConveyorError
-    from conveyor.runtime.process import Process
     from conveyor.runtime.protocol import ActorId
+
+
+def group_blueprint(members: Sequence[tuple[int, int]], hosts: tuple[int, ...]) -> Blueprint:
+    """Memory for a group of these processes, which are on these hosts, counted from 0 on."""
+    places = [Place(*member, RESULT_BIT) for member in members]
+    rings = [
+        RingPlan(at, slots, stride, places[writer], tuple([places[r] for r in readers]))
+        for writer, at, slots, stride, readers in _core.CollectiveGroup.rings(hosts)
+    ]
+    return Blueprint(_core.CollectiveGroup.bytes(hosts), tuple(rings), (), hosts)
+
+
+def enter(
+    process: Process,
+    segment: _core.Segment,
+    membership: Membership,
+    arenas: Sequence[_core.ArenaView],
+) -> Joined:
+    """Take the place that ``process`` has. ``arenas``: of all ranks, its own included."""
+    rank, ranks = membership.rank, len(membership.members)
+    places = [Place(*member, RESULT_BIT) for member in membership.members]
+    rings = [_core.CollectiveGroup.ring_at(ranks, r) for r in range(ranks)]
+    group = _core.CollectiveGroup(
+        segment,
+        process.inbox,
+        rank,
+        membership.members,
+        membership.hosts,
+        process.arena,
+        arenas,
+        RESULT_BIT,
+    )
+    carries = "a collective group"
+    return Joined(
+        group,
+        membership,
+        process.writer(segment, rings[rank], places, carries),
+        tuple(
+            [
+                process.reader(segment, ring, rank, place, arena, carries, shared=True)
+                for ring, place, arena in zip(rings, places, arenas, strict=True)
+            ]
+        ),
+    )
 
 
 #: The attribute of an error that follows from what another rank has raised in the same execution of a graph:

@@ -21,8 +21,8 @@ from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, GraphTornDownError
 from conveyor.runtime import context
 from conveyor.runtime.driver.processes import restart
-from conveyor.runtime.driver.processes.burial import Burial, Step
 from conveyor.runtime.driver.processes.restart import Restarts
+from conveyor.runtime.driver.processes.supervisor import Burial, Step
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -41,8 +41,7 @@ from conveyor.runtime.driver.hosts.far_orders import (
     TellWhenCome,
 )
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
-from conveyor.runtime.driver.requests.lines import RequestLine, RequestLines
-from conveyor.runtime.driver.requests.switchboard import Switchboard
+from conveyor.runtime.driver.requests.switchboard import RequestLine, RequestLines, Switchboard
 from conveyor.runtime.messages.sockets import receive_pickled
 from conveyor.runtime.process import ArenaSize, Place
 

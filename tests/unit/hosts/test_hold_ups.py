@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor.plan.model import EXECUTOR
-from conveyor.runtime.graph import holdups
-from conveyor.runtime.graph.holdups import HoldUps
+from conveyor.runtime.graph.submission import source as holdups
+from conveyor.runtime.graph.submission.source import HoldUps
 from conveyor.runtime.graph.telemetry.afar import Afar
 
 

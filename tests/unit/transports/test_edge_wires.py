@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor import _core
-from conveyor.runtime.actor.graphs.wire import EdgeWire
+from conveyor.runtime.actor.graphs.conduits import EdgeWire
 from conveyor.runtime.graph.edges.beside import Whereabouts
 
 

@@ -27,7 +27,7 @@ from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan import lower
 from conveyor.runtime import context, ending
-from conveyor.runtime.actor.files import flush_files
+from conveyor.runtime.actor.forked import flush_files
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.call import Call
 from conveyor.runtime.calls.constructor import keep

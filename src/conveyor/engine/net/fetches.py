@@ -22,8 +22,7 @@ from conveyor import _core, descriptors
 from conveyor.codec import Reader
 from conveyor.engine.net.flights import NOBODY_WAITS, Flight, Waiter, failure
 from conveyor.engine.net.source import Source
-from conveyor.runtime.actor.requests.far_memory import Come, GiveUp, Hold, ToHost, Want
-from conveyor.runtime.actor.requests.lease import LeaseThere
+from conveyor.runtime.actor.requests.far_memory import Come, GiveUp, Hold, LeaseThere, ToHost, Want
 from conveyor.runtime.far_memory import Brought, Room, RoomAt, Wanted
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.messages.connection import Connection

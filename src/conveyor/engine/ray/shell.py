@@ -40,8 +40,7 @@ from conveyor.engine.surroundings import HUGE_TENSORS, import_from, main_module
 from conveyor.exceptions import ActorStartError
 from conveyor.local_sockets import UnprovenPeerError, prove
 from conveyor.runtime import threads
-from conveyor.runtime.actor.files import flush_files
-from conveyor.runtime.actor.forked import exit_code
+from conveyor.runtime.actor.forked import exit_code, flush_files
 
 #: The kernel's limit for one message.
 _MAX_FDS = 253

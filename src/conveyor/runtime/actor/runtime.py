@@ -19,17 +19,20 @@ from conveyor.codec.sealed import Sealed, seal
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.exceptions import (
+    ActorDiedError,
     ConveyorError,
     RuntimeStateError,
     SerializationError,
 )
 from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
-from conveyor.runtime.actor.graphs.peer_member import PeerMember
-from conveyor.runtime.actor.requests.client import RequestClient
-from conveyor.runtime.actor.requests.collectives import ActorCollectives
+from conveyor.runtime.actor.requests.client import (
+    ActorCollectives,
+    ActorIntroductions,
+    NotedRequests,
+    RequestClient,
+)
 from conveyor.runtime.actor.requests.far_memory import FarMemoryClient
-from conveyor.runtime.actor.requests.introductions import ActorIntroductions
 from conveyor.runtime.actor.requests.messages import (
     AddTransport,
     ComesBack,
@@ -53,7 +56,6 @@ from conveyor.runtime.actor.requests.messages import (
     Staying,
     Unlay,
 )
-from conveyor.runtime.actor.requests.noted import NotedRequests
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.call import start
 from conveyor.runtime.calls.constructor import Kept, keep
@@ -63,7 +65,7 @@ from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.edges.layout import task_labels, tasks_by_actor
-from conveyor.runtime.graph.executor import Laid, LaidChannels, Member, refuse_own
+from conveyor.runtime.graph.executor import Laid, LaidChannels, LaidMember, Member, refuse_own
 from conveyor.runtime.graph.handles.handle import graph_handle
 from conveyor.runtime.graph.submission.unsendable import blame_tasks
 from conveyor.runtime.graph.telemetry.afar import PATIENCE, Afar, Question
@@ -81,6 +83,36 @@ from conveyor.weak import WeakSet, WeakValues
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.ground import Ground
+
+
+class PeerMember:
+    """An actor of a graph that this actor executes."""
+
+    def __init__(
+        self,
+        board: _core.Board,
+        requests: RequestClient,
+        member: LaidMember,
+        labels: Mapping[tuple[int, int], str],
+    ) -> None:
+        self.id = member.id
+        self.pid = member.pid
+        self.slot = member.slot
+        self.incarnation = member.incarnation
+        self._board = board
+        self._requests = requests
+        self._labels = labels
+
+    @property
+    def death_number(self) -> int:
+        return self._board.death_number(self.slot)
+
+    @property
+    def alive(self) -> bool:
+        return not self._board.gone(self.slot, self.incarnation)
+
+    def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
+        return self._requests.death(self.id, self.slot, self.incarnation, self._labels)
 
 
 class ActorRuntime(CallingRuntime):

@@ -21,7 +21,7 @@ from conveyor.runtime import context
 from conveyor.runtime.actor import grace
 from conveyor.runtime.actor.calls.calls import Calls
 from conveyor.runtime.actor.control import Control
-from conveyor.runtime.actor.files import flush_files
+from conveyor.runtime.actor.forked import flush_files
 from conveyor.runtime.actor.ground import Ground
 from conveyor.runtime.actor.orders import Hello
 from conveyor.runtime.actor.runtime import ActorRuntime

@@ -14,8 +14,8 @@ from conveyor.callers import users_site
 from conveyor.exceptions import SerializationError
 from conveyor.runtime.calls.arguments import lacked, take
 from conveyor.runtime.calls.call import Call, count_of
-from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.calls.links import Link
+from conveyor.runtime.calls.pending import CallRef
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import CALL_SLOTS
 from conveyor.runtime.refs.elements import elements_of

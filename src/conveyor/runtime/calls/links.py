@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from conveyor import _core
 from conveyor.callers import users_site
@@ -20,11 +20,10 @@ from conveyor.exceptions import (
 from conveyor.runtime import ending
 from conveyor.runtime.calls.arguments import await_soon, lacked, outcome_of, take, with_values
 from conveyor.runtime.calls.call import MISSED, START, STOP, Call, count_of, instead_of
-from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.calls.constructor import Unmade, unmade
-from conveyor.runtime.calls.held_up import held_up
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
 from conveyor.runtime.calls.pending import (
+    CallRef,
     Entry,
     Waiting,
     first_lacked,
@@ -37,13 +36,61 @@ from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
 from conveyor.runtime.refs.elements import elements_of
 from conveyor.runtime.refs.outcome import Unseen
-from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error, final
+from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error, final
 from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.refs.values import RefFailed, refs_among
 from conveyor.runtime.shortage import MemoryWait, is_final
 from conveyor.runtime.waiting.deadlock import Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.works import CALLS, Again, Blockers, call_of
+
+
+@runtime_checkable
+class Queue(Protocol):
+    """Where calls of one actor wait until they can be sent."""
+
+    actor_name: str
+
+    def lacks(self) -> Ref | None:
+        """What the first call lacks that waits there; nothing, if it lacks no argument."""
+
+    def does(self) -> str:
+        """What the actor is doing."""
+
+
+@runtime_checkable
+class Repeated(Protocol):
+    """A call that is made again where it fails, as the source of its result."""
+
+    #: Of the try that was made last.
+    last: Ref
+
+
+def held_up(queue: Queue) -> str:
+    """What the calls wait for that cannot be sent yet, and what those do who are to make it; nothing, if they
+    lack nothing. That may be a call that waits likewise, for another actor: so the last one is named, which
+    has been sent, and which all of them wait for."""
+    lacking, queues = queue.lacks(), [queue]
+    while lacking is not None:
+        last = next((part for part in lacking.parts() if not part.done()), None)
+        if last is None:  # it has come just now
+            return ""
+        source: Source = last._source
+        awaited = source.describe(last)
+        # Asked itself, it would say what holds up the link of its last try, which is this one perhaps.
+        if isinstance(source, Repeated) and not source.last.done():
+            last = source.last
+            source = last._source
+        further = None
+        if isinstance(source, Queue) and source not in queues and last._number < 0:
+            queues.append(source)
+            further = source.lacks()
+        if further is None:
+            doing = source.does() if isinstance(source, Queue) else source.doing()
+            return f"; calls for {queue.actor_name} wait for {awaited}; {doing}"
+        lacking = further
+    return ""
+
 
 logger = logging.getLogger("conveyor")
 

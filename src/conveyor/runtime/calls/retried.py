@@ -22,7 +22,7 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime import ending
 from conveyor.runtime.calls.arguments import is_constant
-from conveyor.runtime.calls.held_up import Queue
+from conveyor.runtime.calls.links import Queue
 from conveyor.runtime.calls.retrying import Retrying
 from conveyor.runtime.calls.unsendable import arguments
 from conveyor.runtime.protocol import ActorId, Retries, Runtime

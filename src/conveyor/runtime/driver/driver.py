@@ -7,7 +7,10 @@ for. Each knows only those before it. What an earlier one has to tell a later on
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -29,20 +32,16 @@ from conveyor.runtime.driver.graphs.laying import Laying
 from conveyor.runtime.driver.hosts.far_host import Home
 from conveyor.runtime.driver.hosts.looks import HERE
 from conveyor.runtime.driver.hosts.protocol import Hosts
-from conveyor.runtime.driver.last_steps import LastSteps
 from conveyor.runtime.driver.network.collectives import DriverCollectives
 from conveyor.runtime.driver.network.introductions import DriverIntroductions
 from conveyor.runtime.driver.network.network import Network
-from conveyor.runtime.driver.processes.attachments import Attachments
 from conveyor.runtime.driver.processes.birth import Household
-from conveyor.runtime.driver.processes.burial import Burial, Step
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.processes.record import Actor, ActorRecord
-from conveyor.runtime.driver.processes.supervisor import Supervisor
+from conveyor.runtime.driver.processes.supervisor import Burial, Step, Supervisor
 from conveyor.runtime.driver.processes.table import BOARD_SLOTS, DRIVER_SLOT, Table
-from conveyor.runtime.driver.requests.connections import Connections
 from conveyor.runtime.driver.requests.orphans import ask_readers
-from conveyor.runtime.driver.requests.switchboard import Switchboard
+from conveyor.runtime.driver.requests.switchboard import Connections, Switchboard
 from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
@@ -50,14 +49,114 @@ from conveyor.runtime.graph.edges.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.executor import Laid, Member
 from conveyor.runtime.graph.handles.sharing import SharedGraphs
 from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
-from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo
+from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo, ProcessOptions
 from conveyor.runtime.refs.pickled.exports import Exports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
+from conveyor.runtime.threads import Background
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.system_limits import CLOSED, explained
 from conveyor.weak import WeakSet
+
+#: Seconds that one may take to leave that is to be back.
+_LEAVES_WITHIN = 10.0
+
+
+class _Foreign:
+    """One of them."""
+
+    def __init__(self) -> None:
+        # Held while it is let in: several threads may ask for it, and it would refuse all but the first.
+        # Reentrant, since a signal handler may ask, too.
+        self.turn = threading.RLock()
+
+
+class Attachments:
+    """All of them."""
+
+    def __init__(self, table: Table, supervisor: Supervisor) -> None:
+        self._table, self._supervisor = table, supervisor
+        #: By what tells each from all others.
+        self._foreign: dict[str, _Foreign] = {}
+
+    def attach(self, attached: Attached) -> ActorId:
+        """Have that actor take part in the session, until it ends or is killed."""
+        with self._foreign.setdefault(attached.key, _Foreign()).turn:
+            for record in self._table:
+                known = record.actor.options.attached
+                if known is not None and known.key == attached.key:
+                    if record.alive:
+                        return record.id
+                    record.exited.wait(_LEAVES_WITHIN)  # it was killed, or has died
+            options = ProcessOptions(None, 0, {}, attached=attached)
+            # Nobody counts its handles: it was there before them, and is when they are gone.
+            actor = Actor(attached.name, attached.methods, None, options, None, shared=True)
+            return self._supervisor.start(actor, lambda link: link.call(start((object,)))).id
+
+
+logger = logging.getLogger("conveyor")
+
+
+class LastSteps:
+    """Steps that are all taken, in order and once, whatever one of them raises, and however often a signal
+    handler interrupts the one who waits for them."""
+
+    def __init__(self, *steps: Callable[[], object], hurry: Callable[[], object]) -> None:
+        """``hurry()`` is called when whoever waits is interrupted. Each step can be repeated: where no
+        thread can be had for them, one that was broken off is begun again."""
+        self._steps = deque(steps)
+        self._hurry = hurry
+        self._turn = threading.RLock()
+        self._taking = False
+        self._errors: list[Exception] = []
+
+    @property
+    def over(self) -> bool:
+        return not self._steps
+
+    def take_all(self) -> None:
+        """Take what is left of them, and raise the first of what was raised meanwhile: by a signal
+        handler, else by a step. Who is asked by one of the steps, or by a thread that they may be waiting
+        for, returns at once."""
+        if self._taking and isinstance(threading.current_thread(), Background):
+            return
+        interrupt: BaseException | None = None
+        while self._steps:
+            try:
+                if interrupt is not None:
+                    self._hurry()
+                if not uninterrupted(self._take, self._hurry):
+                    return
+            except BaseException as error:
+                if interrupt is None:
+                    interrupt = error
+        errors, self._errors = self._errors, []
+        if interrupt is None and errors:
+            interrupt = errors.pop(0)
+        for other in errors:
+            logger.error("a step of the session's end has failed", exc_info=other)
+        try:
+            if interrupt is not None:
+                raise interrupt
+        finally:
+            del interrupt  # it refers to this frame
+
+    def _take(self) -> bool:
+        with self._turn:  # whoever comes second waits for the first
+            if self._taking:
+                return False
+            self._taking = True
+            try:
+                while self._steps:
+                    try:
+                        self._steps[0]()
+                    except Exception as error:
+                        self._errors.append(error)
+                    self._steps.popleft()
+            finally:
+                self._taking = False
+            return True
 
 
 class Driver(CallingRuntime):

@@ -13,8 +13,7 @@ from conveyor.runtime.actor import forked
 from conveyor.runtime.actor.calls.mailbox import Mailbox
 from conveyor.runtime.actor.unwanted import until
 from conveyor.runtime.calls.arguments import take_result
-from conveyor.runtime.calls.call import MISSED, START, STOP, Call
-from conveyor.runtime.calls.returns import returned
+from conveyor.runtime.calls.call import MISSED, START, STOP, Call, returned
 from conveyor.runtime.calls.unsendable import blame_result
 from conveyor.runtime.kept import others_have_values
 from conveyor.runtime.shortage import Sending

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.codec import REFERENCES_OF_A_LOCAL
+from conveyor.codec import REFERENCES_OF_A_LOCAL, claims
+from conveyor.codec.faults import NotThere
+from conveyor.direct.awaiting import Attempts
 from conveyor.later import import_later
 from conveyor.runtime.calls.link_segment import link_limits, reply_offset
 from conveyor.runtime.process import RESULT_BIT, Place, Process
@@ -15,8 +18,52 @@ from conveyor.runtime.process import RESULT_BIT, Place, Process
 if TYPE_CHECKING:
     import asyncio
 
-    from conveyor.runtime.actor.calls.arriving import Arriving
     from conveyor.runtime.actor.calls.instance import Instance
+
+
+class Undecoded:
+    """A value of which something may have to be fetched from where it has stayed. It holds what it refers
+    to. What :meth:`decode` raises may be tried again; what it has given once it is not asked for again."""
+
+    __slots__ = ("_refs", "_snapshot")
+
+    def __init__(self, snapshot: _core.Snapshot) -> None:
+        self._snapshot = snapshot
+        self._refs = claims.take(snapshot.meta) if snapshot.has_refs else ()
+
+    def decode(self, fetches: bool = True) -> Any:
+        """The value. Not ``fetches``: with what stands for a value (``Unfetched``) where one has stayed."""
+        return self._snapshot.decode(fetches)
+
+
+class Arriving:
+    """What lets an event loop run on until a call can be decoded."""
+
+    __slots__ = ("_attempts", "_call", "_ready")
+
+    def __init__(self, snapshot: _core.Snapshot) -> None:
+        self._call = Undecoded(snapshot)
+        self._attempts = Attempts()
+        # Of what was missing the last time.
+        self._ready: Callable[[], bool] | None = None
+
+    def decode(self) -> Any:
+        """The call; ``EMPTY``: something is missing still."""
+        if self._ready is not None and not self._ready():
+            return _core.EMPTY
+        try:
+            return self._attempts.of(self._call.decode)
+        except NotThere as one:
+            self._ready = one.ready
+            return _core.EMPTY
+
+    def unfetched(self) -> Any:
+        """The call, without what is missing."""
+        return self._call.decode(fetches=False)
+
+    def end(self) -> None:
+        """It is decoded, or not needed any more."""
+        self._attempts.end()
 
 
 class Mailbox:
@@ -78,7 +125,7 @@ class Mailbox:
         return call
 
     def _set_aside(self, snapshot: _core.Snapshot) -> Arriving:
-        module = import_later("conveyor.runtime.actor.calls.arriving")
+        module = import_later("conveyor.runtime.actor.calls.mailbox")
         arriving: Arriving = module.Arriving(snapshot)
         self.arriving = arriving
         return arriving

@@ -12,33 +12,209 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from conveyor import _core
 from conveyor.codec import set_later
 from conveyor.exceptions import (
     ActorDiedError,
     ConveyorError,
     RuntimeStateError,
+    SessionEndedError,
     SystemLimitError,
 )
 from conveyor.flag import sleep_for
 from conveyor.runtime import threads
 from conveyor.runtime.actor.requests.messages import (
+    CloseEnd,
+    CloseGroup,
+    CreateGroup,
     Done,
     Failed,
+    HoldEnd,
+    JoinGroup,
     LookForCycle,
+    Meet,
+    Met,
     Notice,
     Numbered,
+    OpenChannel,
     Reply,
     Request,
     WhyDead,
     WhyRefused,
 )
+from conveyor.runtime.meeting import ClosedWord, Meeting, Side
 from conveyor.runtime.messages.message import Message
-from conveyor.runtime.messages.sockets import PIECE, receive_message, send_pickled
-from conveyor.runtime.process import close_all
+from conveyor.runtime.messages.sockets import PIECE, all_of, receive_message, send_pickled
+from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.ranks import Joined, Membership, doing, enter, in_words
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.inquiry import Waiting
 from conveyor.runtime.waiting.reports import Found
+from conveyor.runtime.waiting.works import FOR_THE_DRIVER, STEPS
+from conveyor.system_limits import explained
+
+
+class ActorIntroductions:
+    """Asks the driver; see ``meeting.Introductions``."""
+
+    def __init__(self, process: Process, requests: RequestClient) -> None:
+        self._process = process
+        self._requests = requests
+
+    def open(self, depth: int) -> int:
+        number, _ = self._requests.ask(OpenChannel(depth))
+        assert isinstance(number, int)
+        return number
+
+    def hold(self, number: int, side: Side) -> None:
+        self._requests.ask(HoldEnd(number, side))
+
+    def meet(self, number: int, side: Side, alone: bool) -> Meeting | None:
+        with explained(f"use channel {number}"):
+            met, fds = self._requests.ask(Meet(number, side, alone))
+            try:
+                return None if met is None else self._met(met, fds)
+            except BaseException:
+                self._give_up(met, number, side, fds)
+                raise
+            finally:
+                close_all(fds)
+
+    def _met(self, met: Met, fds: list[int]) -> Meeting:
+        process = self._process
+        if met.actor is None:  # every actor knows the driver from its birth on
+            all_of(fds, 1)
+            arena = process.arena_of(met.slot, met.incarnation)
+        else:
+            _, arena_fd, eventfd = all_of(fds, 3)
+            arena = process.adopt(met.slot, met.incarnation, arena_fd, eventfd)
+        segment = _core.Segment.attach(fds[0])
+        return Meeting(segment, met.slot, met.incarnation, met.actor, arena, met.spread)
+
+    def _give_up(self, met: Met, number: int, side: Side, fds: list[int]) -> None:
+        """This process could not open its end, and will not be introduced again: the other one is told."""
+        if fds:
+            ClosedWord(_core.Segment.attach(fds[0]), side).mark()
+            self._process.board.ring(met.slot, _core.ATTENTION_BIT)
+        if met.spread:
+            self._requests.ask(CloseEnd(number, side))
+
+    def awaits(self, number: int, side: Side) -> bool:
+        return False  # only the driver knows
+
+    def close(self, number: int, side: Side) -> None:
+        self._requests.ask(CloseEnd(number, side))
+
+    def death(self, meeting: Meeting) -> ConveyorError:
+        if meeting.actor is None:
+            return SessionEndedError("the session has ended: its driver is gone")
+        return self._requests.death(meeting.actor, meeting.slot, meeting.incarnation)
+
+
+class ActorCollectives:
+    """Asks the driver; see ``ranks.Collectives``."""
+
+    def __init__(
+        self,
+        process: Process,
+        requests: RequestClient,
+        label: Callable[[int, int], str | None],
+    ) -> None:
+        """``label`` names a (graph, node)."""
+        self.made: dict[str, Any] = {}
+        self.entered: dict[str, Any] = {}
+        self._process = process
+        self._requests = requests
+        self._label = label
+        self._joined: list[Joined] = []
+        self.until: Callable[[], int] | None = None
+
+    def open(self, actors: Sequence[ActorId], driver: int | None = None) -> int:
+        assert driver is None, "only the driver can take part as such"
+        number, _ = self._requests.ask(CreateGroup(tuple(actors)), CloseGroup)
+        assert isinstance(number, int)
+        return number
+
+    def join(self, number: int) -> Joined:
+        with explained("join a collective group"):
+            membership, fds = self._requests.ask(JoinGroup(number))
+            assert isinstance(membership, Membership)
+            try:
+                joined = self._enter(membership, fds)
+            finally:
+                close_all(fds)
+        self._joined.append(joined)
+        return joined
+
+    def _enter(self, membership: Membership, fds: list[int]) -> Joined:
+        process, driver = self._process, membership.driver
+        actors = len(membership.members) - (driver is not None)
+        segment, *ends = all_of(fds, 1 + 2 * actors)
+        pairs = iter(zip(ends[::2], ends[1::2], strict=True))
+        arenas = []
+        for rank, (slot, incarnation) in enumerate(membership.members):
+            if rank == driver:  # every actor knows it from its birth on
+                arenas.append(process.arena_of(slot, incarnation))
+            elif rank == membership.rank:
+                arenas.append(process.own_view(next(pairs)[0]))
+            else:
+                arenas.append(process.adopt(slot, incarnation, *next(pairs)))
+        return enter(process, _core.Segment.attach(segment), membership, arenas)
+
+    def leave(self, joined: Joined) -> None:
+        if joined in self._joined:
+            self._joined.remove(joined)
+        joined.leave()
+
+    def close(self, number: int) -> None:
+        self._requests.ask(CloseGroup(number))
+
+    def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
+        return doing(self._process, joined.membership, ranks, self._label)
+
+    def death(self, joined: Joined, rank: int) -> ConveyorError:
+        actor, (slot, incarnation) = joined.membership.actors[rank], joined.membership.members[rank]
+        return self._requests.death(actor, slot, incarnation)
+
+    def step_failed(self, error: BaseException) -> None:
+        """A step of a graph has raised. That breaks the process's groups: other ranks may wait for it."""
+        if self._joined:
+            self._break(f"its step {in_words(error)}", True)
+
+    def call_failed(self, name: str, why: BaseException | str) -> None:
+        """The same of a call. ``why``: its error, or what has happened in words."""
+        if self._joined:
+            words = why if isinstance(why, str) else in_words(why)
+            self._break(f"its method {name} {words}", False)
+
+    def _break(self, why: str, step: bool) -> None:
+        for joined in self._joined:
+            joined.group.raised(why, step)
+
+
+class NotedRequests:
+    """Asks the driver, and has ``conveyor status`` say so when that takes its time. The driver waits for no
+    actor's work meanwhile, so these waits are part of no cycle."""
+
+    def __init__(self, requests: RequestClient, process: Process, driver: int) -> None:
+        """``driver``: its slot."""
+        self._requests, self._process, self._driver = requests, process, driver
+
+    def ask(
+        self, request: Request, what: str, unwanted: Callable[[Any], Message] | None = None
+    ) -> tuple[Any, list[int]]:
+        """As :meth:`RequestClient.ask`. ``what``: what is waited for, to follow "the driver,"."""
+        process = self._process
+        blockers = ((self._driver, STEPS, f"{FOR_THE_DRIVER}{what}"),)
+        with process.lanes.waiting(lambda _: blockers) as wait:
+
+            def look(is_over: Callable[[], bool]) -> float | None:
+                asked = process.inbox.asked
+                return None if wait is None or is_over() else wait.look(asked)
+
+            return self._requests.ask(request, unwanted, look)
+
 
 #: Milliseconds for which replies are read on when none is awaited any more: another one may be soon.
 _LINGER_MS = 1000

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import FileIO
 
+from msgspec import Struct, json
+
+from conveyor import _core, descriptors
 from conveyor.config import Config
-from conveyor.exceptions import GraphTornDownError
+from conveyor.exceptions import ConveyorError, GraphTornDownError
 from conveyor.plan.model import Plan
 from conveyor.runtime import threads
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.graphs.laying import Laying
-from conveyor.runtime.driver.graphs.roster import Roster
 from conveyor.runtime.driver.network.network import Network
 from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.driver.processes.supervisor import Supervisor
@@ -23,6 +27,143 @@ from conveyor.runtime.process import Place, Process
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting.watcher import Watcher
+
+#: What the file is called among the driver's descriptors.
+FILE = "conveyor-roster"
+#: A file of more bytes is written anew, once it has twice as many as the graphs need that are laid now.
+_SMALL = 1 << 16
+
+
+class LaidGraph(Struct, frozen=True):
+    """A graph of the session. tasks: what they are called, by their number; ``None``: it is down."""
+
+    number: int
+    name: str = ""
+    tasks: dict[int, str] | None = None
+
+
+class Roster:
+    """The driver's end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._lines: dict[int, bytes] = {}
+        self._file: FileIO | None = (
+            None  # an object: what a signal handler breaks off leaves no descriptor
+        )
+        self._size = 0
+
+    def note(self, number: int, name: str, tasks: Mapping[int, str]) -> None:
+        """A graph has been laid. Raises ``OSError`` where there is no memory or descriptor for it."""
+        line = json.encode(LaidGraph(number, name, dict(tasks))) + b"\n"
+        with self._lock:
+            self._lines[number] = line
+            self._add(line)
+
+    def forget(self, number: int) -> None:
+        """It has been taken down; may be said more than once."""
+        with self._lock:
+            if self._lines.pop(number, None) is None:
+                return
+            if not self._lines:
+                self._replace(None)  # a session has no descriptor more for graphs that it had
+                return
+            try:
+                self._add(json.encode(LaidGraph(number)) + b"\n")
+            except (
+                OSError
+            ):  # a teardown goes on: tasks have numbers for names until a graph is laid
+                self._replace(None)
+
+    def close(self) -> None:
+        """The session is over."""
+        with self._lock:
+            self._lines.clear()
+            self._replace(None)
+
+    def _add(self, line: bytes) -> None:
+        needed = sum(map(len, self._lines.values()))
+        if self._file is None or self._size > max(_SMALL, 2 * needed):
+            # Whoever looks finds the one or the other.
+            file = FileIO(FILE, "w", opener=_memory_file)
+            line = b"".join(self._lines.values())
+            _write(file, line)
+            self._replace(file)
+            self._size = len(line)
+            return
+        try:
+            _write(self._file, line)
+        except BaseException:
+            self._replace(None)  # what comes next would be taken for the rest of this line
+            raise
+        self._size += len(line)
+
+    def _replace(self, file: FileIO | None) -> None:
+        former, self._file = self._file, file
+        if former is not None:
+            former.close()
+
+
+def _write(file: FileIO, data: bytes) -> None:
+    """All of it: the kernel may take a part, and say only the next time what keeps it from taking more."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _memory_file(name: str, _flags: int) -> int:
+    return descriptors.memory_file(name)
+
+
+def read_roster(lines: Iterable[bytes]) -> dict[int, LaidGraph]:
+    """The graphs that are laid now, by their number, given the file."""
+    graphs: dict[int, LaidGraph] = {}
+    for line in lines:
+        if not line.endswith(b"\n"):
+            break  # it is being written
+        graph = json.decode(line, type=LaidGraph)
+        if graph.tasks is None:
+            graphs.pop(graph.number, None)
+        else:
+            graphs[graph.number] = graph
+    return graphs
+
+
+class Departures:
+    """Their acknowledgements, for the actors that wait for these: who waits must be able to say for whom, and
+    to see that it would be for ever."""
+
+    def __init__(self, board: _core.Board, watcher: Watcher) -> None:
+        self._board = board
+        self._watcher = watcher
+        self._awaited: dict[tuple[ActorRecord, int], list[tuple[Member, Ref]]] = {}
+
+    def expect(self, caller: ActorRecord, number: int, acks: list[tuple[Member, Ref]]) -> None:
+        """``caller`` takes graph ``number`` down; have it rung for each acknowledgement."""
+        self._awaited[caller, number] = acks
+        board, slot = self._board, caller.slot
+        for _, ack in acks:
+            self._watcher.watch(ack, lambda: board.ring(slot, _core.ATTENTION_BIT))
+
+    def staying(self, caller: ActorRecord, number: int) -> list[int]:
+        """The slots of those that have not left. Raises what an actor that lives has met in leaving."""
+        acks = self._awaited[caller, number]
+        staying = [member.slot for member, ack in acks if not ack.done()]
+        if not staying:
+            del self._awaited[caller, number]
+            for member, ack in acks:
+                try:
+                    ack.get()
+                except ConveyorError:
+                    if member.alive:
+                        raise
+        return staying
+
+    def forget(self, caller: ActorRecord) -> None:
+        """That process is gone."""
+        for key in [key for key in list(self._awaited) if key[0] is caller]:
+            self._awaited.pop(key, None)
 
 
 class Layer:

@@ -23,8 +23,7 @@ from conveyor.runtime.driver.processes.supervisor import Supervisor
 from conveyor.runtime.driver.processes.table import DRIVER_SLOT, Table
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.rank_ends import enter, group_blueprint
-from conveyor.runtime.ranks import Joined, Membership, doing
+from conveyor.runtime.ranks import Joined, Membership, doing, enter, group_blueprint
 from conveyor.system_limits import explained
 
 #: The driver among actors, in words.

@@ -11,7 +11,9 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -30,20 +32,71 @@ from conveyor.runtime.driver.hosts.far_orders import (
     Forget,
     GiveUp,
     Hand,
+    Locate,
     MarkClosed,
     MarkRefused,
+    Reach,
     Spread,
     Stand,
 )
 from conveyor.runtime.driver.hosts.looks import HERE, Looks
 from conveyor.runtime.driver.processes.birth import Birth
-from conveyor.runtime.driver.processes.joins import Joins, has_failed
 from conveyor.runtime.driver.processes.record import ActorRecord
 from conveyor.runtime.graph.edges.beside import KNOWN_DEAD_WITHIN, Whereabouts
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import Process
 from conveyor.runtime.waiting.inquiry import Frames
 from conveyor.transport.base import Host
+
+
+class Joins:
+    """The driver's, which each host has connected to by itself. One thread at a time is in here, but for
+    ``reached``."""
+
+    def __init__(self, hosts: Mapping[int, FarHost]) -> None:
+        self._hosts = hosts
+        # Whoever counts on one of these waits for it, and one that has failed is ordered again.
+        self._joined: dict[tuple[int, int], Future[Any]] = {}
+
+    def of(self, lower: int, higher: int) -> Future[Any]:
+        """Have these hosts be connected; done when they are, or cannot be."""
+        joined = self._joined.get((lower, higher))
+        if joined is None or has_failed(joined):
+            joined = self._joined[lower, higher] = Future()
+            self._hosts[lower].tell(Locate(higher, self._hosts[higher].address))
+            # The host goes on meanwhile: one that does not answer may hold up nothing else there.
+            sent = self._hosts[higher].send(Reach(lower, self._hosts[lower].address))
+            sent.add_done_callback(lambda done: _fail(joined, done.exception()))
+        return joined
+
+    def reached(self, higher: int, lower: int, error: Exception | None) -> None:
+        """Host ``higher`` tells what has come of that."""
+        joined = self._joined.get((lower, higher))
+        if joined is None:  # one of them is lost
+            return
+        if error is not None:
+            _fail(joined, error)
+        else:
+            with suppress(InvalidStateError):
+                joined.set_result(None)
+
+    def gone(self, host: int) -> None:
+        """That host is lost: who waits for a connection to it waits no longer."""
+        for pair in [pair for pair in self._joined if host in pair]:
+            name = self._hosts[host].name
+            _fail(self._joined.pop(pair), RuntimeStateError(f"node {name} is lost"))
+
+
+def has_failed(one: Future[Any]) -> bool:
+    """Whether it has come to an error."""
+    return one.done() and one.exception() is not None
+
+
+def _fail(joined: Future[Any], error: BaseException | None) -> None:
+    if error is not None:
+        with suppress(InvalidStateError):  # it is known already
+            joined.set_exception(error)
+
 
 logger = logging.getLogger("conveyor")
 

@@ -9,18 +9,34 @@ from __future__ import annotations
 import logging
 import pickle
 import socket
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from conveyor import descriptors
-from conveyor.exceptions import ActorRestartedError, SystemLimitError
-from conveyor.runtime import registrations, threads
+from conveyor.codec import Reader
+from conveyor.exceptions import ActorRestartedError, RuntimeStateError, SystemLimitError
+from conveyor.flag import Flag
+from conveyor.futures import Future
+from conveyor.pauses import Pauses
+from conveyor.runtime import ending, registrations, threads
 from conveyor.runtime.actor.requests import messages as asked
-from conveyor.runtime.actor.requests.messages import Done, Failed, Notice, Numbered, Reply, Request
+from conveyor.runtime.actor.requests.messages import (
+    Done,
+    Failed,
+    Notice,
+    Numbered,
+    OpenFarMemory,
+    OpenGraph,
+    Opening,
+    OpenRefs,
+    Reply,
+    Request,
+)
 from conveyor.runtime.calls.constructor import Kept
-from conveyor.runtime.driver.graphs.departures import Departures
-from conveyor.runtime.driver.graphs.layer import Layer
+from conveyor.runtime.driver.graphs.layer import Departures, Layer
 from conveyor.runtime.driver.graphs.laying import Laying
+from conveyor.runtime.driver.graphs.service import GraphService
 from conveyor.runtime.driver.hosts.far_host import Handed
 from conveyor.runtime.driver.hosts.protocol import Hosts
 from conveyor.runtime.driver.network.collectives import DriverCollectives
@@ -30,15 +46,308 @@ from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.processes.record import Actor, ActorRecord
 from conveyor.runtime.driver.processes.supervisor import Supervisor
 from conveyor.runtime.driver.processes.table import DRIVER_SLOT, Table
-from conveyor.runtime.driver.requests.connections import Connections
-from conveyor.runtime.driver.requests.inquiries import Inquiries
-from conveyor.runtime.driver.requests.lines import Given, RequestLine, RequestLines, let_go
+from conveyor.runtime.graph.handles.sharing import SharedGraphs
+from conveyor.runtime.messages.connection import Connection
 from conveyor.runtime.messages.message import Message
-from conveyor.runtime.messages.sockets import receive_message
-from conveyor.runtime.process import RESULT_BIT, Place, close_all
+from conveyor.runtime.messages.sockets import pickled, receive_message, send_pickled
+from conveyor.runtime.process import RESULT_BIT, Place, Process, close_all
+from conveyor.runtime.refs.pickled.exports import Exports
+from conveyor.runtime.refs.pickled.peer import Peer
+from conveyor.runtime.waiting.inquiry import (
+    Look,
+    LookAtWaits,
+    Verdict,
+    Waiting,
+    WaitsThere,
+    inquire,
+)
 from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting.reports import Found
 from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.system_limits import explained
+from conveyor.weak import WeakSet
+
+
+class Connections:
+    """The connections of actors that there are, and what they lead to."""
+
+    def __init__(self, exports: Exports, graphs: SharedGraphs, process: Process) -> None:
+        """``process``: the driver's."""
+        self._process = process
+        self._exports = exports
+        self._graphs = graphs
+        self._open: WeakSet[Connection] = WeakSet()
+
+    def open(self, caller: ActorRecord, request: Opening) -> list[int] | Handed:
+        """Serve a connection of ``caller``'s own: its end of it, which is whoever's to close that asks, or
+        what its host gives it."""
+        if isinstance(request, OpenFarMemory):
+            return self._open_far_memory(caller)
+        here, there = descriptors.socket_pair()
+        try:
+            self._open.add(self._serve(caller, request, here))
+        except BaseException:
+            here.close()
+            there.close()
+            raise
+        if caller.host is not None:
+            return Handed(line=caller.host.carry(there))
+        return [there.detach()]
+
+    def _open_far_memory(self, caller: ActorRecord) -> list[int] | Handed:
+        if caller.host is not None:
+            return Handed(memory=True)
+        memory = self._process.hosts_memory
+        if memory is None:
+            raise RuntimeStateError("all processes of the session are on one host")
+        here, there = descriptors.socket_pair()
+        try:
+            memory.serve(here)
+        except BaseException:
+            there.close()
+            raise
+        return [there.detach()]
+
+    def _serve(
+        self, caller: ActorRecord, request: OpenRefs | OpenGraph, here: socket.socket
+    ) -> Connection:
+        if isinstance(request, OpenRefs):
+            return Peer(
+                self._exports,
+                caller.id.index,
+                caller.reader,
+                here,
+                caller.silence,
+                caller.host,
+            ).connection
+        graph = self._graphs.load(request.number, request.name)
+        return GraphService(graph, here, caller.reader).connection
+
+    def close(self) -> None:
+        """The session is over: nothing comes over them any more."""
+        self._graphs.clear()
+        for connection in list(self._open):
+            connection.close()
+        self._exports.close(ending.error())
+
+
+#: What goes with an answer: descriptors, which are closed when they have been sent, or what another host
+#: gives in their place.
+Given = list[int] | Handed
+
+
+def let_go(given: Given) -> None:
+    """It has been sent, or will not be."""
+    if isinstance(given, list):
+        close_all(given)
+
+
+class RequestLine:
+    """One actor's: it asks over a socket, or its host passes on what it asks. It is answered by several
+    threads."""
+
+    def __init__(self, record: ActorRecord, sock: socket.socket, abroad: FarHosts) -> None:
+        self.record = record
+        #: ``None`` where the process is on another host, and when the line is closed.
+        self.sock: socket.socket | None = sock
+        self._abroad = abroad
+        # Held for one reply at a time, which may be several datagrams.
+        self._sending = threading.Lock()
+
+    def send(self, message: Message, given: Given, patience: float) -> None:
+        """Send an answer. ``patience``: seconds that other replies to this actor may take; -1: any."""
+        data = pickled(message)
+        if self.record.host is not None:
+            handed = given if isinstance(given, Handed) else None
+            self._abroad.answer(self.record, data, handed, wait=patience < 0)
+            return
+        sock = self.sock
+        if sock is None:
+            raise ConnectionError("its socket is closed")
+        assert isinstance(given, list)
+        if not self._sending.acquire(timeout=patience):
+            raise TimeoutError("it does not take the replies before this one")
+        try:
+            send_pickled(sock, data, given)
+        finally:
+            self._sending.release()
+
+
+class RequestLines:
+    """The lines of all actors, by their processes."""
+
+    def __init__(self, unwatch: Callable[[int], None], abroad: FarHosts) -> None:
+        """``unwatch(fd)``: a socket, which the caller watches, is about to be closed."""
+        self._unwatch = unwatch
+        self._abroad = abroad
+        self._lock = threading.Lock()
+        self._all: dict[Reader, RequestLine] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, record: ActorRecord, sock: socket.socket) -> RequestLine:
+        """The line of that process, over that socket."""
+        line = RequestLine(record, sock, self._abroad)
+        with self._lock:
+            self._all[record.reader] = line
+        return line
+
+    def of(self, process: Reader) -> RequestLine | None:
+        """That process's."""
+        return self._all.get(process)
+
+    def settle(self, record: ActorRecord) -> None:
+        """What it asks comes by way of its host from now on."""
+        line = self.of(record.reader)
+        if line is not None:
+            self._close(line)
+
+    def remove(self, record: ActorRecord) -> None:
+        """There is nobody at its other end, or who is cannot be answered, and hears that."""
+        with self._lock:
+            line = self._all.pop(record.reader, None)
+        if line is not None:
+            self._close(line)
+            if record.alive:
+                self._abroad.cut(record)
+
+    def close(self) -> None:
+        """There is nobody at any."""
+        with self._lock:
+            lines, self._all = list(self._all.values()), {}
+        for line in lines:
+            self._close(line)
+
+    def _close(self, line: RequestLine) -> None:
+        sock, line.sock = line.sock, None
+        if sock is not None:
+            self._unwatch(sock.fileno())
+            sock.close()
+
+
+#: Seconds before something is looked at again that changes just now, at first and at most: notes and looks of
+#: other hosts, and frames that are on their way there. Pumps could tell of the latter
+#: (``HostPump.tell_when_come``), and one would have to ask again all the same for the rest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
+
+
+class Inquiries:
+    """Each is made on the thread that answers the request."""
+
+    def __init__(self, table: Table, abroad: FarHosts) -> None:
+        self._board = table.board
+        self._abroad = abroad
+        self._over = Flag()
+        self._lock = threading.Lock()
+        # Looks that an inquiry may share: by host the one that is under way, and the one after that.
+        self._now: dict[int, Future[WaitsThere]] = {}
+        self._next: dict[int, Future[WaitsThere]] = {}
+        # Waits that end with an error as soon as their process hears of it: one is enough for a cycle.
+        self._doomed: dict[Reader, frozenset[int]] = {}
+
+    def look(self, caller: ActorRecord, waits: Sequence[Waiting]) -> Found | None:
+        """What one process asks; waits until it is known."""
+        process = caller.reader
+        with self._lock:
+            for reader in [reader for reader in self._doomed if self._board.gone(*reader)]:
+                del self._doomed[reader]
+            # It asks again: so it has not heard of what was found.
+            again = self._doomed.pop(process, frozenset()) - {wait.stamp for wait in waits}
+            if again:
+                self._doomed[process] = again
+        while True:
+            verdict = self._inquire(process, waits)
+            if verdict is None:
+                return None
+            if self._convict(process, verdict):
+                return self._found(verdict)
+
+    def close(self) -> None:
+        """The session is over: nobody waits for an answer any more."""
+        self._over.set()
+
+    def _inquire(self, process: Reader, waits: Sequence[Waiting]) -> Verdict | None:
+        inquiry = inquire(process, waits, self._abroad.host_of, self._doomed_of)
+        pauses = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
+        try:
+            step = next(inquiry)
+            while not self._over.is_set():
+                if isinstance(step, Look):
+                    looks = {
+                        host: self._shared(host) if step.shared else self._own(host, look)
+                        for host, look in step.asked.items()
+                    }
+                    step = inquiry.send({host: seen.result() for host, seen in looks.items()})
+                else:
+                    self._over.wait(pauses.next())
+                    step = next(inquiry)
+        except StopIteration as over:
+            verdict: Verdict | None = over.value
+            return verdict
+        return None
+
+    def _doomed_of(self, process: Reader) -> Collection[int]:
+        return self._doomed.get(process, ())
+
+    def _convict(self, process: Reader, verdict: Verdict) -> bool:
+        """False: another wait of the same cycle was found meanwhile, and ends."""
+        with self._lock:
+            for reader, stamp in verdict.waits:
+                if stamp in self._doomed.get(reader, ()):
+                    return False
+            self._doomed[process] = self._doomed.get(process, frozenset()) | verdict.stamps
+        return True
+
+    def _found(self, verdict: Verdict) -> Found:
+        """In words."""
+        slots = [slot for slot, _ in verdict.way]
+        chain = []
+        for (slot, text), to in zip(verdict.way, [*slots[1:], slots[0]], strict=True):
+            there = self._abroad.host_of(to) != self._abroad.host_of(slot)
+            chain.append(f"{text} (on {self._abroad.host_name(to)})" if there else text)
+        return Found(
+            verdict.wait.work,
+            verdict.wait.stamp,
+            tuple(chain),
+            tuple(self._board.name(slot) for slot in slots),
+            verdict.kinds,
+        )
+
+    # Looks
+
+    def _own(self, host: int, look: LookAtWaits) -> Future[WaitsThere]:
+        return self._abroad.looks.look_at_waits(host, look)
+
+    def _shared(self, host: int) -> Future[WaitsThere]:
+        """A look at that host that begins after this, for all that ask until then."""
+        with self._lock:
+            if host in self._now:
+                if host not in self._next:
+                    self._next[host] = Future()
+                return self._next[host]
+            answer = self._now[host] = Future()
+        self._begin(host, answer)
+        return answer
+
+    def _begin(self, host: int, answer: Future[WaitsThere]) -> None:
+        def done(seen: Future[WaitsThere]) -> None:
+            with self._lock:
+                following = self._next.pop(host, None)
+                if following is None:
+                    del self._now[host]
+                else:
+                    self._now[host] = following
+            if following is not None:
+                self._begin(host, following)
+            error = seen.exception()
+            if error is None:
+                answer.set_result(seen.result())
+            else:
+                answer.set_exception(error)
+
+        self._own(host, LookAtWaits()).add_done_callback(done)
+
 
 logger = logging.getLogger("conveyor")
 
