@@ -13,8 +13,7 @@ import torch
 import conveyor
 from conveyor import get
 from conveyor.command.sessions import find_sessions
-from conveyor.engine.net.flights import Flight
-from conveyor.engine.net.source import Source
+from conveyor.engine.net.fetches import Flight, Source
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime import context
 from conveyor.testing import hold_transfers

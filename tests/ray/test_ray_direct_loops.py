@@ -14,7 +14,7 @@ import conveyor
 from conveyor import get
 from conveyor.dag import InputNode
 from conveyor.direct import afar
-from conveyor.engine.net.source import Source
+from conveyor.engine.net.fetches import Source
 from conveyor.exceptions import ActorDiedError, ExecutionCancelledError
 from conveyor.runtime import context
 

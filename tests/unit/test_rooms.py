@@ -11,7 +11,6 @@ TOGETHER = [
     {
         "engine.inline.actor",
         "engine.inline.call",
-        "engine.inline.outbox",
     },  # one, and what is asked of it
     # Waits, the threads that have them, and what others are told of both.
     {"runtime.waiting.deadlock", "runtime.waiting.lanes", "runtime.waiting.reports"},
@@ -22,10 +21,8 @@ TOGETHER = [
         "runtime.protocol",
         "runtime.ranks",
         "runtime.refs.outcome",
-        "runtime.refs.pickled.asked",
         "runtime.refs.pickled.imports",
         "runtime.refs.ref",
-        "runtime.refs.pickled.table",
         "runtime.waiting.aio",
         "runtime.waiting.watcher",
     },

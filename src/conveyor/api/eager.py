@@ -16,7 +16,7 @@ from conveyor.dag.survey import Survey, survey
 from conveyor.exceptions import ArgumentsError
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.refs.itself import Itself
+from conveyor.runtime.refs.derived import Itself
 from conveyor.runtime.refs.ref import Ref
 
 

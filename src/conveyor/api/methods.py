@@ -106,7 +106,7 @@ class MethodEntry:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, where refs for memory of the method's own stand for what is not fetched before."""
         unread, received = (
-            import_later("conveyor.runtime.refs.unread").UnreadRef,
+            import_later("conveyor.runtime.refs.derived").UnreadRef,
             self.info.received,
         )
         names = list(self.info.signature.parameters) if self.info.signature else []

@@ -13,7 +13,7 @@ from conveyor.checks import check_count
 from conveyor.exceptions import ConveyorWarning
 from conveyor.later import import_later
 from conveyor.runtime.protocol import MethodInfo, Retries
-from conveyor.runtime.refs.elements import ElementRef, elements_of
+from conveyor.runtime.refs.derived import ElementRef, elements_of
 
 if TYPE_CHECKING:
     from conveyor.runtime.protocol import ActorId, Runtime

@@ -16,6 +16,7 @@ from conveyor.codec.sealed import Sealed, seal
 
 if TYPE_CHECKING:
     from conveyor import _core
+    from conveyor.codec import Reader
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
     from conveyor.runtime.calls.retrying import Retrying
@@ -23,10 +24,48 @@ if TYPE_CHECKING:
     from conveyor.runtime.meeting import Introductions
     from conveyor.runtime.process import Process
     from conveyor.runtime.ranks import Collectives
-    from conveyor.runtime.refs.pickled.table import RefTable
+    from conveyor.runtime.refs.pickled.exchange import ExportId
+    from conveyor.runtime.refs.ref import Ref
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
     from conveyor.weak import WeakValues
+
+
+class RefTable(Protocol):
+    """What a process knows of exported refs."""
+
+    session: str
+
+    def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
+        """The id of ``ref`` for a new pickle of it, and the pickle's ticket, good for one load by each of
+        ``readers``, or by one that is not known if there are none."""
+        ...
+
+    def confirm(self, tickets: Sequence[int]) -> None:
+        """Come back when pickles with these tickets, which were made here just now, can be loaded. Raises
+        ``RuntimeStateError`` where one cannot."""
+        ...
+
+    def give_up(
+        self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
+    ) -> None:
+        """``readers`` (``None``: this process) will not come with these. Called by finalizers: takes no
+        lock."""
+        ...
+
+    def name(self, ref: Ref) -> ExportId:
+        """The id that ``ref`` has, or will have when it is pickled."""
+        ...
+
+    def load(self, export: ExportId, ticket: int) -> Ref:
+        """The ref that a pickle stands for: the original, or a copy."""
+        ...
+
+    def see_out(self) -> None:
+        """Come back when the loads that there were are known to the driver, or will be whatever becomes of
+        this process."""
+        ...
+
 
 #: What of a process's number is its pid on its own host: those of other hosts have more.
 PID_MASK = (1 << 32) - 1

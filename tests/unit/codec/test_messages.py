@@ -29,7 +29,7 @@ from conveyor.runtime.messages.sockets import receive_message, send_message
 from conveyor.runtime.refs.pickled import exchange
 from conveyor.runtime.refs.pickled.actor_exports import ActorExports
 from conveyor.runtime.refs.pickled.exchange import FromRendezvous, ToRendezvous
-from conveyor.runtime.refs.pickled.peer import Peer
+from conveyor.runtime.refs.pickled.exports import Peer
 
 
 def test_a_message_is_a_frozen_value():

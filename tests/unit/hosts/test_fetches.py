@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from conveyor import descriptors
-from conveyor.engine.net import answering, depot, fetches, source
-from conveyor.engine.net.fetches import Fetches
-from conveyor.engine.net.flights import Waiter
+from conveyor.engine.net import answering, depot, fetches
+from conveyor.engine.net import fetches as source
+from conveyor.engine.net.fetches import Fetches, Waiter
 from conveyor.engine.net.memories import Memories
 from conveyor.exceptions import SystemLimitError
 from conveyor.flag import Flag

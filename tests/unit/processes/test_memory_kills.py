@@ -2,7 +2,7 @@
 
 import pytest
 
-from conveyor.engine.local.memory_kills import MemoryKills
+from conveyor.engine.local.engine import MemoryKills
 
 
 class Machine:

@@ -15,10 +15,8 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.messages.sockets import receive_message
 from conveyor.runtime.refs.pickled import actor_exports, exports
 from conveyor.runtime.refs.pickled.actor_exports import ActorExports
-from conveyor.runtime.refs.pickled.exported import Exported
-from conveyor.runtime.refs.pickled.exports import Exports
+from conveyor.runtime.refs.pickled.exports import Exported, Exports, Peer
 from conveyor.runtime.refs.pickled.imports import Outcome
-from conveyor.runtime.refs.pickled.peer import Peer
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.sources import Sources
 

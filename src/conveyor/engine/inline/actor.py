@@ -22,8 +22,7 @@ from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.outcome import tell_unseen
 
 if TYPE_CHECKING:
-    from conveyor.engine.inline.call import CallJob
-    from conveyor.engine.inline.outbox import Outbox
+    from conveyor.engine.inline.call import CallJob, Outbox
 
 
 class Actor:

@@ -9,39 +9,181 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NoReturn
 
 from conveyor import _core, descriptors
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.engine.inline.actor import Actor, Start
-from conveyor.engine.inline.collectives import InlineCollectives
+from conveyor.engine.inline.call import CallJob, Outbox
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.failure import Failure
-from conveyor.engine.inline.introductions import InlineIntroductions
 from conveyor.engine.inline.layer import Layer
 from conveyor.engine.inline.lines import DEAD_SLOT, Host, Lines
-from conveyor.engine.inline.link import ActorLink
 from conveyor.engine.inline.loop import DEFAULT_CONCURRENCY, Loop
 from conveyor.engine.inline.turns import Turns
-from conveyor.exceptions import RuntimeStateError, SessionEndedError
+from conveyor.exceptions import (
+    ConveyorError,
+    RuntimeStateError,
+    SerializationError,
+    SessionEndedError,
+)
 from conveyor.plan import lower
 from conveyor.runtime import context, ending
 from conveyor.runtime.actor.forked import flush_files
 from conveyor.runtime.base import CallingRuntime
-from conveyor.runtime.calls.call import Call
+from conveyor.runtime.calls.arguments import take
+from conveyor.runtime.calls.call import Call, count_of, with_arguments
 from conveyor.runtime.calls.constructor import keep
+from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.processes.record import Actor as Lasting
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import refuse_own
+from conveyor.runtime.meeting import ClosedWord, Meeting, Side, channel_blueprint
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo, NameTakenError
+from conveyor.runtime.ranks import Joined
+from conveyor.runtime.refs.derived import elements_of
 from conveyor.runtime.refs.pickled.exports import Exports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import StreamRef
-from conveyor.runtime.refs.values import RefFailed, wait_for, wait_for_all, with_values
+from conveyor.runtime.refs.values import RefFailed, lacking, wait_for, wait_for_all, with_values
 from conveyor.weak import WeakSet
+
+
+class ActorLink:
+    """A link to one actor, and not to the one that is made again after its death."""
+
+    def __init__(self, actor: Actor, caller: Host | None) -> None:
+        """``caller``: the actor that calls; ``None`` is the program."""
+        self._actor = actor
+        self._caller = caller
+
+    @property
+    def gone(self) -> bool:
+        return not self._actor.alive
+
+    def call(self, call: Call, again: bool = False) -> Any:
+        """Start a call; one ref, or a list of them if it has several results. ``again``: ahead of those that
+        wait for arguments, which may be just this one's result."""
+        ref = self._start(call, again)
+        return elements_of(ref, count_of(call[3]))
+
+    def _start(self, asked: Call, again: bool) -> Ref:
+        actor, caller = self._actor, self._caller
+        args, kwargs = asked[1], asked[2] or {}
+        # What waits has its arguments in the outbox, and no others.
+        call = CallJob(actor, with_arguments(asked, (), None))
+        ref = call.expect()
+        if (again or caller not in actor.outboxes) and lacking(args, kwargs) is None:
+            try:
+                actor.check_alive()
+                call.pack(args, kwargs)
+            except RefFailed as failed:
+                call.settle(error=failed.error)
+                return ref
+            except BaseException:
+                call.withdraw()
+                raise
+            else:
+                call.submit()
+                return ref
+        try:
+            waits, taken = take(asked)
+        except BaseException as error:
+            call.withdraw()
+            if isinstance(error, SerializationError):
+                raise blame_call(error, actor.name, asked) from error.__cause__
+            raise
+        with actor.host.lines.lock:
+            outbox = actor.outboxes.get(caller)
+            if outbox is None:
+                outbox = actor.outboxes[caller] = Outbox(actor, caller)
+            outbox.add(call, (waits[1], waits[2] or {}, taken))
+        return ref
+
+
+class InlineIntroductions:
+    """See ``runtime.meeting.Introductions``. Nobody waits to meet, and nobody dies by himself."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        #: The depths of channels that were not used yet, and the meetings of those of which one end was.
+        self._depths: dict[int, int] = {}
+        self._meetings: dict[int, Meeting] = {}
+
+    def open(self, depth: int) -> int:
+        number = next(self._numbers)
+        self._depths[number] = depth
+        return number
+
+    def hold(self, number: int, side: Side) -> None:
+        """Every end is here."""
+
+    def meet(self, number: int, side: Side, alone: bool) -> Meeting:
+        with self._lock:
+            return self._meeting(number)
+
+    def awaits(self, number: int, side: Side) -> bool:
+        return False  # nobody waits
+
+    def close(self, number: int, side: Side) -> None:
+        with self._lock:
+            ClosedWord(self._meeting(number).segment, side).mark()
+        self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+
+    def _meeting(self, number: int) -> Meeting:
+        """That of a channel; each end asks for it once."""
+        depth = self._depths.pop(number, None)
+        if depth is None:
+            return self._meetings.pop(number)
+        process = self._process
+        segment = channel_blueprint(depth, process.identity, process.identity).make()
+        segment.close_fd()
+        view = process.arena_of(*process.identity)
+        meeting = Meeting(segment, *process.identity, None, view)
+        self._meetings[number] = meeting
+        return meeting
+
+    def death(self, meeting: Meeting) -> ConveyorError:
+        return SessionEndedError("the session has ended: it has been shut down")
+
+
+class InlineCollectives:
+    """Refuses groups; see ``runtime.ranks.Collectives``."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Any] = {}
+        self.entered: dict[str, Any] = {}
+        self.until: Callable[[], int] | None = None
+
+    def open(self, actors: Sequence[ActorId], driver: int | None = None) -> int:
+        self._refuse()
+
+    def join(self, number: int) -> Joined:
+        self._refuse()
+
+    def leave(self, joined: Joined) -> None:
+        self._refuse()
+
+    def close(self, number: int) -> None:
+        self._refuse()
+
+    def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
+        self._refuse()
+
+    def death(self, joined: Joined, rank: int) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RuntimeStateError(
+            "the inline engine has no collective groups: it runs one method after the other, and the ranks "
+            "of a group wait for each other in theirs. Use conveyor.init(engine='local')"
+        )
+
 
 logger = logging.getLogger("conveyor")
 

@@ -8,7 +8,7 @@ import socket
 import ssl
 
 from conveyor import descriptors
-from conveyor.engine.net.alive import watch_life
+from conveyor.engine.net.answering import watch_life
 from conveyor.runtime import threads
 
 _PIECE = 256 << 10

@@ -19,7 +19,6 @@ from msgspec import Struct
 from conveyor import _core, descriptors
 from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
-from conveyor.engine.net.members import Local, Proxy
 from conveyor.runtime.calls.link_segment import Refusal
 from conveyor.runtime.driver.hosts.far_orders import (
     Adopt,
@@ -51,6 +50,45 @@ from conveyor.runtime.process import ArenaSize, close_all
 from conveyor.runtime.status import Page
 from conveyor.runtime.waiting.inquiry import Frames, LookAtWaits, WaitsThere
 from conveyor.runtime.waiting.lookout import due_to, look_at_waits
+
+
+class Local(Struct, eq=False):
+    """A process of this host. ``passed`` is what it gets last: its ends of both sockets."""
+
+    slot: int
+    incarnation: int
+    arena_fd: int
+    eventfd: int
+    view: _core.ArenaView
+    control: socket.socket
+    requests: socket.socket
+    passed: list[socket.socket]
+
+    @property
+    def process(self) -> Reader:
+        """As others know it."""
+        return self.slot, self.incarnation
+
+    def cut(self) -> None:
+        """Nothing more is said on its requests' socket: it hears that, and waits for no answer."""
+        with suppress(OSError):  # it has gone, or has heard
+            self.requests.shutdown(socket.SHUT_RDWR)
+
+    def close_passed(self) -> None:
+        """It has them, or never will."""
+        for sock in self.passed:
+            sock.close()
+        self.passed.clear()
+
+
+class Proxy(Struct, eq=False):
+    """A process of another host."""
+
+    incarnation: int
+    host: int
+    arena_fd: int
+    arena: _core.Arena
+
 
 #: Seconds that a process may take to read what is sent to it before the next answer, and for the rest of what
 #: it has begun to say.

@@ -18,7 +18,7 @@ from conveyor.runtime.calls.links import Link
 from conveyor.runtime.calls.pending import CallRef
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import CALL_SLOTS
-from conveyor.runtime.refs.elements import elements_of
+from conveyor.runtime.refs.derived import elements_of
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error
 from conveyor.runtime.refs.together import look_at_company
 from conveyor.runtime.refs.values import refs_among

@@ -34,7 +34,7 @@ from conveyor.runtime.calls.pending import (
 from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
-from conveyor.runtime.refs.elements import elements_of
+from conveyor.runtime.refs.derived import elements_of
 from conveyor.runtime.refs.outcome import Unseen
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error, final
 from conveyor.runtime.refs.together import get_or_wait

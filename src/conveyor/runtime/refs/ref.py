@@ -334,7 +334,7 @@ class Ref(_RefCore[ValueT], Placed):
     def __getitem__(self, index: Any) -> Ref[Any]:
         """A ref to ``value[index]``, a part of the value. Of an array or a tensor that has stayed on its
         actor only the part is fetched."""
-        part: Ref[Any] = import_later("conveyor.runtime.refs.part").PartRef(self, index)
+        part: Ref[Any] = import_later("conveyor.runtime.refs.derived").PartRef(self, index)
         return part
 
     #: It has parts, and is no sequence of them.

@@ -20,7 +20,6 @@ from msgspec import Struct
 
 from conveyor import _core
 from conveyor.exceptions import DeadlockError
-from conveyor.runtime.waiting.ways import Node, way_back
 from conveyor.runtime.waiting.works import (
     BESIDE,
     BOUNDED,
@@ -33,7 +32,9 @@ from conveyor.runtime.waiting.works import (
     THREADS,
     Ask,
     Blockers,
+    Node,
     lane_of,
+    way_back,
 )
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
-from conveyor.runtime.waiting.ways import Node, way_back
-from conveyor.runtime.waiting.works import BOUNDED, THREADS, lane_of
+from conveyor.runtime.waiting.works import BOUNDED, THREADS, Node, lane_of, way_back
 
 #: A process's slot on the boards, and which of its processes it is.
 Reader: TypeAlias = "tuple[int, int]"

@@ -24,7 +24,7 @@ from conveyor.runtime.graph.handles.exchange import (
 )
 from conveyor.runtime.graph.submission.entry import GateEntry
 from conveyor.runtime.messages.connection import Connection, received
-from conveyor.runtime.refs.itself import Itself
+from conveyor.runtime.refs.derived import Itself
 from conveyor.runtime.waiting.works import Blockers
 
 if TYPE_CHECKING:

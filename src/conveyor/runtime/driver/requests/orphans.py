@@ -1,5 +1,5 @@
 """How readers are asked for tickets of pickles that may never have come to them: see
-:mod:`conveyor.runtime.refs.pickled.orphans`."""
+:mod:`conveyor.runtime.refs.pickled.tickets`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.processes.table import Table
 from conveyor.runtime.process import Process
-from conveyor.runtime.refs.pickled.orphans import Orphans
+from conveyor.runtime.refs.pickled.tickets import Orphans
 from conveyor.runtime.waiting.inquiry import Frames
 
 #: The process that is dead, its host, and the number of that of readers.
@@ -41,7 +41,7 @@ class Arrivals:
         self._numbers = itertools.count(1)
 
     def pending(self, host: int, maker: Reader, reader: Reader) -> bool:
-        """See :data:`conveyor.runtime.refs.pickled.orphans.Arrives`."""
+        """See :data:`conveyor.runtime.refs.pickled.tickets.Arrives`."""
         to = self._abroad.host_of(reader[0])
         way = maker, host, to
         if not self._abroad.comes(host, to) or way in self._come:

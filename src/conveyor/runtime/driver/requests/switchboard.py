@@ -51,8 +51,7 @@ from conveyor.runtime.messages.connection import Connection
 from conveyor.runtime.messages.message import Message
 from conveyor.runtime.messages.sockets import pickled, receive_message, send_pickled
 from conveyor.runtime.process import RESULT_BIT, Place, Process, close_all
-from conveyor.runtime.refs.pickled.exports import Exports
-from conveyor.runtime.refs.pickled.peer import Peer
+from conveyor.runtime.refs.pickled.exports import Exports, Peer
 from conveyor.runtime.waiting.inquiry import (
     Look,
     LookAtWaits,

@@ -16,7 +16,6 @@ from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.messages.connection import Connection
-from conveyor.runtime.refs.pickled.asked import tell_of
 from conveyor.runtime.refs.pickled.exchange import (
     Answer,
     Arrived,
@@ -37,7 +36,7 @@ from conveyor.runtime.refs.pickled.exchange import (
     ToRendezvous,
     Whom,
 )
-from conveyor.runtime.refs.pickled.imports import ImportedRef, Imports, Outcome
+from conveyor.runtime.refs.pickled.imports import ImportedRef, Imports, Outcome, tell_of
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.sources import Sources
 from conveyor.runtime.waiting.patience import wait_until
