@@ -1551,7 +1551,7 @@ MOST_RANKS: int
 
 def reduce(to: tuple[Any, ...], sources: tuple[Any, ...], type: int, op: int) -> None:
     """Reduce ``sources`` into each of ``to``, without the GIL: buffers of one size whose elements are of a
-    type of ``conveyor.dag.collective.elements.ELEMENT_TYPES``, by number. ``op`` is a ``ReduceOp``'s value. What is
+    type of ``conveyor.dag.collective.reduceop.ELEMENT_TYPES``, by number. ``op`` is a ``ReduceOp``'s value. What is
     written to may be one of the sources. ``ValueError`` for what does not fit, and for the average of integers."""
 
 class CollectiveGroup:

@@ -12,7 +12,7 @@ import torch
 
 import conveyor
 from conveyor import get
-from conveyor.command.sessions import find_sessions
+from conveyor.command.status import find_sessions
 from conveyor.engine.net.fetches import Flight, Source
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime import context

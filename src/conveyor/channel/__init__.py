@@ -6,10 +6,10 @@ argument.
 
 from __future__ import annotations
 
+from conveyor.channel.end import ChannelStatistics
 from conveyor.channel.pair import Channel
 from conveyor.channel.pair import Channel as open
 from conveyor.channel.receiver import Receiver
 from conveyor.channel.sender import Sender
-from conveyor.channel.statistics import ChannelStatistics
 
 __all__ = ["Channel", "ChannelStatistics", "Receiver", "Sender", "open"]

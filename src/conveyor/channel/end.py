@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
@@ -14,7 +15,6 @@ from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.channel.present import Key, PresentEnds
-from conveyor.channel.statistics import ChannelStatistics
 from conveyor.exceptions import ChannelClosedError, RuntimeStateError
 from conveyor.runtime import context, ending
 from conveyor.runtime.meeting import (
@@ -29,6 +29,21 @@ from conveyor.runtime.protocol import Runtime
 from conveyor.runtime.shortage import Sending
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import wait_until
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStatistics:
+    """Counts of one end, from the channel's beginning on."""
+
+    #: How many values the channel holds that were sent and not received yet, at most.
+    depth: int
+    #: Values that this end has sent or received.
+    values: int
+    #: Bytes of them, as they are encoded.
+    bytes: int
+    #: Values that were sent and not received yet.
+    waiting: int
+
 
 EndT = TypeVar("EndT", bound="End")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from conveyor import _core
-from conveyor.channel.end import End
-from conveyor.channel.statistics import ChannelStatistics
+from conveyor.channel.end import ChannelStatistics, End
 from conveyor.checks import check_timeout
 from conveyor.exceptions import ChannelClosedError
 from conveyor.runtime.meeting import RECEIVING, Meeting

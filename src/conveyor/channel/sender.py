@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Generic
 
 from conveyor import _core
-from conveyor.channel.end import End
-from conveyor.channel.statistics import ChannelStatistics
+from conveyor.channel.end import ChannelStatistics, End
 from conveyor.checks import check_timeout
 from conveyor.runtime.meeting import SENDING, Meeting
 from conveyor.runtime.process import RESULT_BIT, Place

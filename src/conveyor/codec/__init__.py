@@ -6,10 +6,16 @@ from conveyor import _core
 from conveyor.codec.alone import REFERENCES_OF_A_LOCAL, storage_held_alone
 from conveyor.codec.claims import Reader, take
 from conveyor.codec.encoded import SENT
-from conveyor.codec.errors.afresh import afresh, completed, set_later
-from conveyor.codec.errors.encoding import append_to_message, decode_error, encode_error
+from conveyor.codec.errors.apart import afresh, completed, set_later
+from conveyor.codec.errors.encoding import (
+    add_sibling,
+    append_to_message,
+    decode_error,
+    encode_error,
+    first_line,
+    summarize_error,
+)
 from conveyor.codec.errors.native import arena_full, refused
-from conveyor.codec.errors.siblings import add_sibling, first_line, summarize_error
 from conveyor.codec.frames import announce, decode, discard, encode
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.pickling.pickler import (

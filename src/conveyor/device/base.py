@@ -9,7 +9,8 @@ stream that it was made on: whoever uses it on another stream says so (:meth:`De
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,17 @@ from conveyor.later import import_later
 
 if TYPE_CHECKING:
     import torch
+
+
+#: Far less than a process can have, which is about 22,000 in CUDA, and far more than there are at a time.
+_MOST = 1024
+
+_last: deque[Event] = deque(maxlen=_MOST)
+
+
+def outlast(events: Iterable[Event]) -> None:
+    """Keep events that are not needed here any more, and that other processes may still wait for."""
+    _last.extend(events)
 
 
 class Event(ABC):

@@ -6,27 +6,100 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, cast
 
 from conveyor import _core
 from conveyor.codec.direct import Beside, File, Located, receiving
+from conveyor.codec.faults import NotThere
 from conveyor.codec.tensors.beside import placing
 from conveyor.direct.afar import fetch_afar, is_afar, split
+from conveyor.direct.awaiting import Stock, deferral
 from conveyor.direct.memory import is_array
 from conveyor.direct.table import TABLE, Decode
-from conveyor.direct.transfers import go_on
+from conveyor.direct.under_way import UnderWay
 from conveyor.direct.writes import changed
 from conveyor.exceptions import (
     ActorDiedError,
     ArenaFullError,
+    InjectedFault,
     ObjectLostError,
     RuntimeStateError,
     TransportError,
     WaitTimeoutError,
 )
 from conveyor.runtime import context
+from conveyor.runtime.waiting.patience import wait_until
+
+_HELD, _FAILING = 1, 2
+
+
+class _Held:
+    """A value that an event loop wants, and that is held back."""
+
+    def __init__(self, wait: UnderWay) -> None:
+        self._wait = wait
+
+    def give_up(self) -> None:
+        """Nobody waits for that any more."""
+        self._wait.end()
+
+
+def _defer(stock: Stock, where: Located, process: Any, held: Callable[[], bool]) -> None:
+    """Break decoding off as long as ``held()``."""
+    key = _Held, where.number
+    if held():
+        if key not in stock:
+            stock[key] = _Held(UnderWay(process, where.slot, where.number))
+        raise NotThere(lambda: not held())
+    waited = stock.pop(key, None)
+    if waited is not None:
+        waited.give_up()
+
+
+def go_on(where: Located, runtime: Any) -> None:
+    """Return when the value may be fetched, or its keeper has died.
+
+    Raises:
+        NotThere: it is held back, and this is for an await.
+        ActorDiedError: its keeper has died while it was held back: its memory may still be there.
+        WaitTimeoutError: the ``get`` that needs it has no longer.
+        InjectedFault: it is to fail.
+    """
+    process = runtime.process
+    board: _core.Board = process.board
+
+    def died() -> bool:
+        return board.gone(where.slot, where.incarnation)
+
+    def held() -> bool:
+        return bool(board.transfers(where.slot) & _HELD) and not died()
+
+    if deferral.stock is not None:
+        _defer(deferral.stock, where, process, held)
+    if held():
+        wait = UnderWay(process, where.slot, where.number)
+        try:
+            wait_until(
+                process.inbox,
+                lambda: not held(),
+                _core.seconds_to_fetch(),
+                lambda: f"a value that {where.keeper} keeps",
+                lambda: "conveyor.testing.hold_transfers holds it back",
+            )
+        finally:
+            wait.end()
+    transfers = board.transfers(where.slot)
+    if transfers & _HELD and died():
+        raise ActorDiedError(
+            f"{where.keeper} has died, and with it a value that it kept", where.keeper
+        )
+    if transfers & _FAILING and not died():
+        raise InjectedFault(
+            f"conveyor.testing.fail_transfers: a value that {where.keeper} keeps cannot be fetched"
+        )
+
 
 _RANGE = struct.Struct("<QQ")
 

@@ -140,7 +140,7 @@ class Send(Struct, frozen=True):
 
 
 # The type checker does not find these places, which a new kind of step may have to be told of:
-# - `plan/transfers.py` places steps; a pass that is to place the new ones has its row in `plan/schedule.py`;
+# - `plan/schedule.py` places steps; a pass that is to place the new ones has its row in `plan/schedule.py`;
 # - `plan/reading.py`: `Values` and `Stage` have a field or a branch for what they tell of each kind;
 # - `plan/explain.py` has words for the kinds that `reading.moves` yields;
 # - `runtime/graph/telemetry/recording.py` and `runtime/graph/status.py` count and name what an `Outline`

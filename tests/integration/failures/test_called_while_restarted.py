@@ -12,7 +12,7 @@ import threading
 import pytest
 
 import conveyor
-from conveyor.command.sessions import find_sessions
+from conveyor.command.status import find_sessions
 from conveyor.dag import InputNode
 from conveyor.exceptions import (
     ActorDiedError,

@@ -255,7 +255,7 @@ def test_a_roster_stays_small(laid, opened_since):
 HOSTILE = """
 import os, select, socket, sys, threading
 import conveyor
-from conveyor.command.sessions import _files
+from conveyor.command.status import _files
 from conveyor.dag import InputNode
 from conveyor.engine.net import display
 from conveyor.local_sockets import LocalListener, new_key, new_name

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.api import eager
+from conveyor.api import graphs as eager
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.dag.methods import bind
 from conveyor.exceptions import GraphError

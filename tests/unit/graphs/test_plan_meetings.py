@@ -16,7 +16,7 @@ from conveyor.exceptions import GraphError
 from conveyor.experimental import collective
 from conveyor.experimental.channel import Communicator
 from conveyor.plan import explain, lower
-from conveyor.plan.communicators import _domain_of, _domains
+from conveyor.plan.channels import _domain_of, _domains
 from conveyor.plan.schedule import prove_programs
 from conveyor.plan.steps import Call
 

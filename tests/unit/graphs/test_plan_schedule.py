@@ -6,8 +6,7 @@ import pytest
 
 from conveyor.exceptions import GraphError
 from conveyor.plan import EXECUTOR, Call, Edge, Program, Recv, Send, Task
-from conveyor.plan.hoist import hoist
-from conveyor.plan.schedule import prove_programs
+from conveyor.plan.schedule import hoist, prove_programs
 
 
 def edge(index: int, writer: int, readers: tuple[int, ...], source: str) -> Edge:

@@ -2,7 +2,7 @@
 
 import os
 
-from conveyor.command import sessions
+from conveyor.command import status as sessions
 
 
 def test_a_number_that_is_another_file_by_now_is_not_read(tmp_path, monkeypatch):

@@ -20,9 +20,8 @@ from conveyor.dag.collective.calls import (
     ReduceScatter,
     Scatter,
 )
-from conveyor.dag.collective.elements import ELEMENT_TYPES
 from conveyor.dag.collective.kernels import TENSORS
-from conveyor.dag.collective.reduceop import ReduceOp
+from conveyor.dag.collective.reduceop import ELEMENT_TYPES, ReduceOp
 
 torch = pytest.importorskip("torch")
 

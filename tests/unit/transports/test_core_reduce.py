@@ -5,8 +5,7 @@ import pytest
 
 from conveyor import _core
 from conveyor.collective.group import OPERATIONS
-from conveyor.dag.collective.elements import ELEMENT_TYPES, FLOATS
-from conveyor.dag.collective.reduceop import ReduceOp
+from conveyor.dag.collective.reduceop import ELEMENT_TYPES, FLOATS, ReduceOp
 
 
 @pytest.mark.parametrize("name", [name for name in ELEMENT_TYPES if name != "bfloat16"])

@@ -23,7 +23,6 @@ from conveyor.codec.tensors.layouts import (
     plain_values,
     widest,
 )
-from conveyor.codec.tensors.sparse import reduce_sparse
 from conveyor.codec.tensors.staged import (
     STAGED,
     Staged,
@@ -38,6 +37,45 @@ from conveyor.storages import check_storage
 
 if TYPE_CHECKING:
     import torch
+
+
+def reduce_sparse(tensor: torch.Tensor) -> Any:
+    """Reduce a sparse tensor to its parts; ``None`` for another layout."""
+    import torch
+
+    plain = tensor.detach()
+    parts: tuple[torch.Tensor, ...]
+    if plain.layout is torch.sparse_coo:
+        parts = plain._indices(), plain._values()
+        coalesced = plain.is_coalesced()
+    else:
+        coalesced = False
+        if plain.layout in (torch.sparse_csr, torch.sparse_bsr):
+            parts = plain.crow_indices(), plain.col_indices(), plain.values()
+        elif plain.layout in (torch.sparse_csc, torch.sparse_bsc):
+            parts = plain.ccol_indices(), plain.row_indices(), plain.values()
+        else:
+            return None
+    layout = str(plain.layout).removeprefix("torch.")
+    return _rebuild, (layout, tuple(plain.shape), coalesced, tensor.requires_grad, *parts)
+
+
+def _rebuild(
+    layout: str, shape: tuple[int, ...], coalesced: bool, requires_grad: bool, *parts: torch.Tensor
+) -> torch.Tensor:
+    import torch
+
+    # They were valid where they came from, and to check that again reads all of them.
+    if len(parts) == 2:
+        made = torch.sparse_coo_tensor(
+            *parts, size=shape, check_invariants=False, is_coalesced=coalesced
+        )
+    else:
+        kind = getattr(torch, layout)
+        made = torch.sparse_compressed_tensor(
+            *parts, size=shape, layout=kind, check_invariants=False
+        )
+    return made.requires_grad_(requires_grad)
 
 
 #: What is known of the value that is pickled: by a storage's address, the tensor that has brought most of it.

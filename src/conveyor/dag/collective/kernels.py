@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import conveyor  # what is above is known by its public name
 from conveyor import _core
-from conveyor.dag.collective.elements import ELEMENT_TYPES
-from conveyor.dag.collective.reduceop import ReduceOp
+from conveyor.dag.collective.reduceop import ELEMENT_TYPES, ReduceOp
 from conveyor.later import LaterModule
 
 if TYPE_CHECKING:

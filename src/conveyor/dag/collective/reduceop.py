@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 
+#: The types of elements, by the numbers that the native core knows them by.
+ELEMENT_TYPES = (
+    *("float32", "float64", "float16", "bfloat16"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
+)
+#: Those below this number are floating point numbers.
+FLOATS = 4
+
 
 class ReduceOp(Enum):
     """What a reduction makes of one element of each rank.

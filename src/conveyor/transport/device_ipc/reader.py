@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from conveyor import _core
 from conveyor.codec.tensors.staged import bring
 from conveyor.device import Device, Event
-from conveyor.device.lasting import outlast
+from conveyor.device.base import outlast
 from conveyor.device.waits import happened, wait_until
 from conveyor.flag import Flag
 from conveyor.futures import Future
