@@ -20,7 +20,7 @@ import msgspec
 
 from conveyor.engine.ray import agents
 from conveyor.engine.ray.agent_host import AgentHost
-from conveyor.runtime.driver.hosts.far_orders import Locate, Reach
+from conveyor.runtime.driver.hosts.far_host import Locate, Reach
 
 #: What is read at a time, and is late where a link is slow.
 _PIECE = 1 << 16

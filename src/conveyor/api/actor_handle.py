@@ -16,8 +16,7 @@ from conveyor.api.unused import METHOD_OPTIONS, take_out
 from conveyor.dag.methods import bind
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context, ending
-from conveyor.runtime.calls.call import METHOD, OPEN, count_of
-from conveyor.runtime.calls.methods import RAY_CALL
+from conveyor.runtime.calls.call import METHOD, OPEN, RAY_CALL, count_of
 from conveyor.runtime.protocol import ActorId, MethodInfo, Retries, Returns, Runtime
 from conveyor.tracebacks import trimmed
 from conveyor.typevars import InstanceT, P, ResultT

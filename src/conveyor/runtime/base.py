@@ -12,7 +12,7 @@ from conveyor import _core
 from conveyor.checks import check_timeout
 from conveyor.codec import SentDefinitions
 from conveyor.codec.direct import Direct
-from conveyor.runtime import registrations
+from conveyor.runtime import chores as registrations
 from conveyor.runtime.calls.call import CLOSE, METHOD, OPEN
 from conveyor.runtime.calls.functions import Functions
 from conveyor.runtime.calls.generators import Key

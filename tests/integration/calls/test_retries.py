@@ -28,7 +28,7 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime import context
 from conveyor.runtime.base import CallingRuntime
-from conveyor.runtime.calls.pending import CallRef
+from conveyor.runtime.calls.pump import CallRef
 
 
 @conveyor.remote

@@ -16,7 +16,7 @@ from conveyor.codec import SentDefinitions
 from conveyor.dag import InputNode
 from conveyor.runtime import context
 from conveyor.runtime.driver.graphs.service import GraphService
-from conveyor.runtime.graph.handles.exchange import Execute, HeldUp, Whom
+from conveyor.runtime.graph.handles.sharing import Execute, HeldUp, Whom
 from conveyor.runtime.messages.connection import SHARE_FROM, Connection
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -17,12 +17,12 @@ from conveyor.runtime.actor.requests import messages as requests
 from conveyor.runtime.actor.requests.far_memory import FarMemoryClient, FromHost, ToHost
 from conveyor.runtime.actor.requests.messages import Notice, Request
 from conveyor.runtime.driver.graphs.service import GraphService
-from conveyor.runtime.driver.hosts import far_orders
-from conveyor.runtime.driver.hosts.far_orders import FarOrder
+from conveyor.runtime.driver.hosts import far_host as far_orders
+from conveyor.runtime.driver.hosts.far_host import FarOrder
 from conveyor.runtime.driver.requests.switchboard import Switchboard
-from conveyor.runtime.graph.handles import exchange as graph_exchange
-from conveyor.runtime.graph.handles.exchange import FromOwner, ToOwner
+from conveyor.runtime.graph.handles import sharing as graph_exchange
 from conveyor.runtime.graph.handles.handle import Requests
+from conveyor.runtime.graph.handles.sharing import FromOwner, ToOwner
 from conveyor.runtime.messages import message
 from conveyor.runtime.messages.message import Message, check_greeting, greeting, members
 from conveyor.runtime.messages.sockets import receive_message, send_message

@@ -8,7 +8,7 @@ import pytest
 from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
 from conveyor.futures import Future
-from conveyor.runtime.driver.hosts.far_orders import CountDue, GiveUp, TellWhenCome
+from conveyor.runtime.driver.hosts.far_host import CountDue, GiveUp, TellWhenCome
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.requests.orphans import Arrivals
 

@@ -27,7 +27,7 @@ from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime.actor.requests.messages import Done, Failed
 from conveyor.runtime.blueprint import Blueprint, RingPlan
-from conveyor.runtime.driver.hosts.far_orders import (
+from conveyor.runtime.driver.hosts.far_host import (
     Adopt,
     Answer,
     Bury,

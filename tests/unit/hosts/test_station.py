@@ -9,7 +9,7 @@ import pytest
 from conveyor import _core
 from conveyor.engine.events import EventLoop
 from conveyor.engine.net.station import Station
-from conveyor.runtime.driver.hosts.far_orders import Adopt, Bury, Stand
+from conveyor.runtime.driver.hosts.far_host import Adopt, Bury, Stand
 from conveyor.runtime.process import ArenaSize
 
 ARENA = ArenaSize(1 << 24, 1 << 24, 0.0)

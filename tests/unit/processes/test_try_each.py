@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from conveyor.runtime.calls.try_each import try_each
+from conveyor.runtime.uninterrupted import try_each
 
 
 class Instance:

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec.direct.holder import Holder, holder, keep_beside
+from conveyor.codec.direct.holder import Holder, Unfetched, fetched, holder, itself, keep_beside
 from conveyor.codec.direct.located import File, Located, names_of, packed
 from conveyor.codec.direct.receiving import Receiving, receiving
 from conveyor.codec.direct.routes import Beside, Route
-from conveyor.codec.direct.unfetched import Unfetched, fetched, itself
 from conveyor.codec.direct.value import Direct
 from conveyor.codec.encoded import (
     DIRECT,

@@ -9,8 +9,79 @@ from conveyor import _core
 from conveyor.codec.direct.located import Located
 from conveyor.codec.direct.routes import Route
 from conveyor.codec.direct.value import Direct
-from conveyor.codec.encoded import KEPT
+from conveyor.codec.encoded import DIRECT, KEPT, SENT
 from conveyor.later import import_later
+
+
+class Unfetched:
+    """Stands in the place of a value that has not been fetched."""
+
+    __slots__ = ("_decode_any", "_keeper", "meta")
+
+    def __init__(self, meta: bytes, decode_any: Callable[..., Any], keeper: Any = None) -> None:
+        self.meta = meta
+        self._decode_any = decode_any
+        self._keeper = keeper
+
+    @property
+    def where(self) -> Located:
+        """Where the value is."""
+        return Located.unpack(self.meta)
+
+    def here(self) -> Any:
+        """What keeps it, if that is this process."""
+        return holder().find(self.where.number)
+
+    def fetch(self) -> Any:
+        """The value."""
+        return holder().fetch(self.where, self._decode_any)
+
+    def decode_with(self, buffers: list[Any]) -> Any:
+        """The value, with memory that need not have come yet."""
+        where = self.where
+        return self._decode_any(where.codec, where.meta, buffers)
+
+    def where_part(self, index: tuple[Any, ...]) -> Located | None:
+        """Where a part of the value is; ``None``: only the whole can be fetched.
+
+        Raises:
+            IndexError: there is no such part.
+        """
+        return holder().part(self.where, index)
+
+    def part(self, index: tuple[Any, ...]) -> Any:
+        """A part of the value, fetched alone where that can be."""
+        part = self.where_part(index) if self.here() is None else None
+        if part is not None:
+            return holder().fetch(part, self._decode_any)
+        return self.fetch()[index[0] if len(index) == 1 else index]
+
+    def moved(self, where: Located) -> Unfetched:
+        """The same with another place."""
+        return Unfetched(where.pack(), self._decode_any, self._keeper)
+
+    def kept_by(self, keeper: Any) -> Unfetched:
+        """The same, to be sent: whoever gets it fetches the value, which is kept as long as ``keeper`` is."""
+        return Unfetched(self.meta, self._decode_any, keeper)
+
+    def reduced(self, notes: dict[Any, Any]) -> Any:
+        """For a pickle."""
+        sent = notes.get(SENT)
+        if sent is None or sent.in_band or (sent.elsewhere() and self.where.beside):
+            return itself, (
+                self.fetch(),
+            )  # nobody would keep it, or its readers cannot get all of it
+        keep_beside(notes, self._keeper)
+        return self._decode_any, (DIRECT, self.meta)
+
+
+def fetched(value: Any) -> Any:
+    """``value``, or what it stands for."""
+    return value.fetch() if type(value) is Unfetched else value
+
+
+def itself(value: Any) -> Any:
+    return value
 
 
 class Holder(Protocol):

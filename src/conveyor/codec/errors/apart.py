@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from conveyor.codec.names import shown
+from conveyor.codec.faults import shown
 from conveyor.codec.pickling.pickler import dumps_by_value
 from conveyor.codec.pickling.unpickler import loads
 from conveyor.exceptions import TaskError

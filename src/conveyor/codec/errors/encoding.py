@@ -18,8 +18,7 @@ from typing import NamedTuple, TypeAlias
 from conveyor import _core
 from conveyor.codec.errors.apart import args_of, attributes_of, forms_of, load_first, put_together
 from conveyor.codec.errors.texts import format_traceback, message_of, notes_of
-from conveyor.codec.faults import is_fault
-from conveyor.codec.names import type_name
+from conveyor.codec.faults import is_fault, type_name
 from conveyor.exceptions import (
     ConstructorError,
     OutOfMemoryError,

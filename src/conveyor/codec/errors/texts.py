@@ -7,8 +7,7 @@ import traceback
 from typing import Any, ClassVar
 
 import conveyor.exceptions
-from conveyor.codec.faults import is_fault
-from conveyor.codec.names import type_name
+from conveyor.codec.faults import is_fault, type_name
 
 
 def message_of(error: BaseException) -> str:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from conveyor import _core
-from conveyor.codec.faults import is_fault
-from conveyor.codec.names import shown, type_name
+from conveyor.codec.faults import is_fault, shown, type_name
 from conveyor.exceptions import ConveyorError
 
 _SECONDS = 0.5

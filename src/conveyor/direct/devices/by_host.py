@@ -18,7 +18,7 @@ from conveyor import _core
 from conveyor.codec.direct import Located
 from conveyor.codec.parcels import TensorSpec
 from conveyor.device import Event
-from conveyor.direct.managers.hooks import in_words
+from conveyor.direct.managers.manager import in_words
 from conveyor.direct.managers.wire import Answer, Ask, Source, ask, readable, receive_one, send_one
 from conveyor.exceptions import TransportError, WaitTimeoutError
 from conveyor.runtime import context

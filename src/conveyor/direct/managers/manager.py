@@ -2,10 +2,76 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from conveyor import descriptors
+from conveyor.codec.errors.texts import message_of
+
+_log = logging.getLogger("conveyor")
+
+
+def in_words(error: BaseException) -> str:
+    """An error's class and message, whatever its class does."""
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
+def abort(manager: TensorTransportManager, transport: str, obj_id: str, communicator: Any) -> None:
+    """Have this end of a transfer raise soon, if it can: the other one has failed, which is told already."""
+    try:
+        if manager.can_abort_transport():
+            manager.abort_transport(obj_id, communicator)
+    except Exception:
+        _log.warning(
+            "process %d: abort_transport() of the transport %r has failed",
+            os.getpid(),
+            transport,
+            exc_info=True,
+        )
+
+
+class Ended:
+    """Whether a thread has come to its end.
+
+    over: a descriptor that is readable then; -1 once nobody waits for it any more.
+    """
+
+    def __init__(self) -> None:
+        self.over, end = map(descriptors.own, os.pipe())
+        #: Empty when the thread has ended. Who takes it out, in one step, is who closes it: whoever starts
+        #: the thread may be interrupted, and then does not know whether there is one.
+        self._end = [end]
+
+    @property
+    def told(self) -> bool:
+        """Whether it has ended."""
+        return not self._end
+
+    def tell(self) -> None:
+        """The thread ends."""
+        end = self._end.pop()
+        try:
+            with suppress(OSError):  # nobody waits for it
+                os.write(end, b".")  # a forked child may have this end, too
+        finally:
+            os.close(end)
+
+    def close(self) -> None:
+        """Nobody waits for it any more."""
+        over, self.over = self.over, -1
+        if over >= 0:
+            os.close(over)
+
+    def __del__(self) -> None:
+        # A thread that is there has this, too: there is none.
+        self.close()
+        while self._end:
+            os.close(self._end.pop())
 
 
 @dataclass

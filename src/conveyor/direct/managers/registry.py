@@ -12,7 +12,8 @@ from conveyor.direct.managers.manager import TensorTransportManager
 from conveyor.direct.managers.route import ManagerRoute
 from conveyor.exceptions import ConveyorError, SerializationError
 from conveyor.later import import_later
-from conveyor.runtime import context, registrations
+from conveyor.runtime import chores as registrations
+from conveyor.runtime import context
 
 if TYPE_CHECKING:
     from conveyor.codec.pickling.blame import Given

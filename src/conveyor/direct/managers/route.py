@@ -18,11 +18,12 @@ from conveyor.codec.direct import Located, Route
 from conveyor.codec.faults import is_of_value
 from conveyor.codec.parcels import TensorSpec
 from conveyor.codec.tensors.beside import Collected
-from conveyor.direct.managers.ended import Ended
-from conveyor.direct.managers.hooks import abort, in_words
 from conveyor.direct.managers.manager import (
+    Ended,
     TensorTransportManager,
     TensorTransportMetadata,
+    abort,
+    in_words,
     starts_fetches,
 )
 from conveyor.direct.managers.sending import SENDER, send_by_manager

@@ -15,8 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from conveyor.codec import loads
-from conveyor.direct.managers.ended import Ended
-from conveyor.direct.managers.hooks import abort, in_words
+from conveyor.direct.managers.manager import Ended, abort, in_words
 from conveyor.direct.managers.wire import (
     DONE,
     Answer,

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from conveyor.engine.inline.crossing import Crossing
-from conveyor.engine.inline.failure import Failure, interrupts
+from conveyor.engine.inline.crossing import Crossing, Failure, interrupts
 from conveyor.engine.inline.lines import Host, Job, Run
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
 from conveyor.runtime.actor import forked
-from conveyor.runtime.calls.exit_hook import call_exit_hook
+from conveyor.runtime.calls.call import find_method
+from conveyor.runtime.calls.constructor import call_exit_hook
 from conveyor.runtime.calls.generators import OpenGenerators
-from conveyor.runtime.calls.methods import find_method
 from conveyor.runtime.driver.processes.record import Actor as Lasting
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.outcome import tell_unseen

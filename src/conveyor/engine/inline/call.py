@@ -8,13 +8,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from conveyor.engine.inline.actor import Actor
-from conveyor.engine.inline.crossing import ArrivalError
-from conveyor.engine.inline.failure import Failure, interrupts, is_cancellation
+from conveyor.engine.inline.crossing import ArrivalError, Failure, interrupts, is_cancellation
 from conveyor.engine.inline.lines import Host, Job, Line
 from conveyor.exceptions import SerializationError, TaskError
 from conveyor.runtime.calls.arguments import Taken
-from conveyor.runtime.calls.call import Call, returned, with_arguments
-from conveyor.runtime.calls.methods import find
+from conveyor.runtime.calls.call import Call, find, returned, with_arguments
 from conveyor.runtime.calls.unsendable import blame_call, blame_result
 from conveyor.runtime.refs.outcome import Unseen, failure_of
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.engine.inline.actor import Actor
-from conveyor.engine.inline.crossing import ArrivalError, Crossing
-from conveyor.engine.inline.failure import Failure, Raised, interrupts
+from conveyor.engine.inline.crossing import ArrivalError, Crossing, Failure, Raised, interrupts
 from conveyor.engine.inline.lines import Job, Lines
 from conveyor.engine.inline.streams import Production
 from conveyor.engine.inline.turns import Turns
@@ -24,8 +23,7 @@ from conveyor.plan.model import EXECUTOR, Plan, Program, Task
 from conveyor.plan.reading import Stage, in_order
 from conveyor.plan.steps import Await, Call, Recv, Send, Step, Try, assert_never
 from conveyor.runtime.actor.graphs.program import make_part
-from conveyor.runtime.graph.edges.assigning import assign
-from conveyor.runtime.graph.edges.layout import Assignment, lay_out, tasks_by_actor
+from conveyor.runtime.graph.edges.layout import Assignment, assign, lay_out, tasks_by_actor
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Laid, LaidChannels
 from conveyor.runtime.graph.submission.unsendable import blame_tasks

@@ -10,12 +10,11 @@ from typing import Any, Protocol
 
 from conveyor.config import Config
 from conveyor.engine.inline.actor import Actor
-from conveyor.engine.inline.failure import Raised, interrupts
+from conveyor.engine.inline.crossing import Raised, interrupts
 from conveyor.engine.inline.graph import InlineGraph, InlineHost
 from conveyor.engine.inline.streams import InlineStream, Production
 from conveyor.exceptions import RuntimeStateError, TaskError
 from conveyor.plan.model import EXECUTOR, Plan
-from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import Begun, assemble, supervise, whole
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import Laid, Member
@@ -27,7 +26,7 @@ from conveyor.runtime.graph.submission.arguments import match_inputs
 from conveyor.runtime.graph.submission.entry import GateEntry, Source
 from conveyor.runtime.graph.submission.source import GraphSource
 from conveyor.runtime.graph.submission.submitter import Attempt, BellWays, Need, Terms
-from conveyor.runtime.graph.supervision import Supervision
+from conveyor.runtime.graph.supervision import ProcessAccount, Supervision
 from conveyor.runtime.graph.telemetry.afar import Afar, Question
 from conveyor.runtime.graph.telemetry.recording import Progress, Track, result_edges
 from conveyor.runtime.graph.telemetry.stacks import stack_of

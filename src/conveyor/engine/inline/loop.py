@@ -17,7 +17,7 @@ from typing import Any
 from conveyor.engine.inline.lines import Host, Job, Line, Lines, Run
 from conveyor.exceptions import DeadlockError
 from conveyor.runtime import threads
-from conveyor.runtime.calls.try_each import try_each
+from conveyor.runtime.uninterrupted import try_each
 from conveyor.runtime.waiting import aio
 from conveyor.runtime.waiting.loops import ActorLoop, ActorSelector
 

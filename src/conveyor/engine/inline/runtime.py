@@ -16,8 +16,7 @@ from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.engine.inline.actor import Actor, Start
 from conveyor.engine.inline.call import CallJob, Outbox
-from conveyor.engine.inline.crossing import ArrivalError, Crossing
-from conveyor.engine.inline.failure import Failure
+from conveyor.engine.inline.crossing import ArrivalError, Crossing, Failure
 from conveyor.engine.inline.layer import Layer
 from conveyor.engine.inline.lines import DEAD_SLOT, Host, Lines
 from conveyor.engine.inline.loop import DEFAULT_CONCURRENCY, Loop

@@ -9,8 +9,7 @@ from typing import Any
 
 from conveyor._core import monotonic_ns
 from conveyor.engine.inline.actor import Actor
-from conveyor.engine.inline.crossing import ArrivalError, Crossing
-from conveyor.engine.inline.failure import Failure, interrupts
+from conveyor.engine.inline.crossing import ArrivalError, Crossing, Failure, interrupts
 from conveyor.engine.inline.lines import Job
 from conveyor.runtime.calls.generators import iterator, needs_loop, without_loop
 from conveyor.runtime.refs.ref import Ref

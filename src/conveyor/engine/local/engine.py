@@ -16,8 +16,7 @@ from conveyor.engine.events import EventLoop
 from conveyor.engine.local.launcher import PRINT_TIMEOUT, Launcher
 from conveyor.engine.local.logs import LogPrinter
 from conveyor.engine.local.resources import GpuClaim, GpuPool
-from conveyor.engine.local.spawning import SpawnRequest
-from conveyor.engine.local.spec import ChildSpec
+from conveyor.engine.local.spec import ChildSpec, SpawnRequest
 from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
 from conveyor.engine.surroundings import surroundings

@@ -17,8 +17,7 @@ from conveyor import _core, descriptors
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.local import boot, server
 from conveyor.engine.local.children import READ_BYTES, Children, Output
-from conveyor.engine.local.spawning import SpawnRequest, why
-from conveyor.engine.local.spec import ChildSpec
+from conveyor.engine.local.spec import ChildSpec, SpawnRequest, why
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.flag import Flag
 from conveyor.runtime import threads

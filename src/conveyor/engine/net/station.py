@@ -1,6 +1,6 @@
 """What a host needs of a session that its driver is not on: a board, a pump, and what introduces processes.
 
-It does what the driver orders (:mod:`conveyor.runtime.driver.hosts.far_orders`), one order after the other.
+It does what the driver orders (:mod:`conveyor.runtime.driver.hosts.far_host`), one order after the other.
 It starts no process: it makes what one is to be given, and watches whether it lives. It knows nothing
 of values.
 """
@@ -20,7 +20,7 @@ from conveyor import _core, descriptors
 from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
 from conveyor.runtime.calls.link_segment import Refusal
-from conveyor.runtime.driver.hosts.far_orders import (
+from conveyor.runtime.driver.hosts.far_host import (
     Adopt,
     Answer,
     BreakGroup,
@@ -48,8 +48,7 @@ from conveyor.runtime.messages.message import send_with_ticket
 from conveyor.runtime.messages.sockets import receive_pickled, send_pickled
 from conveyor.runtime.process import ArenaSize, close_all
 from conveyor.runtime.status import Page
-from conveyor.runtime.waiting.inquiry import Frames, LookAtWaits, WaitsThere
-from conveyor.runtime.waiting.lookout import due_to, look_at_waits
+from conveyor.runtime.waiting.inquiry import Frames, LookAtWaits, WaitsThere, due_to, look_at_waits
 
 
 class Local(Struct, eq=False):

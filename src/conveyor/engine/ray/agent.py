@@ -55,14 +55,13 @@ from conveyor.engine.ray.news import (
 from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime.driver.hosts.far_orders import FarOrder
+from conveyor.runtime.driver.hosts.far_host import FarOrder
 from conveyor.runtime.driver.hosts.protocol import Page
 from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.process import ArenaSize
-from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
-from conveyor.runtime.waiting.lookout import due_to
+from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere, due_to
 
 #: Seconds for the first connection to another host.
 _PATIENCE = 10.0

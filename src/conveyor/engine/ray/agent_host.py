@@ -15,7 +15,7 @@ from conveyor.engine.ray.agent import Ready
 from conveyor.engine.ray.greeting import Told
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.futures import Future
-from conveyor.runtime.driver.hosts.far_orders import FarOrder
+from conveyor.runtime.driver.hosts.far_host import FarOrder
 from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.process import ArenaSize

@@ -56,7 +56,7 @@ class Reached(Struct, frozen=True):
 
 class Come(Struct, frozen=True):
     """What was to be told of under that number has come to this host, or does not come any more: see
-    :class:`conveyor.runtime.driver.hosts.far_orders.TellWhenCome`."""
+    :class:`conveyor.runtime.driver.hosts.far_host.TellWhenCome`."""
 
     number: int
 

@@ -28,9 +28,9 @@ from conveyor.runtime.actor.orders import (
     Unload,
 )
 from conveyor.runtime.actor.unwanted import until
-from conveyor.runtime.calls.try_each import try_each
 from conveyor.runtime.messages.message import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import close_all
+from conveyor.runtime.uninterrupted import try_each
 from conveyor.runtime.waiting.works import steps_of
 from conveyor.system_limits import explained
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from conveyor.runtime import context, ending
 from conveyor.runtime.actor.control import Control
 from conveyor.runtime.actor.runtime import ActorRuntime
-from conveyor.runtime.calls.try_each import try_each
+from conveyor.runtime.uninterrupted import try_each
 
 
 def end_waits(runtime: ActorRuntime) -> None:

@@ -61,13 +61,13 @@ from conveyor.runtime.calls.call import start
 from conveyor.runtime.calls.constructor import Kept, keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.edges.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.executor import Laid, LaidChannels, LaidMember, Member, refuse_own
 from conveyor.runtime.graph.handles.handle import graph_handle
 from conveyor.runtime.graph.submission.unsendable import blame_tasks
+from conveyor.runtime.graph.supervision import ProcessAccount
 from conveyor.runtime.graph.telemetry.afar import PATIENCE, Afar, Question
 from conveyor.runtime.messages.sockets import all_of
 from conveyor.runtime.process import Place, close_all

@@ -25,10 +25,10 @@ from conveyor.runtime.actor.forked import flush_files
 from conveyor.runtime.actor.ground import Ground
 from conveyor.runtime.actor.orders import Hello
 from conveyor.runtime.actor.runtime import ActorRuntime
-from conveyor.runtime.calls.exit_hook import EXIT_HOOK
-from conveyor.runtime.calls.try_each import try_each
+from conveyor.runtime.calls.constructor import EXIT_HOOK
 from conveyor.runtime.messages.message import check_greeting
 from conveyor.runtime.process import Process
+from conveyor.runtime.uninterrupted import try_each
 from conveyor.runtime.waiting.works import LOOP, ONE, STARTING, THREADS
 
 if TYPE_CHECKING:

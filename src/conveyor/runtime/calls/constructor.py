@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -14,9 +15,41 @@ from conveyor.exceptions import SerializationError
 from conveyor.runtime.calls.call import Call, start
 from conveyor.runtime.calls.unsendable import blame_constructor
 from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.uninterrupted import try_each
 
 if TYPE_CHECKING:
     from conveyor.runtime.calls.streams import Incarnation
+
+
+#: The method that is called when the actor ends in good order. It may be a coroutine function.
+EXIT_HOOK = "__conveyor_exit__"
+
+
+def call_exit_hook(
+    instance: Any, actor: str, run: Callable[[Coroutine[Any, Any, Any]], object]
+) -> KeyboardInterrupt | None:
+    """Call it, if ``instance`` has one. What it raises is printed, and ends nothing else."""
+
+    def call() -> None:
+        hook = _of_the_class(instance, EXIT_HOOK)
+        if hook is not None:
+            outcome = hook()
+            if inspect.iscoroutine(outcome):
+                run(outcome)
+
+    return try_each(call, name=f"{actor}.{EXIT_HOOK}")
+
+
+def _of_the_class(instance: Any, name: str) -> Any:
+    """The special method ``name`` of ``instance``, or ``None``. Found as Python finds its own: what the
+    instance makes up for unknown names (``__getattr__``) is none."""
+    for cls in type(instance).__mro__:
+        if name in vars(cls):
+            found = vars(cls)[name]
+            bind = getattr(type(found), "__get__", None)
+            return found if bind is None else bind(found, instance, type(instance))
+    return None
+
 
 #: Arguments up to this size (bytes) are kept for every actor, so that graphs of it can be restarted;
 #: larger ones only for an actor with ``max_restarts``.

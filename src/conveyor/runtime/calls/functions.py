@@ -15,7 +15,7 @@ from conveyor.exceptions import SerializationError
 from conveyor.runtime.calls.arguments import lacked, take
 from conveyor.runtime.calls.call import Call, count_of
 from conveyor.runtime.calls.links import Link
-from conveyor.runtime.calls.pending import CallRef
+from conveyor.runtime.calls.pump import CallRef
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import CALL_SLOTS
 from conveyor.runtime.refs.derived import elements_of
@@ -27,8 +27,7 @@ from conveyor.runtime.waiting.works import CALLS, Again, Blockers, any_of
 from conveyor.system_limits import cores
 
 if TYPE_CHECKING:
-    from conveyor.runtime.calls.pending import Entry
-    from conveyor.runtime.calls.pump import Pump
+    from conveyor.runtime.calls.pump import Entry, Pump
     from conveyor.runtime.process import Process
 
 #: Seconds of work that a worker is given ahead, by how long its last calls have taken. That covers the way

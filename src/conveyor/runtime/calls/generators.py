@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from conveyor.runtime.calls.try_each import try_each
+from conveyor.runtime.uninterrupted import try_each
 
 Key = tuple[int, int]
 """Names a generator to its actor: the caller's place on the board, and a number of its own."""

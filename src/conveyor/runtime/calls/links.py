@@ -22,16 +22,16 @@ from conveyor.runtime.calls.arguments import await_soon, lacked, outcome_of, tak
 from conveyor.runtime.calls.call import MISSED, START, STOP, Call, count_of, instead_of
 from conveyor.runtime.calls.constructor import Unmade, unmade
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
-from conveyor.runtime.calls.pending import (
+from conveyor.runtime.calls.pump import (
     CallRef,
     Entry,
+    Pump,
     Waiting,
     first_lacked,
     lacked_now,
     place_of,
     withdraw,
 )
-from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
 from conveyor.runtime.refs.derived import elements_of

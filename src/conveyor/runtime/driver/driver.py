@@ -42,12 +42,12 @@ from conveyor.runtime.driver.processes.supervisor import Burial, Step, Superviso
 from conveyor.runtime.driver.processes.table import BOARD_SLOTS, DRIVER_SLOT, Table
 from conveyor.runtime.driver.requests.orphans import ask_readers
 from conveyor.runtime.driver.requests.switchboard import Connections, Switchboard
-from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.edges.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.executor import Laid, Member
 from conveyor.runtime.graph.handles.sharing import SharedGraphs
+from conveyor.runtime.graph.supervision import ProcessAccount
 from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo, ProcessOptions
 from conveyor.runtime.refs.pickled.exports import Exports

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 from conveyor.config import Config
 from conveyor.plan.model import Plan
-from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.compiled import CompiledGraph, GraphParts
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Executor
@@ -19,7 +18,7 @@ from conveyor.runtime.graph.submission.arguments import Options, reserved_inputs
 from conveyor.runtime.graph.submission.entry import MOVED_REFS, GateEntry
 from conveyor.runtime.graph.submission.source import GraphSource
 from conveyor.runtime.graph.submission.submitter import BellWays, Entry, ShortWay, Submitter, Ways
-from conveyor.runtime.graph.supervision import Supervision
+from conveyor.runtime.graph.supervision import ProcessAccount, Supervision
 from conveyor.runtime.graph.views import GraphView
 from conveyor.weak import WeakSet
 

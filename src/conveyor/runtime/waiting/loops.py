@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from conveyor import _core, descriptors
-from conveyor.runtime.waiting.activities import activity
+from conveyor.runtime.waiting.awaits import activity
 from conveyor.weak import WeakSet
 
 _loops: WeakSet[ActorLoop] = WeakSet()

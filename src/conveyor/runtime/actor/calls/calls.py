@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.actor.calls.coroutines import Coroutines
     from conveyor.runtime.actor.calls.instance import Instance
     from conveyor.runtime.process import Process
-    from conveyor.runtime.waiting.activities import Activity
+    from conveyor.runtime.waiting.awaits import Activity
 
 EMPTY = _core.EMPTY
 

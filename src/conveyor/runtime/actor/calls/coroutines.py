@@ -7,8 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from conveyor import _core
-from conveyor.runtime.waiting.activities import Activity, Call, Step, activity
-from conveyor.runtime.waiting.awaits import Awaits
+from conveyor.runtime.waiting.awaits import Activity, Awaits, Call, Step, activity
 from conveyor.runtime.waiting.lanes import Lanes
 
 #: Coroutines of calls that run at the same time, if the actor does not say.

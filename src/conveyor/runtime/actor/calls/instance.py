@@ -8,11 +8,9 @@ from typing import Any
 from conveyor import _core
 from conveyor.codec import decode_error, encode_error
 from conveyor.codec.direct import receiving
-from conveyor.runtime.calls.call import METHOD, Call
-from conveyor.runtime.calls.constructor import Constructor
-from conveyor.runtime.calls.exit_hook import call_exit_hook
+from conveyor.runtime.calls.call import METHOD, Call, find, find_method
+from conveyor.runtime.calls.constructor import Constructor, call_exit_hook
 from conveyor.runtime.calls.generators import OpenGenerators
-from conveyor.runtime.calls.methods import find, find_method
 
 
 class Instance:

@@ -20,11 +20,11 @@ from conveyor.codec.promises import Keeper, Promised
 from conveyor.exceptions import GraphTornDownError, TransportError
 from conveyor.runtime import threads
 from conveyor.runtime.actor.unwanted import Unwanted
-from conveyor.runtime.calls.try_each import try_each
 from conveyor.runtime.graph.edges.beside import ConduitEnd
 from conveyor.runtime.graph.edges.ends import WriteEnd
 from conveyor.runtime.graph.edges.layout import Assignment
 from conveyor.runtime.process import Process
+from conveyor.runtime.uninterrupted import try_each
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.transport.base import Conduit, Enqueued, Sending
 

@@ -29,9 +29,8 @@ from conveyor.runtime.driver.network.network import Network
 from conveyor.runtime.driver.processes.record import ActorRecord, Life
 from conveyor.runtime.driver.processes.supervisor import Supervisor
 from conveyor.runtime.driver.processes.table import Table
-from conveyor.runtime.graph.edges.assigning import assign
 from conveyor.runtime.graph.edges.beside import Whereabouts, transports_of
-from conveyor.runtime.graph.edges.layout import Assignment, Layout, Tasks, lay_out
+from conveyor.runtime.graph.edges.layout import Assignment, Layout, Tasks, assign, lay_out
 from conveyor.runtime.graph.executor import LaidChannels
 from conveyor.runtime.graph.submission.unsendable import blame_tasks, blame_transports
 from conveyor.runtime.graph.telemetry.afar import Afar, Question

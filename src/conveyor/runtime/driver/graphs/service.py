@@ -12,7 +12,7 @@ from conveyor.codec import Reader, SentDefinitions, claims, dumps_by_value
 from conveyor.exceptions import CapacityError, ConveyorError, RuntimeStateError
 from conveyor.runtime import threads
 from conveyor.runtime.graph.compiled import CompiledGraph, parts_of
-from conveyor.runtime.graph.handles.exchange import (
+from conveyor.runtime.graph.handles.sharing import (
     Answered,
     Execute,
     HeldUp,

@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from conveyor import _core
 from conveyor.futures import Future, wait
-from conveyor.runtime.driver.hosts.far_host import FarHost
-from conveyor.runtime.driver.hosts.far_orders import CountDue, TellWhenCome
+from conveyor.runtime.driver.hosts.far_host import CountDue, FarHost, TellWhenCome
 from conveyor.runtime.graph.telemetry.afar import (
     HASTE,
     PATIENCE,
@@ -24,8 +23,14 @@ from conveyor.runtime.graph.telemetry.afar import (
 from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.process import Process
 from conveyor.runtime.status import Page
-from conveyor.runtime.waiting.inquiry import NOBODY, Frames, LookAtWaits, WaitsThere
-from conveyor.runtime.waiting.lookout import due_to, look_at_waits
+from conveyor.runtime.waiting.inquiry import (
+    NOBODY,
+    Frames,
+    LookAtWaits,
+    WaitsThere,
+    due_to,
+    look_at_waits,
+)
 
 T = TypeVar("T")
 

@@ -22,16 +22,17 @@ from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.futures import Future
 from conveyor.runtime.blueprint import Blueprint, hosts_among
-from conveyor.runtime.driver.hosts.far_host import FarHost, Handed
-from conveyor.runtime.driver.hosts.far_orders import (
+from conveyor.runtime.driver.hosts.far_host import (
     Adopt,
     Answer,
     BreakGroup,
     Bury,
     Cut,
+    FarHost,
     Forget,
     GiveUp,
     Hand,
+    Handed,
     Locate,
     MarkClosed,
     MarkRefused,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.actor.orders import Order
     from conveyor.runtime.calls.constructor import Kept
     from conveyor.runtime.calls.links import Link
-    from conveyor.runtime.calls.pending import CallRef
+    from conveyor.runtime.calls.pump import CallRef
     from conveyor.runtime.driver.hosts.far_host import FarHost
     from conveyor.runtime.driver.hosts.protocol import Spawning
     from conveyor.runtime.refs.ref import Ref

@@ -16,7 +16,7 @@ from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
 from conveyor.runtime import threads
 from conveyor.runtime.actor.orders import End
 from conveyor.runtime.calls.call import stop
-from conveyor.runtime.calls.exit_hook import EXIT_HOOK
+from conveyor.runtime.calls.constructor import EXIT_HOOK
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.hosts.far_host import FarHost

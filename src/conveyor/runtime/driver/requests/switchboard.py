@@ -19,7 +19,8 @@ from conveyor.exceptions import ActorRestartedError, RuntimeStateError, SystemLi
 from conveyor.flag import Flag
 from conveyor.futures import Future
 from conveyor.pauses import Pauses
-from conveyor.runtime import ending, registrations, threads
+from conveyor.runtime import chores as registrations
+from conveyor.runtime import ending, threads
 from conveyor.runtime.actor.requests import messages as asked
 from conveyor.runtime.actor.requests.messages import (
     Done,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
 from conveyor import _core
 from conveyor.codec.sealed import Sealed
+from conveyor.config import Config
 from conveyor.plan.model import EXECUTOR, Plan, Program, Promise, Task
 from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
 from conveyor.runtime.graph.edges.beside import ConduitEnd, Whereabouts, make_wire, wire_bytes
@@ -16,6 +17,57 @@ from conveyor.runtime.graph.edges.failures import FailureRings
 from conveyor.runtime.graph.telemetry.recording import RecorderPlace, place_recorders
 from conveyor.runtime.process import Place, slots_of
 from conveyor.transport.base import Transport
+
+
+def assign(
+    plan: Plan,
+    config: Config,
+    number: int,
+    name: str,
+    places: Mapping[int, Place],
+    layout: Layout,
+    tasks: Sequence[Tasks],
+    first: int,
+) -> list[Assignment]:
+    """The assignment of each actor. number, name: the graph's. tasks: those of each actor. first: the
+    number of the next execution. Of the plan only the actors, the edges and the programs are read."""
+    made = []
+    for program in plan.programs:
+        actor = program.actor
+        reads, writes = layout.reads.get(actor, ()), layout.writes.get(actor, ())
+        edges = [end.edge for end in reads] + [end.edge for end in writes]
+        assignment = Assignment(
+            number,
+            name,
+            plan.actors[actor].name,
+            places[actor].bit,
+            program,
+            tasks[actor],
+            reads,
+            writes,
+            layout.peers_of(actor, dict(places)),
+            {edge: plan.edges[edge].source for edge in edges},
+            layout.limits,
+            layout.failures,
+            layout.recorders[actor],
+            first,
+            config.memory_bytes,
+            config.spin_us,
+            layout.conduits.get(actor, ()),
+            {
+                end.edge: promise
+                for end in writes
+                if (promise := plan.edges[end.edge].promise) is not None
+            },
+            {
+                end.edge: stays
+                for end in writes
+                if (stays := plan.edges[end.edge].stays) is not None
+            },
+        )
+        made.append(assignment)
+    return made
+
 
 Tasks = dict[int, Task] | Sealed
 """The tasks of one actor, by their number; sealed where the driver may not know their constants."""

@@ -25,7 +25,7 @@ from conveyor.exceptions import (
 )
 from conveyor.plan.model import Plan
 from conveyor.runtime.graph.compiled import CompiledGraph, GraphParts
-from conveyor.runtime.graph.handles.exchange import (
+from conveyor.runtime.graph.handles.sharing import (
     Answered,
     Execute,
     FromOwner,
@@ -35,8 +35,8 @@ from conveyor.runtime.graph.handles.exchange import (
     ToOwner,
     Whom,
     Withdraw,
+    load,
 )
-from conveyor.runtime.graph.handles.sharing import load
 from conveyor.runtime.graph.status import GraphStatus
 from conveyor.runtime.graph.submission.arguments import Options
 from conveyor.runtime.graph.submission.submitter import BellWays, Need, Submitter, Terms

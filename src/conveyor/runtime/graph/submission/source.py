@@ -11,11 +11,11 @@ from conveyor import _core
 from conveyor.exceptions import ArenaFullError, ConveyorError, SessionEndedError
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.runtime import ending
-from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Executor
 from conveyor.runtime.graph.results import Results
 from conveyor.runtime.graph.status import RingProgress, replace_rings
+from conveyor.runtime.graph.supervision import ProcessAccount
 from conveyor.runtime.graph.telemetry.afar import HASTE, Afar
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error, final
 from conveyor.runtime.refs.together import get_or_wait
