@@ -62,8 +62,9 @@ class Pool:
     def start(self, kind: str, restarts: int = 0) -> Member:
         handle = self._classes[kind].options(max_restarts=restarts).remote(self._clock)
         pid = conveyor.get(handle.begin.remote({}))
-        # It has its connection for refs from the beginning, so that descriptors can be compared.
-        if conveyor.get(handle.load.remote([conveyor.put(pid)])) != pid:
+        # It has its connection for refs from the beginning, so that descriptors can be compared. The value is
+        # too large to travel with its ref.
+        if conveyor.get(handle.load.remote([conveyor.put(f"{pid:5000}")])) != f"{pid:5000}":
             raise AssertionError("a ref gives another value than was put")
         self._tally.started_actors += 1
         return Member(handle, handle._id.name, kind, pid, self.watch(pid), restarts)
