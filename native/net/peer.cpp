@@ -1,6 +1,8 @@
 #include "peer.h"
 
 #include <algorithm>
+#include <cstring>
+
 
 namespace conveyor::net {
 
@@ -280,6 +282,281 @@ bool Peer::send() {
     drop(error.what());
   }
   return any;
+}
+
+namespace {
+
+constexpr size_t kClockSamples = 64;    // kept
+constexpr size_t kClockQuestions = 64;  // that may wait for their answer: who asks, asks once at a time
+
+}  // namespace
+
+uint64_t Peer::ask_clock(uint32_t times) {
+  clock_wanted_ = std::max(clock_wanted_, clock_answers_ + times);
+  return clock_answers_ + times;
+}
+
+void Peer::asked_clock(const Clock& clock) {
+  if (clock_questions_.size() == kClockQuestions) throw Violation("it asks for the time, again and again");
+  clock_questions_.push_back(clock.asked);
+}
+
+void Peer::hear(const Clock& clock) {
+  if (clock_asked_ == 0 || clock.asked != clock_asked_) throw Violation("the time, which nobody has asked for");
+  clock_samples_.push_back({std::exchange(clock_asked_, 0), clock.says, now_ns()});
+  if (clock_samples_.size() > kClockSamples) clock_samples_.pop_front();
+  ++clock_answers_;
+}
+
+void Peer::put_clock() {
+  for (const uint64_t asked : clock_questions_) {
+    connection_->put(Prefix{What::kClockIs, 0, sizeof(Clock), 0});
+    connection_->put(Clock{asked, now_ns()});
+  }
+  clock_questions_.clear();
+  if (clock_wanted_ > clock_answers_ && clock_asked_ == 0) {
+    clock_asked_ = now_ns();
+    connection_->put(Prefix{What::kClock, 0, sizeof(Clock), 0});
+    connection_->put(Clock{clock_asked_, 0});
+  }
+}
+
+namespace {
+
+constexpr size_t kMostHeard = 1 << 20;  // that it is not told of yet: it takes nothing, and says more and more
+
+}  // namespace
+
+void Peer::close(Mirror& mirror) noexcept {
+  look_.erase(&mirror);
+  std::erase_if(ready_, [&](const auto& r) { return r.first == &mirror; });
+  if (into_mirror_ == &mirror) {
+    into_ = nullptr;  // what still comes of it is dropped
+    into_mirror_ = nullptr;
+    to_ = nullptr;
+  }
+  try {
+    std::vector<SentClaims> sent = mirror.forsake(host);
+    if (state_ == State::kNew || state_ == State::kLost) return;  // nothing was sent, or nobody is there
+    closing_.closed.insert_or_assign(mirror.id, mirror.haves(host));
+    closing_.untold.push_back(mirror.id);
+    if (!sent.empty()) closing_.sent.insert_or_assign(mirror.id, std::move(sent));
+    if (const Haves* theirs = mirror.closed_with(host)) settle(mirror.id, *theirs);
+  } catch (const std::exception&) {  // whether what was sent has come would never be known
+    lose("there is no memory left for what of a segment was on its way to it");
+  }
+}
+
+void Peer::settle(uint64_t id, const Haves& theirs) {
+  lent_->settle(id, [&](uint32_t ring) { return have_of(theirs, ring); });
+  if (const auto found = closing_.sent.find(id); found != closing_.sent.end()) {
+    const Unclaimed unclaimed = hub_.unclaimed();
+    for (const SentClaims& one : found->second)
+      if (one.number >= have_of(theirs, one.ring)) unclaimed(one.header, one.slot, one.incarnation);
+    closing_.sent.erase(found);
+  }
+  closing_.heard.push_back(id);
+}
+
+void Peer::hear_closed(const Prefix& prefix, const char* body) {
+  if (closing_.heard.size() >= kMostHeard) throw Violation("it closes segments, and takes no answer");
+  CloseHead head;
+  std::memcpy(&head, body, sizeof head);
+  if (prefix.size != sizeof head + size_t(head.count) * sizeof(CloseEntry)) throw Violation("a message of a wrong size");
+  Haves theirs(head.count);
+  if (head.count != 0) std::memcpy(theirs.data(), body + sizeof head, theirs.size() * sizeof(CloseEntry));
+  Mirror* const mirror = hub_.mirror(prefix.segment);
+  if (mirror != nullptr && mirror->is_on(host)) return mirror->closed(host, std::move(theirs));
+  settle(prefix.segment, theirs);
+}
+
+void Peer::put_closed() {
+  for (const uint64_t id : closing_.untold) {
+    const auto found = closing_.closed.find(id);
+    if (found == closing_.closed.end()) continue;
+    if (hub_.mirror(id) != nullptr) {  // it is here again
+      closing_.closed.erase(found);
+      continue;
+    }
+    const Haves& haves = found->second;
+    connection_->put(Prefix{What::kClose, 0, uint32_t(sizeof(CloseHead) + haves.size() * sizeof(CloseEntry)), id});
+    connection_->put(CloseHead{uint32_t(haves.size()), 0});
+    if (!haves.empty()) connection_->put(haves.data(), haves.size() * sizeof(CloseEntry));
+  }
+  closing_.untold.clear();
+  for (const uint64_t id : closing_.heard) connection_->put(Prefix{What::kClosed, 0, 0, id});
+  closing_.heard.clear();
+}
+
+Peer::Peer(Hub& hub, uint32_t host, uint64_t window_ns, std::shared_ptr<const Fd> bell)
+    : host(host), hub_(hub), window_ns_(window_ns), pause_ns_(window_ns / 5), returning_(std::make_shared<Returning>(std::move(bell))) {}
+
+PeerCounts Peer::counts() const {
+  PeerCounts counts = counts_;
+  if (connection_) {
+    counts.bytes_sent += connection_->sent;
+    counts.bytes_received += connection_->received;
+  }
+  return counts;
+}
+
+void Peer::connect(Fd fd) {
+  if (state_ == State::kLost) throw std::system_error(ESHUTDOWN, std::generic_category(), "the host was given up");
+  auto connection = std::make_unique<Connection>(std::move(fd));
+  if (connection_) drop("another connection has taken its place");
+  connection_ = std::move(connection);
+  greeted_ = false;
+  state_ = State::kUp;
+  heard_ns_ = said_ns_ = now_ns();
+  ++counts_.connections;
+  connection_->put(Prefix{What::kHello, 0, sizeof(Hello), 0});
+  connection_->put(Hello{kHelloMagic, kWireVersion, hub_.self(), hub_.instance()});
+}
+
+void Peer::drop(std::string_view reason) noexcept {
+  if (!connection_) return;
+  if (into_ != nullptr) into_->cut(piece_ - left_);
+  into_ = nullptr;
+  left_ = 0;
+  counts_ = counts();
+  hub_.unwatch(host);
+  connection_.reset();
+  for (auto& [mirror, ring] : ready_) ring->queued = false;
+  ready_.clear();
+  clock_questions_.clear();
+  clock_asked_ = 0;
+  hub_.reconnect(host);
+  note_reason(reason);
+  if (state_ == State::kUp) {
+    state_ = State::kDown;
+    // One that has come to nothing gives no more time: a host that has given this one up ends each at once.
+    if (greeted_ || down_ns_ == 0) down_ns_ = now_ns();
+  }
+  greeted_ = false;
+}
+
+void Peer::lose(std::string_view reason, std::string_view more) noexcept {
+  if (state_ == State::kLost) return;
+  note_reason(reason, more);
+  std::string why = std::move(reason_);  // which the end of the connection is not
+  drop("it is given up");
+  reason_ = std::move(why);
+  state_ = State::kLost;
+  lent_->end();
+  closing_.end();
+}
+
+void Peer::say_bye() noexcept {
+  if (!connection_ || connection_->has_payload()) return;
+  try {
+    connection_->put(Prefix{What::kBye, 0, 0, 0});
+    connection_->flush();
+  } catch (const std::exception&) {  // it hears of the end of the connection
+  }
+}
+
+void Peer::note_reason(std::string_view what, std::string_view more) noexcept {
+  try {
+    std::string text(what);
+    text += more;
+    reason_ = std::move(text);
+  } catch (const std::bad_alloc&) {
+    reason_ = "no memory left";  // which fits into the string itself
+  }
+}
+
+void Peer::excuse(uint64_t ns) {
+  const uint64_t now = now_ns();  // what has happened since is no longer ago than that
+  heard_ns_ = std::min(heard_ns_ + ns, now);
+  if (down_ns_ != 0) down_ns_ = std::min(down_ns_ + ns, now);
+}
+
+uint64_t Peer::tick(uint64_t now) {
+  const uint64_t silent = 3 * pause_ns_;
+  // What has happened behind `now` is no time ago.
+  const auto since = [now](uint64_t then) { return now > then ? now - then : 0; };
+  if (state_ == State::kDown) {
+    // In steps, so that it shows where this process has not run meanwhile.
+    if (since(down_ns_) < window_ns_) return std::min(down_ns_ + window_ns_, now + pause_ns_);
+    lose("there was no connection to it for as long as is waited for one: ", reason_);
+  }
+  if (!connection_) return 0;
+  if (since(heard_ns_) >= silent) {
+    drop("nothing has come from it for too long");
+    return now + pause_ns_;
+  }
+  if (since(said_ns_) >= pause_ns_) {
+    said_ns_ = now;  // also where what waits to be sent is the word: what is due is never a time that has passed
+    if (!connection_->has_payload()) {
+      try {
+        connection_->put(Prefix{What::kPing, 0, 0, 0});
+      } catch (const std::exception& error) {
+        drop(error.what());
+      }
+      send();
+    }
+    if (!connection_) return now + pause_ns_;
+  }
+  return std::min(said_ns_ + pause_ns_, heard_ns_ + silent);
+}
+
+namespace {
+
+constexpr uint64_t kUnconfirmed = 32;  // of what is returned, before that is confirmed
+
+}  // namespace
+
+void Peer::look_at_returning() {
+  Borrowed* one = returning_->take();
+  if (state_ == State::kLost) return Returning::drop(one);
+  while (one != nullptr) {
+    Borrowed* const next = std::exchange(one->next, nullptr);
+    (last_ == nullptr ? unheard_ : last_->next) = one;
+    last_ = one;
+    if (next_told_ == nullptr) next_told_ = one;
+    one = next;
+  }
+}
+
+void Peer::put_returned() {
+  for (; next_told_ != nullptr && connection_->waiting() < kBatchBytes; next_told_ = next_told_->next) {
+    const FrameKey& frame = next_told_->frame;
+    connection_->put(Prefix{What::kReturned, 0, sizeof(Returned), frame.segment});
+    connection_->put(Returned{frame.ring, 0, frame.number, ++told_});
+  }
+  most_told_ = std::max(most_told_, told_);
+  if (returned_ - confirmed_ < kUnconfirmed) return;
+  confirmed_ = returned_;
+  connection_->put(Prefix{What::kHeard, 0, sizeof(Heard), 0});
+  connection_->put(Heard{confirmed_});
+}
+
+void Peer::hear(const Returned& returned, uint64_t segment) {
+  if (returned.count > returned_ + 1) throw Violation("it has returned what it has not told of");
+  if (returned.count <= returned_) return;  // again, after a reconnect
+  const FrameKey frame{segment, returned.ring, returned.number};
+  if (!lent_->returned(frame)) {
+    // Of a segment that this host has no more, all that was sent is lent, and so this was nothing.
+    const Mirror* const mirror = hub_.mirror(segment);
+    if (mirror != nullptr && !mirror->lends(host, frame.ring, frame.number)) throw Violation("it has returned what it has not");
+    if (mirror != nullptr) lent_->returned_early(frame);
+  }
+  ++returned_;
+}
+
+void Peer::hear(const Heard& heard) {
+  // Over a connection before this one it may have been told more than it was over this one so far.
+  if (heard.count > most_told_) throw Violation("it has heard what it was not told");
+  for (; heard_by_it_ < heard.count; ++heard_by_it_) {
+    Borrowed* const one = unheard_;
+    if (one == next_told_) {
+      next_told_ = one->next;
+      ++told_;
+    }
+    unheard_ = one->next;
+    if (unheard_ == nullptr) last_ = nullptr;
+    delete one;
+  }
 }
 
 }  // namespace conveyor::net

@@ -1,9 +1,10 @@
 #include "pump.h"
 
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <sys/epoll.h>
 #include <sys/random.h>
-
-#include <algorithm>
 
 #include "../signals_blocked.h"
 #include "eventfd.h"
@@ -295,6 +296,273 @@ void HostPump::work() {
     budget = now - idle_since < 4 * spin_ns_ ? spin_ns_ : std::min(spin_ns_, std::max<uint64_t>(budget / 2, 2'000));
     idle_since = now;
   }
+}
+
+std::vector<Due> HostPump::due() {
+  std::vector<Due> due;
+  call([&] {
+    for (const auto& [id, mirror] : mirrors_)
+      for (const uint32_t host : mirror->hosts())
+        for (OutRing* ring : mirror->out(host))
+          if (const uint64_t frames = ring->due(); frames != 0) due.push_back({host, id, ring->index, frames});
+  });
+  return due;
+}
+
+bool HostPump::has(uint32_t host, const std::vector<Due>& frames) {
+  bool all = true;
+  call([&] {
+    for (const Due& one : frames) {
+      const Mirror* const found = mirror(one.segment);
+      all = all && (found == nullptr || found->has(host, one.ring, one.frames));
+    }
+  });
+  return all;
+}
+
+void HostPump::tell_when_come(uint32_t host, std::vector<Due> frames, uint64_t number) {
+  Awaited one{host, std::move(frames), {number}};
+  call([&] {
+    peer(host);
+    awaited_.push_back(std::move(one));  // the turn that obeys looks at it, after what has come
+  });
+}
+
+// All that can make a difference (a frame that is published, a segment that is taken down, a host that is lost) happens in
+// a turn of this thread, and each turn ends here before the thread may sleep. So nothing is missed, and nobody has to ask
+// again. A frame was published before `come_` is written, and that is ordered by the mutex with who fetches it: whoever is
+// told so sees the frame in its ring.
+void HostPump::see_awaited() noexcept {
+  bool any = false;
+  for (auto one = awaited_.begin(); one != awaited_.end();) {
+    // What is here stays so: only the last is asked for, until it has come.
+    auto& frames = one->frames;
+    const auto is_here = [&](const Due& due) {
+      const Mirror* const found = mirror(due.segment);
+      return found == nullptr || found->has(one->host, due.ring, due.frames);
+    };
+    while (!frames.empty() && is_here(frames.back())) frames.pop_back();
+    if (!frames.empty() && peers_.at(one->host).peer->state() != Peer::State::kLost) {
+      ++one;
+      continue;
+    }
+    std::lock_guard lock(mutex_);
+    come_.splice(come_.end(), one->number);
+    one = awaited_.erase(one);
+    any = true;
+  }
+  if (any) write_event(notice_.get());
+}
+
+std::list<uint64_t> HostPump::come() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(come_, {});
+}
+
+void HostPump::untold(std::list<uint64_t>&& come) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    come_.splice(come_.begin(), come);
+  }
+  write_event(notice_.get());
+}
+
+void HostPump::check_there() const {
+  if (failed_[0] != '\0') throw std::system_error(ESHUTDOWN, std::generic_category(), std::string("the pump has given all hosts up: ") + failed_);
+  if (stop_ || stopped_) throw std::system_error(ESHUTDOWN, std::generic_category(), "the pump was stopped");
+}
+
+void HostPump::take_away(const std::function<void()>& what) {
+  try {
+    call(what);
+  } catch (const std::system_error&) {
+    std::lock_guard lock(mutex_);
+    if (failed_[0] == '\0') throw;
+  }
+}
+
+void HostPump::call(const std::function<void()>& what) {
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) throw std::system_error(EPERM, std::generic_category(), "a pump belongs to the process that this one was forked from");
+  std::exception_ptr raised;
+  bool over = false;
+  std::unique_lock<ForkMutex> lock(mutex_);
+  check_there();
+  orders_.push_back([&] {
+    try {
+      what();
+    } catch (...) {
+      raised = std::current_exception();
+    }
+    std::lock_guard told(mutex_);
+    over = true;
+  });
+  ordered_.store(true, std::memory_order_release);
+  write_event(wake_.get());
+  done_.wait(lock, [&] { return over || stopped_; });
+  if (!over) check_there();
+  if (raised) std::rethrow_exception(raised);
+}
+
+bool HostPump::obey() {
+  if (!ordered_.load(std::memory_order_acquire)) return false;
+  drain(wake_.get());
+  std::unique_lock<ForkMutex> lock(mutex_);
+  ordered_.store(false, std::memory_order_relaxed);
+  const std::vector<std::function<void()>> orders = std::exchange(orders_, {});
+  lock.unlock();
+  for (const auto& order : orders) order();
+  done_.notify_all();
+  return true;
+}
+
+void HostPump::add_proxy(uint32_t slot, uint32_t incarnation, uint32_t host, const std::string& name, std::shared_ptr<Arena> arena) {
+  call([&] {
+    if (host == self_ || host >= kMostHosts) throw std::system_error(EINVAL, std::generic_category(), "host of a proxy");
+    peer(host);
+    proxies_.add(slot, incarnation, host, name, std::move(arena));
+  });
+}
+
+void HostPump::remove_proxy(uint32_t slot) {
+  take_away([&] { proxies_.remove(slot); });
+}
+
+void HostPump::mirror(uint64_t id, std::shared_ptr<Segment> segment, std::vector<RingSpec> rings, std::vector<LimitsSpec> limits) {
+  call([&] {
+    if (mirrors_.count(id) != 0) throw std::system_error(EEXIST, std::generic_category(), "a segment of this number");
+    auto made = std::make_unique<Mirror>(id, segment, board_, rings, limits, self_, static_cast<Whereabouts&>(*this));
+    for (const uint32_t host : made->hosts()) peer(host);
+    Mirror& mirror = *made;
+    try {
+      for (const Mirror::Bell& bell : mirror.bells()) by_bell_[{bell.target.slot, bell.target.bit}].insert(&mirror);
+      mirrors_[id] = std::move(made);
+      tell_all(mirror);
+    } catch (...) {  // there is no memory for it
+      leave(mirror);
+      throw;
+    }
+  });
+}
+
+void HostPump::leave(Mirror& mirror) noexcept {
+  for (const uint32_t host : mirror.hosts()) peer(host).close(mirror);
+  for (auto at = by_bell_.begin(); at != by_bell_.end();) {
+    at->second.erase(&mirror);
+    at = at->second.empty() ? by_bell_.erase(at) : std::next(at);
+  }
+  mirrors_.erase(uint64_t(mirror.id));
+}
+
+void HostPump::unmirror(uint64_t id) {
+  take_away([&] {
+    const auto found = mirrors_.find(id);
+    if (found == mirrors_.end()) return;
+    leave(*found->second);
+  });
+}
+
+void HostPump::connect(Fd fd, uint32_t host) {
+  call([&] {
+    Peer& to = peer(host);
+    to.connect(std::move(fd));
+    watch(to);
+    tick_by(now_ns());
+  });
+}
+
+void HostPump::disconnect(uint32_t host, const std::string& reason) {
+  take_away([&] { peer(host).drop(reason); });
+}
+
+void HostPump::give_up(uint32_t host, const std::string& reason) {
+  take_away([&] {
+    Peer& given = peer(host);
+    given.lose(reason);
+    bury(given);  // at once: who has given it up counts on its processes' being dead
+  });
+}
+
+std::list<Event> HostPump::events() {
+  drain(notice_.get());
+  std::lock_guard lock(mutex_);
+  for (uint32_t host = 0; given_up_.any() && host < kMostHosts; ++host) {
+    if (!given_up_.test(host)) continue;
+    events_.push_back({Event::kLost, host, failed_});
+    given_up_.reset(host);
+  }
+  return std::exchange(events_, {});
+}
+
+std::list<Left> HostPump::left() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(left_, {});
+}
+
+void HostPump::untold(std::list<Event>&& events) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    events_.splice(events_.begin(), events);
+  }
+  write_event(notice_.get());
+}
+
+void HostPump::untold(std::list<Left>&& left) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    left_.splice(left_.begin(), left);
+  }
+  write_event(notice_.get());
+}
+
+void HostPump::fail(const char* why) noexcept {
+  for (auto& [host, known] : peers_) known.peer->lose(why);
+  {
+    std::lock_guard lock(mutex_);
+    std::snprintf(failed_, sizeof failed_, "%s", why[0] != '\0' ? why : "an error without words");
+    for (const auto& [host, known] : peers_)
+      if (known.state != Peer::State::kLost) given_up_.set(host);
+  }
+  write_event(notice_.get());
+}
+
+PeerCounts HostPump::counts(uint32_t host) {
+  PeerCounts counts;
+  call([&] { counts = peer(host).counts(); });
+  return counts;
+}
+
+bool HostPump::connected(uint32_t host) {
+  bool is = false;
+  call([&] { is = peer(host).greeted(); });
+  return is;
+}
+
+uint64_t HostPump::overslept(uint64_t within_ns) {
+  uint64_t ns = 0;
+  call([&] {
+    const uint64_t now = now_ns();
+    if (late_at_ != 0 && now - late_at_ < within_ns) ns = late_ns_;
+    if (next_tick_ != 0 && now > next_tick_) ns = std::max(ns, now - next_tick_);  // it has just woken
+  });
+  return ns;
+}
+
+std::vector<ClockSample> HostPump::ask_clock(uint32_t host, uint32_t times, uint64_t timeout_ns) {
+  uint64_t answers = 0;
+  call([&] { answers = peer(host).ask_clock(times); });
+  {
+    std::unique_lock<ForkMutex> lock(mutex_);
+    done_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [&] { return clock_answers_[host] >= answers || stopped_; });
+  }
+  std::vector<ClockSample> samples;
+  call([&] {
+    const Peer& of = peer(host);
+    const auto& all = of.clock_samples();
+    // Those of this question; others may have asked, too.
+    const uint64_t late = of.clock_answers() - std::min(of.clock_answers(), answers - times);
+    samples.assign(all.end() - std::ptrdiff_t(std::min<uint64_t>(all.size(), late)), all.end());
+  });
+  return samples;
 }
 
 }  // namespace conveyor::net

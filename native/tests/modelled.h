@@ -247,9 +247,6 @@ using model_thread = model::Thread;
 #include "board.cpp"
 #include "arena/arena.cpp"
 #include "arena/populate.cpp"
-#include "arena/cap.cpp"
-#include "arena/lifetime.cpp"
-#include "arena/giving_back.cpp"
 #include "hazards.cpp"
 #define epoll_wait model::epoll_now
 #include "arena/holds.cpp"
@@ -269,10 +266,10 @@ inline void conveyor::set_lost() {}  // nobody closes descriptors here
 #include "recorder.cpp"
 #include "sender.cpp"
 #include "receiver.cpp"
-#include "collective/between.cpp"
 #include "collective/group.cpp"
-#include "collective/links.cpp"
-#include "collective/steps.cpp"
+#include "collective/group.cpp"
+#include "collective/group.cpp"
+#include "collective/group.cpp"
 #endif
 #undef atomic
 #undef mutex

@@ -1,7 +1,7 @@
 """Connections that one host makes to others, made again whenever they break.
 
 Nothing tells a host that it can reach another one again, so that has to be tried. The pump takes a host for
-lost after a window without a connection (``native/net/peer_life.cpp``). So the pauses between the tries are
+lost after a window without a connection (``native/net/peer.cpp``). So the pauses between the tries are
 parts of a window: who can be reached again before its end is reached before its end.
 """
 
