@@ -1,4 +1,4 @@
-"""What the driver has an actor do: it lays and takes down channels. Never queued behind calls."""
+"""Orders of the driver to an actor: deploy and undeploy channels. They are never queued behind calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.graph.edges.layout import Assignment
 
 
-#: How often it is tried to read an order that there is no memory for: nobody tells when there is.
+#: Attempts to read an order for which there is no memory: nothing tells when there is some.
 _ATTEMPTS = 4
 
 
@@ -71,34 +71,34 @@ class Control:
         driver = hello.driver_slot, self._process.board.incarnation(hello.driver_slot)
         self._link = Mailbox(self._process, link, driver, arena, hello.control_bit)
         self._parts: dict[int, Part] = {}
-        #: A method runs that has to end before anything is done but to accept callers, up to the first
-        #: order that is another: it is done first thing then.
+        #: A method runs. Until it ends, callers are accepted, but no other order is carried out: the first
+        #: one of another kind is carried out as soon as the method has ended.
         self.only_accept = False
-        # That order, with its number.
+        # The order that waits for the method's end, with its number.
         self._next: tuple[int, Order] | None = None
         self._loads: dict[int, tuple[int, Assignment, _core.Segment]] = {}
 
     def label(self, graph: int, node: int) -> str | None:
-        """What that task is called, if this actor has a part in the graph."""
+        """Return the name of a task, if this actor has a part in the graph."""
         part = self._parts.get(graph)
         return None if part is None else part.labels.get(node)
 
     def until(self, graph: int, execution: int) -> int:
-        """Return when an execution is over at the latest, as ``unwanted.until`` does; -2: it has failed, so
-        a rank that an operation of a group lacks may have had its step skipped, and never come."""
+        """Return when an execution is over at the latest, as ``unwanted.until`` does. Return -2 if the
+        execution has failed: the step of a rank that an operation of a group lacks may have been skipped."""
         part = self._parts.get(graph)
         if part is None:
             return 0
         return -2 if part.limits.failed(execution) else until(part.limits, execution)
 
     def look_again(self) -> None:
-        """Something has happened: it may be that inputs have come which programs wait for."""
+        """Ring the programs that wait for inputs: inputs may have come."""
         for part in list(self._parts.values()):
             if part.inputs.awaited:
                 self._process.board.ring(self._process.slot, part.program.bit)
 
     def serve_first(self) -> None:
-        """Serve what there is, between two things that the actor does."""
+        """Serve the orders that are there, between two things that the actor does."""
         if self._next is not None or not self._link.reader.empty:
             self.serve()
 
@@ -122,12 +122,12 @@ class Control:
             except Exception as error:
                 self._fail(reader.tag, error, None if order is None else type(order))
                 if order is None or isinstance(order, Accept):
-                    # Nobody waits for that answer: who calls waits for the call's, which never comes.
+                    # Nobody waits for that answer: the caller waits for its call's result, which never comes.
                     self._refuse(reader.tag, error)
 
     def _receive(self) -> Any:
-        """The next order, or ``EMPTY``. Nobody would repeat one that cannot be read: so it is tried more than
-        once before it is lost."""
+        """Return the next order, or ``EMPTY``. Nobody would repeat an unreadable order, so it is tried more
+        than once before it is lost."""
         reader = self._link.reader
         pauses = Pauses()
         for _ in range(_ATTEMPTS):
@@ -140,13 +140,13 @@ class Control:
         return reader.receive()
 
     def close(self) -> None:
-        """The actor ends: take down all programs, which refer to its methods."""
+        """Take down all programs, which refer to the actor's methods: the actor ends."""
         while self._parts:
             _, part = self._parts.popitem()
             try_each(part.close)
 
     def hang_up(self) -> None:
-        """The process leaves its session: no descriptors come any more."""
+        """Close the socket of descriptors: the process leaves its session."""
         self._socket.close()
 
     def _fail(self, tag: int, error: Exception, order: type[Order] | None) -> None:
@@ -154,8 +154,8 @@ class Control:
         self._link.replies.send_error(encode_error(error, self._name, what), tag)
 
     def _receive_fds(self, count: int, ticket: int) -> list[int]:
-        """The descriptors that were sent with ``ticket``, just before the frame that tells of it.
-        Others are of a frame that never came: whoever should have sent it was interrupted."""
+        """Return the descriptors that were sent with ``ticket``, just before the frame that tells of them.
+        Descriptors with another ticket are closed: the sender was interrupted before it sent their frame."""
         fds: list[int] = []
         while len(fds) < count:
             data, more, flags, _ = socket.recv_fds(self._socket, TICKET_BYTES, MAX_FDS)
@@ -173,8 +173,8 @@ class Control:
     def _receive_segment(
         self, new_peers: NewPeers, ticket: int
     ) -> tuple[_core.Segment, list[_core.ArenaView]]:
-        """The segment that was sent with ``ticket``, and the arenas of the peers that came with it, which
-        are adopted."""
+        """Return the segment that was sent with ``ticket``, and the arenas of the peers that came with it,
+        which are adopted."""
         fds = self._receive_fds(1 + 2 * len(new_peers), ticket)
         try:
             arenas = [
@@ -196,8 +196,8 @@ class Control:
         return True
 
     def finish_loads(self) -> None:
-        """Make the programs that were loaded: the methods are known once the actor has been started,
-        and whoever made it may be slower to start it than the driver is to lay a graph."""
+        """Make the loaded programs. The methods are known once the actor has been started, and its creator
+        may be slower to start it than the driver is to deploy a graph."""
         while self._loads:
             graph = next(iter(self._loads))
             tag, assignment, segment = self._loads.pop(graph)
@@ -242,7 +242,8 @@ class Control:
         if self._ground.handlers.pop(bit, None) is not None:  # else it was never accepted
             self._calls.hang_up(bit)
 
-    #: What does each kind of order, given its number. What returns true acknowledges it later.
+    #: The function for each kind of order. It gets the order's number; if it returns true, it acknowledges
+    #: the order later.
     handlers: ClassVar[Mapping[type[Order], Callable[[Control, Any, int], object]]] = {
         Load: _load,
         Unload: _unload,

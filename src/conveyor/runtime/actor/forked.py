@@ -1,5 +1,5 @@
-"""How a child that user code has forked inside of an actor leaves by ``sys.exit``: with its own code, and
-with nothing of the actor's end. One that comes back from the method instead is ended where it comes to
+"""The exit, by ``sys.exit``, of a child that user code has forked inside of an actor: with its own code, and
+with nothing of the actor's end. A child that returns from the method instead is ended where it gets to
 (``Inbox.inherited``)."""
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def flush_files() -> None:
-    """Flush all that can be found.
+    """Flush all files that can be found.
 
-    Those in globals would be flushed by the interpreter's end, which destroys modules. Those in circles
-    a collection would end, but in any order: a text file whose buffer went first loses its text.
+    Files in globals would be flushed by the interpreter's end, which destroys modules. Files in reference
+    cycles would be closed by a collection, but in any order: a text file whose buffer went first loses its
+    text.
     """
     files = [thing for thing in gc.get_objects() if issubclass(type(thing), _BUFFERED)]
     files.sort(key=lambda file: not isinstance(file, io.TextIOWrapper))  # they write to the others
@@ -28,7 +29,7 @@ def flush_files() -> None:
 
 
 def exit_code(error: SystemExit) -> int:
-    """What a process that leaves with ``error`` ends with. Prints a text, as Python does."""
+    """Return the exit code of a process that leaves with ``error``. Prints a text, as Python does."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -38,7 +39,7 @@ def exit_code(error: SystemExit) -> int:
 
 
 def leave(error: SystemExit) -> NoReturn:
-    """From a thread that would only end itself by it."""
+    """End this process as ``sys.exit`` does, from a thread that ``sys.exit`` would only end itself."""
     code = exit_code(error)
     flush_files()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""What every part of an actor's process stands on."""
+"""State that every part of an actor's process shares."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Ground:
-    """One for each actor's process. It knows none of the parts."""
+    """The shared state of an actor's process. It knows none of the process's parts."""
 
     def __init__(self, hello: Hello, process: Process, instance: Instance | None = None) -> None:
-        """``instance``: of an actor that is there already."""
+        """``instance``: of an attached actor, whose object exists already."""
         self.hello = hello
         self.process = process
-        #: What is called when a bit of the bell is rung.
+        #: The function to call for each bit of the doorbell.
         self.handlers: dict[int, Callable[[], None]] = {}
         self.instance = instance or Instance(hello.name)
         #: Where coroutines run, if the actor has async methods.

@@ -1,4 +1,5 @@
-"""A process leaves its session, and goes on: one that was there before the session, and is not its own."""
+"""How an attached actor's process leaves its session and goes on: the process was there before the
+session."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from conveyor.runtime.uninterrupted import try_each
 
 
 def end_waits(runtime: ActorRuntime) -> None:
-    """Who waits here for something of the session gets the error that it is over."""
+    """End all waits for things of the session here with the error that the session is over."""
     process = runtime.process
     process.ended = True  # before anybody looks again
     error = ending.error()
@@ -19,9 +20,10 @@ def end_waits(runtime: ActorRuntime) -> None:
 
 
 def leave(runtime: ActorRuntime, control: Control) -> None:
-    """Take all steps out. By the thread that has taken the life word, whose loop is over.
+    """Take all steps out of the session. Called by the thread that has taken the liveness futex, whose loop
+    is over.
 
-    Values that are held stay; nothing new can come or go.
+    References and values that are held stay; nothing new can come or go.
     """
     process = runtime.process
     process.loop_over = True  # who waits for a call of the actor itself looks again
@@ -43,7 +45,7 @@ def leave(runtime: ActorRuntime, control: Control) -> None:
 
 
 def everybody_is_gone(runtime: ActorRuntime) -> None:
-    """The driver has died, and nobody announces deaths any more: its actors die with it."""
+    """Announce the death of all other processes: the driver has died, and its actors die with it."""
     board, own = runtime.process.board, runtime.process.slot
     for slot in range(board.used):
         if slot != own and board.condition(slot) in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""What the driver tells an actor's process: at its birth, and what it is to do later."""
+"""Messages of the driver to an actor's process: the bootstrap of a new process, and orders later."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Hello(Struct, frozen=True):
-    """What an actor's process is told at birth, after the greeting. With it come descriptors, in this order:
+    """The bootstrap of an actor's process, sent after the greeting. Descriptors come with it, in this order:
     board, own arena, own eventfd, driver's arena, driver's eventfd, control socket, request socket, call
     segment, control segment."""
 
-    #: Its place on the board, which of the processes that have had it, and what it is called.
+    #: The process's slot in the process table, its incarnation, and the actor's name.
     slot: int
     incarnation: int
     name: str
@@ -28,14 +28,14 @@ class Hello(Struct, frozen=True):
     session: str
     arena: ArenaSize
     driver_slot: int
-    #: The bits of its bell that say that the driver calls it, or orders something.
+    #: The doorbell bits for the driver's calls and for its orders.
     mailbox_bit: int
     control_bit: int
     max_concurrency: int | None
     has_async: bool
-    #: Seconds that it has to end in good order.
+    #: Seconds that the actor has for an orderly end.
     grace: float
-    #: Whether there is more than one place for the actors that it starts.
+    #: Whether there is more than one node for the actors that it starts.
     places: bool
 
 
@@ -44,7 +44,7 @@ NewPeers = tuple[tuple[int, int], ...]
 
 
 class Order(Message, frozen=True):
-    """What an actor has to do. It acknowledges each of them; they come in order, and never behind calls."""
+    """An order to an actor, which acknowledges each. Orders come in order, and never behind calls."""
 
 
 class Load(Order, frozen=True):
@@ -62,9 +62,9 @@ class Unload(Order, frozen=True):
 
 
 class Accept(Order, frozen=True):
-    """Take calls of the ``incarnation``-th process of ``slot``, which ring ``bit``. The segment and that
-    process's descriptors come with ``ticket``: always, since the actor may know it no more, or its successor
-    in its place."""
+    """Take calls of the ``incarnation``-th process of ``slot``, which ring ``bit``. The segment and the
+    process's descriptors always come, with ``ticket``: the actor may have forgotten the process, or know its
+    successor."""
 
     slot: int
     incarnation: int
@@ -73,18 +73,18 @@ class Accept(Order, frozen=True):
 
 
 class HangUp(Order, frozen=True):
-    """A caller, whose calls ring ``bit``, is gone."""
+    """Forget a caller, whose calls ring ``bit``: it is gone."""
 
     bit: int
 
 
 class Settle(Order, frozen=True):
-    """Say question ``question`` to be answered, at the rendezvous of pickled refs, once nothing is left here
-    of what these processes have sent, which are dead: nothing more of theirs comes."""
+    """Say that question ``question`` is answered, at the rendezvous of pickled refs, once nothing is left
+    here that ``writers`` have sent. These processes are dead, so nothing more of theirs comes."""
 
     question: int
     writers: tuple[Reader, ...]
 
 
 class End(Order, frozen=True):
-    """The actor ends now: what runs is done first, what is queued is not begun."""
+    """End now: the running call is finished, queued ones are not begun."""

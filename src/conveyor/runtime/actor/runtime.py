@@ -1,4 +1,4 @@
-"""The runtime inside an actor: calls to other actors, over links that the driver lays."""
+"""The runtime inside an actor: calls to other actors, over links that the driver sets up."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class PeerMember:
 
 
 class ActorRuntime(CallingRuntime):
-    """What ``conveyor.get``, ``.remote()`` and the rest reach inside an actor."""
+    """The runtime of an actor's process, behind ``conveyor.get``, ``.remote()`` and the rest."""
 
     def __init__(self, ground: Ground, requests: socket.socket) -> None:
         process, hello = ground.process, ground.hello
@@ -131,15 +131,15 @@ class ActorRuntime(CallingRuntime):
         self.collectives = ActorCollectives(process, self._requests, self.label)
         # Reentrant: a signal handler may call an actor while its thread waits for the link to one.
         self._lock = threading.RLock()
-        #: Held by who lays the link to an actor, by its index. One for each: it may be being started again,
-        #: which takes as long as it does, and others are called meanwhile.
+        #: Held while the link to an actor is set up, by the actor's index. Each actor has its own: it may be
+        #: restarting, which takes long, and others are called meanwhile.
         self._turns: defaultdict[int, AbstractContextManager[bool]] = defaultdict(
             lambda: threading.RLock()
         )
         #: Ends the process, or only its part in the session where the process is not the session's.
         self.end_at_once: Callable[[], object] = partial(os._exit, 1)
         self._deaths = 0
-        # What the tasks of the graphs that are executed here are called.
+        # Task names of the graphs that are executed here, by graph.
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
         self.graphs: WeakSet[ProcessAccount] = WeakSet()
         # One handle, and so one connection, for each graph.
@@ -172,7 +172,7 @@ class ActorRuntime(CallingRuntime):
                 return self._connect(actor)
 
     def _connect(self, actor: ActorId) -> Link:
-        """A new link to ``actor``, noted among those that there are."""
+        """Make a new link to ``actor``, and note it in ``links``."""
         laid, fds = self._noted.ask(
             Connect(actor), f"for a way to call {actor.name}", lambda laid: Disconnect(laid.number)
         )
@@ -206,7 +206,7 @@ class ActorRuntime(CallingRuntime):
             close_all(fds)
 
     def refuse(self, tag: int, error: Exception) -> None:
-        """The introduction of a caller that the driver has sent with ``tag`` has failed here."""
+        """Tell the driver that the caller which came with ``tag`` could not be introduced here."""
         if not isinstance(error, ConveyorError):
             text = f"{self._me.name} could not open a way for these calls: {error!r}"
             error = RuntimeStateError(text)
@@ -244,9 +244,9 @@ class ActorRuntime(CallingRuntime):
         return actor
 
     def _constructor(self, spec: ActorSpec) -> Kept | None:
-        """What the driver needs to start the actor, now and again; ``None``: this process has to. The
-        driver cannot wait for refs of this process, so an actor that is to be restarted is started when
-        the values of its arguments are there."""
+        """Return the constructor call with which the driver can start the actor, now and again. ``None``:
+        this process has to. The driver cannot wait for refs of this process, so an actor that is to be
+        restarted is started when the values of its arguments are there."""
         always = spec.max_restarts != 0
         kept = keep(spec.cls, spec.args, spec.kwargs, always)
         if always and kept is not None and kept.refs:
@@ -297,7 +297,7 @@ class ActorRuntime(CallingRuntime):
             for tasks in tasks_by_actor(plan)
         ]
         labels = task_labels(plan)
-        # The plan has what becomes of a communicator, and the driver may not know its class.
+        # The plan says how communicators are made, and the driver may not know the class of one.
         config = config.with_options(default_communicator="create")
         request = Lay(config, skeleton, sealed, labels)
         answer, fds = self._requests.ask(request, lambda laid: Unlay(laid.number, False))

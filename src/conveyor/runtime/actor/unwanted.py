@@ -1,4 +1,4 @@
-"""What an actor does although nobody waits for it any more."""
+"""Deadline and cancellation of executions and calls, for waits inside of their actor."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from conveyor.exceptions import ConveyorError
 
 
 class Unwanted(ConveyorError):
-    """Nobody waits any more for an execution, or a call, that is waiting here for something."""
+    """Outcome of an execution or call that waits here for something after nobody waits for it any more."""
 
 
 def until(limits: _core.Limits, number: int) -> int:
-    """When an execution or a call is over at the latest, on the monotonic clock in nanoseconds; 0: at no
-    time. Below 0: nobody waits for it any more. One that has failed is waited for: its failure says more."""
+    """Return when an execution or a call is over at the latest, on the monotonic clock in nanoseconds; 0: at
+    no time. Below 0: nobody waits for it any more. A failed execution counts as waited for: its failure says
+    more."""
     if limits.cancelled(number) and not limits.failed(number):
         return -1
     deadline = limits.deadline(number)

@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """Everything one actor's process does."""
+    """The process of one actor, with all its parts."""
 
     def __init__(self, hello: Hello, fds: list[int], instance: Instance | None = None) -> None:
-        """``instance``: of an actor that is there already, and is not to be made."""
+        """``instance``: the object of an attached actor, which is not to be made."""
         *others, control, request, calls, ctl = fds
-        # Whoever is a guest in a process goes on where this fails.
+        # The process of an attached actor goes on if this fails.
         with ExitStack() as failed, ExitStack() as handed:
             for fd in (*others, calls, ctl):
                 handed.callback(os.close, fd)
             sockets = [failed.enter_context(socket.socket(fileno=fd)) for fd in (control, request)]
             failed.callback(self._close_process)
             self._set_up(hello, [*others, calls, ctl], sockets, instance)
-            failed.pop_all()  # the sockets are theirs who use them
+            failed.pop_all()  # the sockets belong to their users now
 
     def _close_process(self) -> None:
         if hasattr(self, "process"):
@@ -78,7 +78,7 @@ class Worker:
         self.instance = self.ground.instance
         self._stopping = False
         self._ending = False
-        #: What has left by ``sys.exit`` on a thread, with the method's name and its call.
+        #: The ``SystemExit`` of a method on a thread, with the method's name and its call.
         self._left: tuple[SystemExit, str, int] | None = None
         self.runtime = ActorRuntime(self.ground, asks)
         self.calls = Calls(self.process, self.instance, self._started, self.stop, self.leave)
@@ -95,7 +95,7 @@ class Worker:
         self.calls.serve_orders = self.control.serve_first
         if not hello.has_async and (hello.max_concurrency or 1) == 1:
             self.calls.one_by_one = True
-            # Where methods run side by side one that fails says nothing of the others.
+            # Only here: where methods run side by side, the failure of one says nothing of the others.
             self.process.on_failure = self.runtime.collectives.step_failed
             self.calls.on_failure = self.runtime.collectives.call_failed
             self.runtime.collectives.until = self._until
@@ -107,7 +107,7 @@ class Worker:
         )
 
     def _started(self) -> None:
-        """The constructor has run."""
+        """Open the lanes of calls, and make the loaded programs: the constructor has run."""
         threads = self.hello.max_concurrency or 1
         if self.hello.has_async:
             self.process.lanes.open(LOOP, 1, self._doing)
@@ -118,34 +118,35 @@ class Worker:
         self.control.finish_loads()
 
     def _look(self) -> None:
-        """Something has happened that has no bit of its own."""
+        """Look at everything that has no doorbell bit of its own."""
         self.runtime.tidy()
         self.calls.look_again()
         self.control.look_again()
 
     def _doing(self) -> str:
-        """What the main thread runs, in words."""
+        """Return the name of the task or method that the main thread runs."""
         _, graph, node, _, _, _, what = self.process.board.status(self.process.slot)
         label = self.control.label(graph, node) if graph else None
         return label or f"{self.hello.name}.{what}"
 
     def _until(self) -> int:
-        """When what the main thread runs is over at the latest; see ``unwanted.until``."""
+        """Return when the main thread's task or call is over at the latest; see ``unwanted.until``."""
         _, graph, _, execution, _, _, _ = self.process.board.status(self.process.slot)
         return self.control.until(graph, execution) if graph else self.calls.until()
 
     def stop(self) -> None:
-        """End in good order: what is queued is done first."""
+        """End in good order: queued calls are done first."""
         self._stopping = True
 
     def end(self) -> None:
-        """End in good order, now: what runs is done first, what is queued is not begun. The driver
-        sees to it that it does not take too long."""
+        """End in good order, now: the running call is finished, queued ones are not begun. The driver sees to
+        it that this does not take too long."""
         self._ending = True
         self.calls.end()
 
     def leave(self, error: SystemExit, name: str, call: int) -> None:
-        """A method on a thread has left by ``sys.exit``, which is the main thread's to do."""
+        """End the process: a method on a thread has left by ``sys.exit``, which the main thread has to carry
+        out."""
         if self._left is None:
             self._left = error, name, call
         self.end()
@@ -169,7 +170,7 @@ class Worker:
             self.handlers.clear()
 
     def _begin_end(self) -> None:
-        """Not in a forked child, which leaves by ``sys.exit``: the end is the actor's."""
+        """Begin the end of the actor. Not called in a forked child, which leaves by ``sys.exit``."""
         process = self.process
         process.loop_over = True  # who waits for a call of the actor itself looks again
         process.ring()
@@ -181,7 +182,7 @@ class Worker:
         regular = sys.exc_info()[0] is None  # else the page says what has ended the actor
         if regular:
             self.process.inbox.running_call(EXIT_HOOK, 0)
-        # The collection: what refers to itself, and finalizers of what it holds.
+        # The collection frees reference cycles, and runs the finalizers of what these hold.
         try_each(lambda: self.instance.end(run))
         if self.process.inbox.inherited:
             _core.end_forked_child(f"{self.hello.name}.{EXIT_HOOK}")
@@ -282,8 +283,8 @@ def _run_alone(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 class Meanwhile:
-    """What the main thread of an actor with threads for its calls does while a method there, a step of
-    a graph, waits: it hands calls to the threads. The rest has to wait for the method's end."""
+    """Service of the main thread while a graph step waits there, in an actor with threads for its calls. It
+    hands calls to the threads; everything else has to wait for the step's end."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -311,8 +312,8 @@ class Meanwhile:
 
 
 def _sleep_in_the_futex(inbox: _core.Inbox) -> None:
-    """Let the main thread sleep in the futex, which wakes faster than poll does, until somebody
-    installs a signal handler in Python: only poll can be relied upon to wake up for those."""
+    """Let the main thread sleep in the futex, which wakes faster than poll does, until somebody installs a
+    signal handler in Python: only poll can be relied upon to wake up for handlers."""
     main_thread = inbox.main_thread
     install = signal.signal
 
@@ -327,7 +328,7 @@ def _sleep_in_the_futex(inbox: _core.Inbox) -> None:
 
 
 def main(payload: bytes, fds: list[int]) -> None:
-    """The entry of an actor's process, called on its main thread by the engine."""
+    """Run an actor's process. The engine calls this on the process's main thread."""
     hello: Hello = pickle.loads(check_greeting(payload))
     system_limits.name_process(f"actor {hello.name}")
     _core.end_without_descriptors()

@@ -1,8 +1,9 @@
-"""The driver's runtime: owns the session's board, and puts together what looks after the session.
+"""The driver's runtime: owns the session's process table, and assembles the parts that run the session.
 
-The parts know each other in one direction: the table of processes, the supervisor that starts and buries
-them, the network of who has met whom, the layer of graphs, and the switchboard that serves what actors ask
-for. Each knows only those before it. What an earlier one has to tell a later one is handed in here.
+The parts know each other in one direction: the table of processes, the supervisor that starts them and cleans
+up after their deaths, the network of links between them, the deployed graphs, and the dispatcher of the
+actors' requests. Each knows only the parts before it. If an earlier part has to tell a later one something,
+the callback is handed in here.
 """
 
 from __future__ import annotations
@@ -59,25 +60,25 @@ from conveyor.runtime.waiting.patience import Patience
 from conveyor.system_limits import CLOSED, explained
 from conveyor.weak import WeakSet
 
-#: Seconds that one may take to leave that is to be back.
+#: Seconds that an attached actor may take to leave before it is attached again.
 _LEAVES_WITHIN = 10.0
 
 
 class _Foreign:
-    """One of them."""
+    """An attached actor, by its key: holds the lock for attaching it."""
 
     def __init__(self) -> None:
-        # Held while it is let in: several threads may ask for it, and it would refuse all but the first.
-        # Reentrant, since a signal handler may ask, too.
+        # Held while the actor is attached: several threads may ask for it, and it would refuse all but the
+        # first. Reentrant, since a signal handler may ask, too.
         self.turn = threading.RLock()
 
 
 class Attachments:
-    """All of them."""
+    """The attached actors of a session."""
 
     def __init__(self, table: Table, supervisor: Supervisor) -> None:
         self._table, self._supervisor = table, supervisor
-        #: By what tells each from all others.
+        #: By the key of ``Attached``.
         self._foreign: dict[str, _Foreign] = {}
 
     def attach(self, attached: Attached) -> ActorId:
@@ -90,7 +91,7 @@ class Attachments:
                         return record.id
                     record.exited.wait(_LEAVES_WITHIN)  # it was killed, or has died
             options = ProcessOptions(None, 0, {}, attached=attached)
-            # Nobody counts its handles: it was there before them, and is when they are gone.
+            # Nobody counts its handles: the actor was there before them, and outlives them.
             actor = Actor(attached.name, attached.methods, None, options, None, shared=True)
             return self._supervisor.start(actor, lambda link: link.call(start((object,)))).id
 
@@ -100,11 +101,11 @@ logger = logging.getLogger("conveyor")
 
 class LastSteps:
     """Steps that are all taken, in order and once, whatever one of them raises, and however often a signal
-    handler interrupts the one who waits for them."""
+    handler interrupts the waiting thread."""
 
     def __init__(self, *steps: Callable[[], object], hurry: Callable[[], object]) -> None:
-        """``hurry()`` is called when whoever waits is interrupted. Each step can be repeated: where no
-        thread can be had for them, one that was broken off is begun again."""
+        """``hurry()`` is called when the waiting thread is interrupted. Each step can be repeated: if no
+        thread can be had for the steps, one that was broken off is begun again."""
         self._steps = deque(steps)
         self._hurry = hurry
         self._turn = threading.RLock()
@@ -116,9 +117,9 @@ class LastSteps:
         return not self._steps
 
     def take_all(self) -> None:
-        """Take what is left of them, and raise the first of what was raised meanwhile: by a signal
-        handler, else by a step. Who is asked by one of the steps, or by a thread that they may be waiting
-        for, returns at once."""
+        """Take the steps that are left, and raise the first error of theirs, or of a signal handler
+        meanwhile: the handler's comes first. If one of the steps calls this, or a thread that a step may be
+        waiting for, it returns at once."""
         if self._taking and isinstance(threading.current_thread(), Background):
             return
         interrupt: BaseException | None = None
@@ -163,7 +164,7 @@ class Driver(CallingRuntime):
     """The runtime of the process that the user started."""
 
     def __init__(self, hosts: Hosts, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
-        """``grace``: seconds that actors have to end in good order."""
+        """``grace``: seconds that actors have for an orderly end."""
         self._eventfd = self._arena_fd = self._garbage_event = self._life_event = -1
         self._hosts = hosts
         try:
@@ -174,7 +175,7 @@ class Driver(CallingRuntime):
             raise
 
     def _undo(self) -> None:
-        """As if it had not begun."""
+        """Close everything that a failed start has opened."""
         self._hosts.close()
         self._close_descriptors()
         if hasattr(self, "chores"):
@@ -272,10 +273,10 @@ class Driver(CallingRuntime):
         hosts.start(self.supervisor.on_exit, home)
         hosts.watch(self._garbage_event, self._on_garbage)
         hosts.watch(self._life_event, self._on_life_words)
-        context.install(self)  # so that whoever is interrupted before he has it finds it
+        context.install(self)  # so that a caller that is interrupted before it has the driver finds it
 
     def _shutdown_steps(self, hosts: Hosts) -> LastSteps:
-        """What happens when the session ends, in this order."""
+        """Return the steps of the session's end, in order."""
         return LastSteps(
             self._begin_end,
             self.process.hang_up,
@@ -301,7 +302,7 @@ class Driver(CallingRuntime):
         )
 
     def _burial(self) -> Burial:
-        """What happens when a process has ended, in this order."""
+        """Return the steps after the death of a process, in order."""
         supervisor, exports = self.supervisor, self.exports
         return Burial(
             Step("everybody takes it for dead", supervisor.announce, unborn=True),
@@ -404,7 +405,7 @@ class Driver(CallingRuntime):
         self.chores.soon(lambda: self.unlay(number))
 
     def label(self, graph: int, node: int) -> str | None:
-        """What a graph's node is called, for who waits for an actor that runs it."""
+        """Return the name of a graph's task, for waits on the actor that runs the task."""
         with suppress(RuntimeError):  # another thread compiles just now: then without a name
             for compiled in list(self.graphs):
                 label = compiled.supervision.label(graph, node)
@@ -440,7 +441,7 @@ class Driver(CallingRuntime):
     # The end
 
     def abandon(self) -> None:
-        """This process is a forked child: the session is its parent's."""
+        """Disown the session in a forked child: it is the parent's."""
         self.table.closed = True  # without its lock, which a thread of the parent may have had
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for graph in list(self.graphs):
@@ -467,12 +468,12 @@ class Driver(CallingRuntime):
             ):
                 self._last_steps.take_all()
         finally:
-            if self._last_steps.over:  # else another one is at it, or will be with the next call
+            if self._last_steps.over:  # else another thread takes them, or the next call will
                 self.at_shutdown()
 
     def _lose(self) -> None:
-        """Code of this process has closed the session's descriptors: its processes, of which nothing is heard
-        any more, end by themselves, as if this one had ended."""
+        """Give the session up: code of this process has closed the session's descriptors. Nothing is heard of
+        the session's processes any more, which end by themselves, as if this one had ended."""
         self._eventfd = -1
         _core.skip_descriptors()
         ending.fault = ending.fault or f"code of this process {CLOSED}"
@@ -492,7 +493,7 @@ class Driver(CallingRuntime):
         self.end_links()
 
     def _end_waits(self) -> None:
-        """The actors have no more time for what they wait for: they need the rest for their own end."""
+        """End the actors' waits: the actors need the rest of the time for their own end."""
         self.collectives.end_waits()
         board = self.process.board
         board.leave(DRIVER_SLOT)
@@ -511,7 +512,7 @@ class Driver(CallingRuntime):
         self.chores.clear()
 
     def _close_descriptors(self) -> None:
-        """Each of them once, though it may be called again."""
+        """Close each descriptor once, however often this is called."""
         for name in ("_eventfd", "_arena_fd", "_garbage_event", "_life_event"):
             fd = getattr(self, name)
             setattr(self, name, -1)

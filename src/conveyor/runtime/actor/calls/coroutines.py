@@ -12,14 +12,14 @@ from conveyor.runtime.waiting.lanes import Lanes
 
 #: Coroutines of calls that run at the same time, if the actor does not say.
 _MAX_CONCURRENCY = 1000
-#: Where there may be more, it is not looked for cycles of calls that fill them all.
+#: With a higher limit than this, cycles of calls that fill all places are not looked for.
 _FEW = 16
 
 
 class Coroutines:
-    """What runs on it. Made on the loop."""
+    """The coroutines of an actor's calls and graph steps. Made on the event loop that runs them."""
 
-    #: What a call is here, for who starts one: asyncio, which it needs, is slow to import.
+    #: The class of a call, for callers that should not import this module: asyncio is slow to import.
     new_call = Call
 
     def __init__(self, inbox: _core.Inbox, lanes: Lanes, max_concurrency: int | None) -> None:
@@ -29,7 +29,7 @@ class Coroutines:
         self._max_concurrency = max_concurrency or _MAX_CONCURRENCY
         self.slots = asyncio.Semaphore(self._max_concurrency)
         self._awaits = Awaits(self._loop, inbox, lanes, self._full)
-        #: The process ends; that cancels coroutines, which is no result.
+        #: Whether the process ends. That cancels coroutines, and such a cancellation is no result.
         self.leaving = False
 
     def _start(
@@ -38,7 +38,7 @@ class Coroutines:
         ended: Callable[[asyncio.Task[Any]], None],
         does: Activity,
     ) -> asyncio.Task[Any]:
-        """Run it; ``ended(task)`` is called on the loop. ``does``: what it does."""
+        """Run ``coroutine``; ``ended(task)`` is called on the loop. ``does`` is the coroutine's activity."""
         task = does.task = self._loop.create_task(coroutine)
         self._tasks[task] = does
 
@@ -58,7 +58,7 @@ class Coroutines:
         ended: Callable[[asyncio.Task[Any]], None],
         does: Call,
     ) -> asyncio.Task[Any]:
-        """Run a call's coroutine, which says when it has got one of the ``slots`` (:meth:`begin_call`)."""
+        """Run a call's coroutine, which calls :meth:`begin_call` when it has got one of the ``slots``."""
         if len(self._tasks) >= self._max_concurrency and self.slots.locked():
             self._awaits.stir()
         return self._start(coroutine, ended, does)
@@ -80,19 +80,20 @@ class Coroutines:
         return running, [does for does in calls if does.queued]
 
     def disown(self, work: int) -> None:
-        """Nobody waits for what does that any more."""
+        """Count no activity of ``work`` as awaited any more."""
         for does in self._tasks.values():
             if does.work == work:
                 does.end()
 
     def note_idle(self) -> None:
-        """On the status page, if nothing runs. At the end it says what has ended the process."""
+        """Set the status page to idle if nothing runs. At the end the page keeps what has ended the
+        process."""
         if not self._tasks and not self.leaving:
             self._inbox.idle()
 
     def leave(self, note: Callable[[], object]) -> None:
-        """A coroutine leaves by ``sys.exit``. Others may have begun since: ``note()`` has the status page
-        say that it runs."""
+        """Note that a coroutine ends the process by ``sys.exit``. ``note()`` has the status page say that
+        this coroutine runs, since others may have begun since."""
         if not self.leaving and not self._inbox.inherited:
             note()
         self.leaving = True
@@ -107,10 +108,10 @@ class Coroutines:
         label: str,
     ) -> asyncio.Task[Any]:
         """Run a graph step's coroutine; ``finish(value, error)`` is called on the loop. ``note()`` has the
-        status page say that it runs.
+        status page say that the step runs.
 
-        deadline: when it is cancelled, in nanoseconds of the monotonic clock; 0: never. work, label: what
-        it is; see ``waiting.works``.
+        deadline: when the coroutine is cancelled, in nanoseconds of the monotonic clock; 0: never.
+        work, label: the step, as a number and in words; see ``waiting.works``.
         """
         does = Step(work, label)
         begun = False

@@ -14,7 +14,8 @@ from conveyor.runtime.calls.generators import OpenGenerators
 
 
 class Instance:
-    """There from the constructor's call on; ``error`` is how that has failed, encoded."""
+    """Holder of the actor's object, from the constructor's call on. ``error``: the constructor's failure,
+    encoded."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -38,21 +39,22 @@ class Instance:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """The constructor has failed, or its call could not be read: every later call, and every step
-        of a graph, answers with ``error``."""
+        """Note that the constructor has failed, or that its call could not be read: every later call, and
+        every step of a graph, answers with ``error``."""
         self.started = True
         label = f"{self.name}.__init__"
         self.error = encode_error(error, self.name, label, constructor=True, begun=False)
 
     def end(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
-        """Close what is open, call the hook for the end, and let go of the object. ``run`` runs what
-        the hook returns, if that is a coroutine. What any of it raises is printed."""
+        """Close open generators, call the exit hook, and let go of the object. ``run`` runs the hook's result
+        if that is a coroutine. Whatever is raised meanwhile is printed."""
         self._generators.close_all()
         call_exit_hook(self._object, self.name, run)
         self._object = None
 
     def receive(self, read: Callable[[], Any]) -> Any:
-        """The next call, as ``read`` gives it. What it has of values that are kept here, the method keeps."""
+        """Return the next call, as ``read`` gives it. The call's method will hold the values that are stored
+        in this process."""
         receiving.on = True
         if receiving.taken:  # by one that was cancelled, say, before it ran
             receiving.taken = []
@@ -65,8 +67,8 @@ class Instance:
         return call
 
     def find(self, call: Call) -> tuple[Callable[..., Any], bool]:
-        """What ``call`` calls with its arguments, and whether it is a coroutine function. Raises
-        ``GraphError`` if there is none."""
+        """Return the callable for ``call``, and whether it is a coroutine function. Raises ``GraphError`` if
+        there is none."""
         if call[4] == METHOD:
             function, is_async = find_method(self._object, call[0])
         else:
@@ -83,8 +85,8 @@ class Instance:
         self._generators.caller_gone(slot)
 
     def method(self, name: str) -> tuple[Callable[..., Any], bool]:
-        """The method ``name`` likewise; of an actor whose constructor has failed, a function that raises
-        that."""
+        """Return the method ``name``, and whether it is a coroutine function. If the constructor has failed,
+        return a function that raises the constructor's error."""
         meta = self.error
         if meta is None:
             return find_method(self._object, name)

@@ -1,4 +1,4 @@
-"""Where calls of one caller come in, and where their results go."""
+"""The actor's end of one caller's link: calls come in, and their results go out."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Undecoded:
-    """A value of which something may have to be fetched from where it has stayed. It holds what it refers
-    to. What :meth:`decode` raises may be tried again; what it has given once it is not asked for again."""
+    """An encoded value, parts of which may have to be fetched from other processes. It holds the references
+    in it. If :meth:`decode` raises, it may be tried again; once it has returned, it is not called again."""
 
     __slots__ = ("_refs", "_snapshot")
 
@@ -32,23 +32,25 @@ class Undecoded:
         self._refs = claims.take(snapshot.meta) if snapshot.has_refs else ()
 
     def decode(self, fetches: bool = True) -> Any:
-        """The value. Not ``fetches``: with what stands for a value (``Unfetched``) where one has stayed."""
+        """Return the value. With ``fetches`` false, an ``Unfetched`` stands for each value that has stayed
+        with its owner."""
         return self._snapshot.decode(fetches)
 
 
 class Arriving:
-    """What lets an event loop run on until a call can be decoded."""
+    """A call, or an input, that is decoded while an event loop runs on: its values are still being
+    fetched."""
 
     __slots__ = ("_attempts", "_call", "_ready")
 
     def __init__(self, snapshot: _core.Snapshot) -> None:
         self._call = Undecoded(snapshot)
         self._attempts = Attempts()
-        # Of what was missing the last time.
+        # Whether the values that were missing the last time are here.
         self._ready: Callable[[], bool] | None = None
 
     def decode(self) -> Any:
-        """The call; ``EMPTY``: something is missing still."""
+        """Return the call, or ``EMPTY`` while something is missing."""
         if self._ready is not None and not self._ready():
             return _core.EMPTY
         try:
@@ -58,11 +60,11 @@ class Arriving:
             return _core.EMPTY
 
     def unfetched(self) -> Any:
-        """The call, without what is missing."""
+        """Return the call without its missing values."""
         return self._call.decode(fetches=False)
 
     def end(self) -> None:
-        """It is decoded, or not needed any more."""
+        """Give up fetches under way: the call is decoded, or not needed any more."""
         self._attempts.end()
 
 
@@ -78,7 +80,7 @@ class Mailbox:
         bit: int,
         one_by_one: bool = False,
     ) -> None:
-        """``caller``: its place on the board, and which of the processes there it is; ``arena``: its own.
+        """``caller``: the slot and incarnation of the caller's process; ``arena``: the caller's.
         ``one_by_one``: the actor runs one method at a time."""
         self.bit = bit
         self.caller = caller
@@ -91,19 +93,19 @@ class Mailbox:
         self.replies = process.writer(segment, reply_offset(segment), [there], "results of calls")
         self.replies.moved_refs = REFERENCES_OF_A_LOCAL
         self.limits = link_limits(segment)
-        # Coroutines of calls, and how many cancellations they have been looked through for.
+        # Coroutines of calls, and the number of cancellations that these have been checked for.
         self.running: dict[int, asyncio.Task[Any]] = {}
         self.cancellations = 0
-        #: The next call, where not all of it is here. Those behind it wait for it.
+        #: The next call, while parts of it are missing. Later calls wait for it.
         self.arriving: Arriving | None = None
-        #: Its caller is dead, and its bit may be another one's.
+        #: Whether the caller is dead. The bit may be another caller's by then.
         self.hung_up = False
         # Calls that run side by side may answer side by side.
         self.reply_lock = threading.Lock()
 
     def receive(self, instance: Instance, waits: bool) -> Any:
-        """The next call, ``EMPTY`` if there is none. What it has of values that have stayed elsewhere is
-        fetched: not ``waits``, then there is none until they are here."""
+        """Return the next call, or ``EMPTY``. The call's values that are stored elsewhere are fetched:
+        ``waits`` says whether this waits for them, or returns ``EMPTY`` until they are here."""
         reader = self.reader
         if waits:
             return instance.receive(reader.receive)
@@ -131,7 +133,7 @@ class Mailbox:
         return arriving
 
     def drop_arriving(self) -> None:
-        """What was to be fetched is here, or needed no more."""
+        """Forget the call that was being fetched: it is here, or not needed any more."""
         arriving, self.arriving = self.arriving, None
         if arriving is not None:
             arriving.end()

@@ -1,7 +1,7 @@
-"""An actor's ends of what goes beside the frames of a graph: tensors, by the transports of their edges.
+"""An actor's ends of the out-of-band parts of a graph's frames: tensors, by the transports of their edges.
 
-A transport is not ours: whatever its methods raise or return is an error of one transfer, or of the edge, and
-never ends the actor or leaves a reader without a word.
+A transport is foreign code: whatever its methods raise or return is an error of one transfer, or of the edge.
+It never ends the actor or leaves a reader without a word.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 class EdgeWire:
-    """One end; see :class:`conveyor.transport.Wire`. It also tells the readers what has failed at the
-    writer, of which a transport need not know how to tell."""
+    """One end's :class:`conveyor.transport.Wire`. It also tells the readers of failures at the writer, so
+    that a transport need not."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class EdgeWire:
         self.hosts = end.where.hosts
         self.known_dead_within = end.where.known_dead_within
         self.laid = end.where.laid
-        #: The transfer that begins; what is told of who holds memory names it.
+        #: The transfer that begins; messages about who holds memory name it.
         self.transfer = 0
         self.edge = f"{name}, edge #{end.edge} ({source})"
         self._others = [0] if end.rank else list(range(1, len(end.members)))
@@ -63,7 +63,7 @@ class EdgeWire:
         self._writer = end.sends.open(
             process, segment, assignment.graph, name, carries, budget=budget
         )
-        #: What the writer says at its end.
+        #: Where the writer's last message goes, at its end.
         self._last: _core.Writer | None = None
         if isinstance(end.last, WriteEnd):
             self._last = end.last.open(process, segment, assignment.graph, name, carries)
@@ -71,7 +71,7 @@ class EdgeWire:
             self._others.append(0)
             self._readers.append(end.last.open(process, segment, name, carries))
         self._ending = False
-        #: What finds no room, in order: value, tag, kind.
+        #: Messages that found no room, in order: value, tag, kind.
         self._unsent: deque[tuple[Any, int, int]] = deque()
         self._come: list[tuple[int, Any]] = []
         #: By transfer, how it has failed at the writer: the meta bytes of an error.
@@ -80,34 +80,34 @@ class EdgeWire:
         self.broken: bytes | None = None
 
     def send(self, message: Any) -> None:
-        """As for :class:`conveyor.transport.Wire`."""
+        """Send ``message``; see :meth:`conveyor.transport.Wire.send`."""
         self._send(message, self.transfer, _core.KIND_VALUE)
 
     def start_thread(self, target: Callable[[], object], name: str) -> None:
-        """As for :class:`conveyor.transport.Wire`."""
+        """Start a thread; see :meth:`conveyor.transport.Wire.start_thread`."""
         threads.start(target, name)
 
     def tell_failure(self, transfer: int, meta: bytes) -> None:
-        """Tell the readers that a transfer has failed, whose frame they have been given."""
+        """Tell the readers that a transfer has failed whose frame they have been given."""
         self._send((transfer, meta), 0, _core.KIND_CONTROL)
 
     def tell_broken(self, meta: bytes) -> None:
-        """Tell the readers that nothing comes any more. What waits for room is given up."""
+        """Tell the readers that nothing comes any more. Messages that wait for room are given up."""
         self._unsent.clear()
         self._send((None, meta), 0, _core.KIND_CONTROL)
 
     def receive(self) -> list[tuple[int, Any]]:
-        """As for :class:`conveyor.transport.Wire`."""
+        """Take the messages that have come; see :meth:`conveyor.transport.Wire.receive`."""
         self.pump()
         come, self._come = self._come, []
         return come
 
     def pump(self) -> None:
-        """Take what has come, and send what there is room for by now. A message that cannot be taken or
-        sent raises, once."""
+        """Take the messages that have come, and send those that there is room for by now. A message that
+        cannot be taken or sent raises, once."""
         come: list[tuple[int, Any]] = []
         try:
-            # The writer's last word is looked for first: what was said before it is there by then.
+            # The writer's last message is looked for first: all earlier ones are there by then.
             for rank, reader in zip(reversed(self._others), reversed(self._readers), strict=True):
                 come[:0] = self._taken(rank, reader)
         finally:
@@ -118,7 +118,7 @@ class EdgeWire:
                 self._unsent.appendleft(message)
 
     def _taken(self, rank: int, reader: _core.Reader) -> list[tuple[int, Any]]:
-        """Take what has come from ``rank`` over one ring, and return the values among it."""
+        """Take the messages that have come from ``rank`` over one ring, and return the values among them."""
         values: list[tuple[int, Any]] = []
         try:
             while (message := reader.receive()) is not _core.EMPTY:
@@ -134,8 +134,8 @@ class EdgeWire:
         return values
 
     def end(self) -> None:
-        """The conduit is about to be closed. What waits for room is given up, but the writer's first word
-        from now on finds some: readers that are busy would not know that its memory is let go of."""
+        """Prepare for the endpoint's close. Messages that wait for room are given up, but the writer's next
+        message finds some: busy readers would not know that its memory is let go of."""
         self._unsent.clear()
         self._ending = True
 
@@ -159,9 +159,9 @@ class EdgeWire:
 
 
 class Conduits:
-    """All of one actor's part of a graph. Used on the thread that runs its program.
+    """All out-of-band ends of one actor's part of a graph. Used on the thread that runs the actor's program.
 
-    outbound, inbound: by the number of the edge, where this actor writes and where it reads.
+    outbound, inbound: by edge number, where this actor writes and where it reads.
     alarm: has the program look again when a deadline passes.
     """
 
@@ -176,7 +176,7 @@ class Conduits:
         budget: _core.MemoryBudget | None,
         keepers: Mapping[int, Keeper],
     ) -> None:
-        """``keepers``: of the edges about which something was promised."""
+        """``keepers``: by edge, for the edges with a promise about their values."""
         self.outbound: dict[int, Outbound] = {}
         self.inbound: dict[int, Inbound] = {}
         self._name = assignment.name
@@ -204,12 +204,12 @@ class Conduits:
             raise
 
     def progress(self) -> None:
-        """Do what can be done without waiting. It raises no error: what fails is a transfer's."""
+        """Do all that can be done without waiting. Raises no error: a failure is one transfer's."""
         for link in (*self.outbound.values(), *self.inbound.values()):
             link.progress()
 
     def close(self) -> None:
-        """Have all that is under way end, and let go of it. It does nothing the second time."""
+        """End all transfers under way, and let go of the ends. Does nothing the second time."""
         self.alarm.close()
         reason = GraphTornDownError(f"{self._name} has been torn down")
         while self.outbound or self.inbound:
@@ -218,7 +218,7 @@ class Conduits:
 
 
 class _Link:
-    """What both ends of a conduit have."""
+    """Base of both ends of a transport's endpoint."""
 
     def __init__(self, wire: EdgeWire, end: ConduitEnd, ring: Callable[[], None]) -> None:
         """``ring`` has the program look again, from any thread."""
@@ -238,7 +238,7 @@ class _Link:
             raise self.error(f"{who}'s end could not be opened", error) from error
 
     def progress(self) -> None:
-        """Take and do what can be done without waiting. It raises no error."""
+        """Do all that can be done without waiting. Raises no error."""
         if self._broken is not None:
             return
         try:
@@ -248,12 +248,12 @@ class _Link:
             self.breaks(error)
 
     def breaks(self, error: BaseException) -> None:
-        """Nothing can be moved any more."""
+        """Abort the endpoint: nothing can be moved any more."""
         self._broken = error
         try_each(lambda: self.conduit.abort(error), name=f"abort() of the transport {self.name!r}")
 
     def close(self, reason: BaseException) -> None:
-        """The graph is taken down."""
+        """Close the endpoint and its wire: the graph is taken down."""
         name = f"the transport {self.name!r}"
         if self._broken is None:
             self._broken = reason
@@ -261,7 +261,7 @@ class _Link:
         try_each(self.wire.end, self.conduit.close, self.wire.close, name=name)
 
     def error(self, what: str, cause: BaseException) -> TransportError:
-        """Say what has failed, and on which edge."""
+        """Return an error that says what has failed, and on which edge."""
         told = TransportError(
             f"{self.wire.edge}: {what} by the transport {self.name!r}: {in_words(cause)}"
         )
@@ -282,8 +282,8 @@ class Outbound(_Link):
         sent: Callable[[int], None],
         keeper: Keeper | None,
     ) -> None:
-        """``sender`` is who sends, for errors: the actor, and what the edge carries. ``sent(bytes)``
-        counts. ``keeper`` keeps to what was promised."""
+        """``sender``: the actor and what the edge carries, for errors. ``sent(bytes)`` counts. ``keeper``
+        checks values against what was promised of them."""
         super().__init__(wire, end, ring)
         self._program = program
         self._sender = sender
@@ -291,13 +291,13 @@ class Outbound(_Link):
         self._keeper = keeper
         able = end.transport.capabilities
         self._kinds = able.devices if able.others_in_frame else None
-        #: What was not published yet, with its transfer and its size in bytes.
+        #: Tensors whose frame is not published yet, with the transfer and the size in bytes.
         self._offered: tuple[Sending, int, int] | None = None
         #: Transfers that have failed since their frames were published, put here by any thread.
         self._failed: deque[tuple[int, BaseException]] = deque()
 
     def pack(self, value: Any) -> Parcel:
-        """Make what is sent in place of ``value``."""
+        """Return the parcel that is sent in place of ``value``."""
         self._withdraw()  # the last one could not be published
         if self._keeper is not None:
             packed = self._keeper.pack(value)
@@ -306,7 +306,7 @@ class Outbound(_Link):
         return Parcel(value, self._accepts, self._offer, None, self._kinds)
 
     def posted(self) -> None:
-        """The frame is published: its tensors may go. It raises no error."""
+        """Begin the transfer: its frame is published. Raises no error."""
         if self._offered is None:
             return
         sending, transfer, size = self._offered
@@ -329,19 +329,19 @@ class Outbound(_Link):
                 raise
 
     def progress(self) -> None:
-        """Go on, and tell the readers of what has failed."""
+        """Make progress, and tell the readers of failed transfers."""
         super().progress()
         while self._failed:
             transfer, cause = self._failed.popleft()
             self._tell(functools.partial(self.wire.tell_failure, transfer), cause)
 
     def breaks(self, error: BaseException) -> None:
-        """As for all ends, and the readers are told."""
+        """Abort the endpoint, and tell the readers."""
         super().breaks(error)
         self._tell(self.wire.tell_broken, error)
 
     def close(self, reason: BaseException) -> None:
-        """As for all ends."""
+        """Withdraw a transfer that was not published, then close the endpoint and its wire."""
         self._withdraw()
         super().close(reason)
 
@@ -393,9 +393,9 @@ class Outbound(_Link):
 class Coming(Struct, frozen=True, eq=False, weakref=True):
     """A value whose tensors are on their way.
 
-    head: what its frame held.
+    head: the content of its frame.
     transfer: the number of the transfer.
-    tensors: what the transport will give; ``None``: there are none.
+    tensors: the transport's future; ``None``: the value has no tensors.
     deadline: of the execution, on the monotonic clock in nanoseconds; 0: none.
     """
 
@@ -425,7 +425,7 @@ class Inbound(_Link):
         self._alarm = alarm
 
     def arrived(self, head: Head, execution: int) -> Coming:
-        """A frame has come: its tensors are asked for."""
+        """Ask for the tensors of a frame that has come."""
         deadline = self._limits.deadline(execution)
         if not head.tensors:
             return Coming(head, execution, None, deadline)
@@ -446,8 +446,8 @@ class Inbound(_Link):
         return coming
 
     def take(self, coming: Coming) -> Any:
-        """Give the value, or ``NotImplemented`` while its tensors are on their way. Raises ``Unwanted``
-        where nobody waits for them any more."""
+        """Return the value, or ``NotImplemented`` while its tensors are on their way. Raises ``Unwanted`` if
+        nobody waits for them any more."""
         head, transfer, tensors = coming.head, coming.transfer, coming.tensors
         if tensors is None:
             return head.open(())
@@ -483,7 +483,7 @@ class Inbound(_Link):
         return NotImplemented
 
     def _give_up(self, coming: Coming) -> None:
-        """The transfer is not waited for to its end."""
+        """Let go of a transfer without waiting for its end."""
         coming.head.give_up()
         if self._broken is None:
             name = f"drop() of the transport {self.name!r}"
@@ -491,14 +491,14 @@ class Inbound(_Link):
 
 
 def _failure_of(future: Future[Any]) -> BaseException | None:
-    """What a future that is done has come to, if it is no result."""
+    """Return the error of a future that is done, or None if it has a result."""
     if future.cancelled():
         return RuntimeError("its future was cancelled")
     return future.exception()
 
 
 def in_words(error: BaseException) -> str:
-    """An error's class and message, of which not even its class has to be good."""
+    """Return an error's class and message, whose methods may raise."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

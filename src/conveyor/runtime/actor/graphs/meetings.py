@@ -1,5 +1,5 @@
-"""An actor's part of collectives that communicators of the user's do: its program is suspended meanwhile, and
-the actor serves others."""
+"""An actor's part of collectives that communicators of the user's run. Meanwhile the actor's program is
+suspended, and the actor serves others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conveyor.transport.communicator.line import Job
 
 
 class Meetings:
-    """All of one actor's part of a graph. Used on the thread that runs its program."""
+    """All collectives of one actor's part of a graph. Used on the thread that runs the actor's program."""
 
     def __init__(
         self,
@@ -43,12 +43,13 @@ class Meetings:
         self._meetings: list[Meeting] = []
 
     def offer(self, step: Call, task: Task) -> Callable[..., Any] | None:
-        """Return what a task calls in place of its function, if others meet this rank behind it."""
+        """Return the callable that replaces a task's function if other ranks meet this one behind the
+        task."""
         told = self._edges.get(step.out) in self._conduits.outbound
         return task.function.announce if isinstance(task.function, Offer) and told else None
 
     def add(self, step: Call, task: Task) -> Meeting | None:
-        """Make the meeting that a task is this rank's part of, if it meets anybody."""
+        """Make the meeting that a task is this rank's part of, if it meets any other rank."""
         function = task.function
         if len(step.meets) < 2 or not isinstance(function, Together):
             return None
@@ -65,15 +66,15 @@ class Meetings:
         return meeting
 
     def progress(self) -> None:
-        """Do what can be done without waiting."""
+        """Do all that can be done without waiting."""
         self._conduits.progress()
         for meeting in self._meetings:
             meeting.progress()
 
 
 class Meeting:
-    """One collective. What one rank fails in fails for all: whoever does not come to its end tells the
-    others, and all have their communicator made anew."""
+    """One collective of a graph. If one rank fails in it, all fail: a rank that does not come to the end
+    tells the others, and all have their communicator made anew."""
 
     def __init__(
         self,
@@ -85,7 +86,8 @@ class Meeting:
         alarm: Alarm,
         running: list[Any],
     ) -> None:
-        """``places`` are the registers of the inputs; ``ends`` are where each rank tells of itself."""
+        """``places``: the registers of the inputs; ``ends``: by rank, the endpoint over which the rank tells
+        of itself."""
         self._function = function
         self._places = places
         self._own = ends[function.rank]
@@ -96,16 +98,17 @@ class Meeting:
         self._running = running
         #: The execution that has come here, if one has.
         self._execution: int | None = None
-        #: What it has come to, to be told the program when that is rung.
+        #: The outcome, which the program gets when it is rung.
         self._outcome: tuple[Any, BaseException | None] | None = None
 
     @property
     def deadline(self) -> int:
-        """When nobody waits for it any more, for the alarm."""
+        """Deadline of the execution, for the alarm; 0: none."""
         return 0 if self._execution is None else self._limits.deadline(self._execution)
 
     def start(self, regs: list[Any]) -> None:
-        """The task's turn has come; what this raises is its outcome."""
+        """Begin this rank's part: the task's turn has come. An exception raised here is the task's
+        outcome."""
         execution = self._program.execution
         try:
             run = self._function.begin([regs[place] for place in self._places])
@@ -134,14 +137,14 @@ class Meeting:
         self._own.line.add(Job(self._own, key, run, None, may_begin, began, ended))
         if self.deadline:
             self._alarm.add(self)
-        self._own.ring()  # what the others have told until now is looked at in a turn of its own
+        self._own.ring()  # messages that the others have sent until now get a turn of their own
 
     def cancel(self) -> None:
-        """Nobody waits for the execution any more."""
+        """Give the operation up: nobody waits for the execution any more."""
         self._give_up(Unwanted(f"{self._function.operation} was given up"))
 
     def progress(self) -> None:
-        """Look what the others have told, and tell the program what has come of it."""
+        """Look at the messages of the other ranks, and give the program the outcome if there is one."""
         execution = self._execution
         if execution is None:
             return

@@ -1,4 +1,4 @@
-"""Generator tasks in their actor: items go out as they come, as far as the reader's credit goes."""
+"""Generator tasks in their actor: items are sent as they come, as far as the reader's credit goes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TURN = 16
 
 
 class GeneratorStopped(ConveyorError):
-    """The outcome of a generator that was ended with its execution; not raised where that is known."""
+    """Outcome of a generator that was ended with its execution; not raised where that is known."""
 
 
 class Outlet:
-    """Where items go, and are counted as ``recorder``'s sends number ``index``."""
+    """Writer of a generator task's items, which are counted as ``recorder``'s sends number ``index``."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Outlet:
         self._index = index
 
     def sending(self, item: list[Any], execution: int, until: Callable[[], int]) -> Sending:
-        """Return what publishes the first of ``item``, for which there is room. ``until()``: see
-        ``unwanted.until``."""
+        """Return the operation that publishes the first of ``item``, for which there is room. ``until()``:
+        see ``unwanted.until``."""
         return Sending(
             lambda: self._send(item[0], execution),
             lambda: self._process.shortage.result(lambda: self._budget, until),
@@ -70,8 +70,8 @@ class Outlet:
 
 
 class Producer:
-    """One generator task of a program. While it has no credit the program is suspended, and the
-    actor serves others; its next items come when the reader has taken some."""
+    """One generator task of a program. While it has no credit the program is suspended, and the actor serves
+    others; its next items come when the reader has taken some."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Producer:
         return self._items is not None
 
     def start(self, regs: list[Any]) -> None:
-        """The step's turn has come; what the call raises is its outcome."""
+        """Call the method: the step's turn has come. An exception of the call is the step's outcome."""
         items = self._invoke(regs)
         if needs_loop(items):
             if self._ground.coroutines is None:
@@ -118,7 +118,7 @@ class Producer:
         self._ring()
 
     def go_on(self) -> None:
-        """Send what there is credit for."""
+        """Send as many items as there is credit for."""
         items, execution = self._items, self._program.execution
         assert items is not None
         deadline = self._limits.deadline(execution)
@@ -146,12 +146,12 @@ class Producer:
         self._ring()
 
     def cancel(self) -> None:
-        """The execution has been cancelled, or another of its tasks has failed, which the executor is told.
-        An end without an error would say that these were all items."""
+        """End the generator with an error: the execution has been cancelled, or another of its tasks has
+        failed, as the executor is told. An end without an error would say that these were all items."""
         self._end(GeneratorStopped(f"{self._label} was ended before it had yielded all items"))
 
     def close(self) -> None:
-        """The graph is taken down: the generator is closed where it stands."""
+        """Close the generator where it stands: the graph is taken down."""
         items, self._items = self._items, None
         close = getattr(items, "close", None)
         if close is not None:
@@ -208,7 +208,7 @@ class Producer:
 
 
 async def _each(items: Iterator[Any]) -> AsyncGenerator[Any, None]:
-    """Yield what a coroutine's result yields."""
+    """Yield the items of ``items``, the result of a coroutine."""
     try:
         for item in items:
             yield item
@@ -218,7 +218,7 @@ async def _each(items: Iterator[Any]) -> AsyncGenerator[Any, None]:
 
 
 class Producers:
-    """The generators of one program."""
+    """The generator tasks of one program."""
 
     def __init__(self) -> None:
         self._producers: list[Producer] = []
@@ -227,7 +227,7 @@ class Producers:
         self._producers.append(producer)
 
     def handler(self, program: _core.Program) -> Callable[[], None]:
-        """What is to be done when the program's bit is rung."""
+        """Return the function to call when the program's bit is rung."""
         if not self._producers:
             return program.advance
 
@@ -243,7 +243,7 @@ class Producers:
         return turn
 
     def close(self) -> None:
-        """Close all; then what one of them has raised is raised."""
+        """Close all producers; then raise what one of them has raised."""
         with ExitStack() as each:
             for producer in self._producers:
                 each.callback(producer.close)

@@ -1,4 +1,4 @@
-"""Making one actor's program of one graph: the native interpreter, with what Python does for it."""
+"""Building one actor's program of one graph: the native interpreter, and the Python parts of its steps."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ if TYPE_CHECKING:
 
 
 class Steps(Struct, frozen=True):
-    """What the steps of a program are added with: the ends that were opened, and who starts coroutines.
+    """Builder of a program's steps, over the channel ends that were opened.
 
+    start: starts a task's coroutine.
     running: the task of the coroutine that the program waits for, if there is one.
     """
 
@@ -79,8 +80,8 @@ class Steps(Struct, frozen=True):
     running: list[Any]
 
     def add_all(self) -> None:
-        """Add all of them, in order."""
-        # By edge, which receive of the program takes its frames.
+        """Add all steps, in order."""
+        # By edge, the index of the program's receive that takes its frames.
         receives = {edge: i for i, edge in enumerate(Outline(self.assignment.program).receives)}
         steps = self.assignment.program.steps
         last_read = {
@@ -161,7 +162,7 @@ class Steps(Struct, frozen=True):
         self.producers.add(producer)
 
     def _add_send(self, step: Send, last: bool) -> None:
-        """``last``: nothing behind it reads what it sends."""
+        """``last``: no later step reads the register that is sent."""
         beside = self.conduits.outbound.get(step.edge)
         keeper = self.keepers.get(step.edge)
         pack = None if keeper is None else keeper.pack
@@ -184,14 +185,14 @@ def _staying(transport: str, snapshot: bool, value: Any) -> Direct:
 
 
 def _method(ground: Ground, task: Task) -> tuple[Callable[..., Any], bool]:
-    """What ``task`` calls, and whether it is a coroutine function."""
+    """Return the callable of ``task``, and whether it is a coroutine function."""
     if task.function is not None:
         return task.function, inspect.iscoroutinefunction(task.function)
     return ground.instance.method(task.method)
 
 
 def _invoke(method: Callable[..., Any], task: Task, registers: int) -> Callable[[list[Any]], Any]:
-    """The call of ``task``, given all registers, of which there are so many."""
+    """Return a function that calls ``task``, given all registers. ``registers``: how many there are."""
     task, values = with_fresh(task, registers)
     # Encoded once; large memory is not copied for each execution, but has private pages.
     fresh = _core.Snapshot(values, SentDefinitions(), SHARE_FROM) if values else None
@@ -214,8 +215,8 @@ def _add_call(
     start_coroutine: Callable[[Coroutine[Any, Any, Any], int], None],
     meet: Callable[[list[Any]], None] | None,
 ) -> None:
-    """Add the step of a task that gives one result. ``meet`` starts it, where it is no call but goes on while
-    the program is suspended."""
+    """Add the step of a task that gives one result. If ``meet`` is given, it starts the task, which goes on
+    while the program is suspended."""
     method, is_async = _method(ground, task)
     plain = not task.kwargs and all(
         isinstance(a, Reg) or (isinstance(a, Const) and immutable(a.value)) for a in task.args
@@ -263,7 +264,7 @@ def _value(argument: Argument, regs: list[Any]) -> Any:
 
 
 class Inputs:
-    """The inputs of one program, which waits for one at a time."""
+    """The inputs of one program that have to be fetched. The program waits for one at a time."""
 
     def __init__(self, program: _core.Program, limits: _core.Limits) -> None:
         self._program, self._limits = program, limits
@@ -271,17 +272,17 @@ class Inputs:
 
     @property
     def awaited(self) -> bool:
-        """Whether the program waits for one."""
+        """Whether the program waits for an input."""
         return self._arriving is not None
 
     def begin(self, snapshot: _core.Snapshot) -> object:
-        """The program needs what this is of."""
+        """Begin to fetch the values of an input, which the program needs."""
         module = import_later("conveyor.runtime.actor.calls.mailbox")
         self._arriving = module.Arriving(snapshot)
         return self._arriving
 
     def take(self) -> Any:
-        """The value; ``NotImplemented`` if it has not come yet.
+        """Return the input, or ``NotImplemented`` if it has not come yet.
 
         Raises:
             Unwanted: nobody waits for the execution any more.
@@ -300,18 +301,18 @@ class Inputs:
         return value
 
     def close(self) -> None:
-        """None is needed any more."""
+        """Give up the input that is being fetched, if there is one."""
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
             arriving.end()
 
 
 class Part(NamedTuple):
-    """What an actor has of a graph, ready to run: its channel ends are open.
+    """An actor's part of a graph, ready to run: its channel ends are open.
 
-    program, producers, conduits, inputs: its steps; its generators; what goes beside its frames; what it
-    has fetched.
-    labels: what its tasks are called, by their numbers.
+    program, producers, conduits, inputs: its steps; its generators; the out-of-band ends; the inputs that it
+        fetches.
+    labels: the names of its tasks, by number.
     limits: its executions' deadlines and cancellations.
     """
 
@@ -323,7 +324,7 @@ class Part(NamedTuple):
     limits: _core.Limits
 
     def close(self) -> None:
-        """Take it down. Each step is taken, whatever another one raises."""
+        """Take the part down. Each step is taken, whatever another one raises."""
         with ExitStack() as last:
             for close in (
                 self.inputs.close,
@@ -337,22 +338,22 @@ class Part(NamedTuple):
 def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) -> Part:
     """Make an actor's part of a graph.
 
-    A failed step leaves an ``ErrorFrame`` in its registers; whoever needs one of those passes it on
-    instead of running, so an error reaches the driver on the same path as a value.
+    A failed step leaves an ``ErrorFrame`` in its registers. A step that needs such a register passes the
+    frame on instead of running, so an error reaches the driver on the same path as a value.
     """
     process = ground.process
     actor = assignment.actor_name
 
     def error_meta(error: BaseException, label: str, execution: int) -> bytes:
-        if _is_cancellation(error):  # who asked for it says why, as of tasks that have not begun
+        if _is_cancellation(error):  # the executor says why, as for tasks that have not begun
             if limits.cancelled(execution) and not limits.failed(execution):
                 return _core.CANCELLED
             if isinstance(error, Unwanted) and not limits.cancelled(execution):
                 return _core.OVERDUE
-        if label not in collectives:  # these wait for nobody: it is their execution that fails
+        if label not in collectives:  # no rank waits for these: it is their execution that fails
             process.on_failure(error)
         meta = encode_error(error, actor, label)
-        # What cannot be told comes over the edges all the same, only later.
+        # If the failure cannot be told, it comes over the edges all the same, only later.
         with suppress(MemoryError, OSError):
             failures.tell(error, meta, (assignment.graph, execution), _is_cancellation(error))
         return meta
@@ -458,7 +459,8 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
 
 
 class RungFor:
-    """Wait for memory of an output on an event loop, which goes on: the program is rung at its end."""
+    """Wait for an output's memory on an event loop, which runs on. The program is rung when the wait is
+    over."""
 
     def __init__(self, wait: MemoryWait, process: Process, bit: int) -> None:
         self._wait = wait
@@ -474,7 +476,7 @@ class RungFor:
         return ready
 
     def take(self, value: Any) -> Any:
-        """Return what is sent for the output, which others may change meanwhile."""
+        """Return the copy of the output that is sent: others may change the output meanwhile."""
         taken, self._inner = take_result(value)
         return taken
 
@@ -482,7 +484,7 @@ class RungFor:
         self._wait.tries()
 
     def note(self, error: ArenaFullError) -> None:
-        """Note that the output has been tried in vain; see ``MemoryWait.note``."""
+        """Note that an attempt to send the output has failed; see ``MemoryWait.note``."""
         self._wait.note(error)
         self._watch()
 

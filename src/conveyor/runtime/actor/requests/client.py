@@ -1,4 +1,4 @@
-"""Asking the driver, from an actor's process."""
+"""Requests to the driver, from an actor's process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from conveyor.system_limits import explained
 
 
 class ActorIntroductions:
-    """Asks the driver; see ``meeting.Introductions``."""
+    """An actor's ``meeting.Introductions``, which asks the driver."""
 
     def __init__(self, process: Process, requests: RequestClient) -> None:
         self._process = process
@@ -93,7 +93,7 @@ class ActorIntroductions:
         return Meeting(segment, met.slot, met.incarnation, met.actor, arena, met.spread)
 
     def _give_up(self, met: Met, number: int, side: Side, fds: list[int]) -> None:
-        """This process could not open its end, and will not be introduced again: the other one is told."""
+        """Tell the other end that this process could not open its own, and will not be introduced again."""
         if fds:
             ClosedWord(_core.Segment.attach(fds[0]), side).mark()
             self._process.board.ring(met.slot, _core.ATTENTION_BIT)
@@ -113,7 +113,7 @@ class ActorIntroductions:
 
 
 class ActorCollectives:
-    """Asks the driver; see ``ranks.Collectives``."""
+    """An actor's ``ranks.Collectives``, which asks the driver."""
 
     def __init__(
         self,
@@ -178,12 +178,13 @@ class ActorCollectives:
         return self._requests.death(actor, slot, incarnation)
 
     def step_failed(self, error: BaseException) -> None:
-        """A step of a graph has raised. That breaks the process's groups: other ranks may wait for it."""
+        """Break the process's groups: a step of a graph has raised, and other ranks may wait for it."""
         if self._joined:
             self._break(f"its step {in_words(error)}", True)
 
     def call_failed(self, name: str, why: BaseException | str) -> None:
-        """The same of a call. ``why``: its error, or what has happened in words."""
+        """Break the process's groups: a call has failed. ``why``: its error, or what has happened in
+        words."""
         if self._joined:
             words = why if isinstance(why, str) else in_words(why)
             self._break(f"its method {name} {words}", False)
@@ -194,17 +195,18 @@ class ActorCollectives:
 
 
 class NotedRequests:
-    """Asks the driver, and has ``conveyor status`` say so when that takes its time. The driver waits for no
-    actor's work meanwhile, so these waits are part of no cycle."""
+    """Requests to the driver that ``conveyor status`` shows as waits when they take long. The driver waits
+    for no actor's work meanwhile, so these waits are part of no cycle."""
 
     def __init__(self, requests: RequestClient, process: Process, driver: int) -> None:
-        """``driver``: its slot."""
+        """``driver``: the driver's slot."""
         self._requests, self._process, self._driver = requests, process, driver
 
     def ask(
         self, request: Request, what: str, unwanted: Callable[[Any], Message] | None = None
     ) -> tuple[Any, list[int]]:
-        """As :meth:`RequestClient.ask`. ``what``: what is waited for, to follow "the driver,"."""
+        """Ask the driver, as :meth:`RequestClient.ask` does. ``what``: what is waited for, to follow "the
+        driver,"."""
         process = self._process
         blockers = ((self._driver, STEPS, f"{FOR_THE_DRIVER}{what}"),)
         with process.lanes.waiting(lambda _: blockers) as wait:
@@ -216,20 +218,21 @@ class NotedRequests:
             return self._requests.ask(request, unwanted, look)
 
 
-#: Milliseconds for which replies are read on when none is awaited any more: another one may be soon.
+#: Milliseconds for which replies are read on when none is awaited any more: another request may come soon.
 _LINGER_MS = 1000
-#: Seconds after which somebody who waits for a reply is said to.
+#: Seconds after which a wait for a reply is shown as one.
 _SAID_AFTER = 0.05
 
 
 class RequestClient:
-    """Requests are numbered, and several may be under way: of several threads, or of one thread whose signal
-    handler, or whose finalizer, asks for something while the thread itself waits.
+    """Client of the driver's request socket. Requests are numbered, and several may be under way: of several
+    threads, or of one thread whose signal handler, or whose finalizer, asks for something while the thread
+    itself waits.
 
-    A thread of the library's own reads the replies while any are awaited, since no handler runs there: what
-    a handler raises takes no reply from the socket, and nobody gets a reply that is another's. Where no
-    thread is to be had somebody who waits reads until his own reply has come, and then wakes the others, of
-    whom one reads on. A reply that nobody waits for any more is disposed of, with its descriptors.
+    A thread of the library's own reads the replies while any are awaited. No signal handler runs there, so
+    what a handler raises takes no reply from the socket, and nobody gets another's reply. If no thread is to
+    be had, one of the waiters reads until its own reply has come, and then wakes the others, of which one
+    reads on. A reply that nobody waits for any more is disposed of, with its descriptors.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -237,7 +240,7 @@ class RequestClient:
         self._numbers = itertools.count(1)
         # Each dictionary operation is one step, so that neither finalizers nor handlers find a lock taken.
         self._awaited: dict[int, _Awaited] = {}
-        #: Held by whoever reads.
+        #: Held by the thread that reads.
         self._reading = threading.Lock()
         # To be taken last. A handler may find it taken by its own thread, between two messages.
         self._sending = threading.RLock()
@@ -250,14 +253,13 @@ class RequestClient:
         unwanted: Callable[[Any], Message] | None = None,
         look: Callable[[Callable[[], bool]], float | None] | None = None,
     ) -> tuple[Any, list[int]]:
-        """The answer, and the descriptors that came with it. Raises what the driver answers with if that is
-        an error.
+        """Return the answer, and the descriptors that came with it. If the answer is an error, it is raised.
 
-        Should a signal handler raise meanwhile, then the request has been sent, or has not. The message
+        If a signal handler raises meanwhile, the request may or may not have been sent. The message
         ``unwanted(answer)``, if that is given, tells the driver to take back what it has done by then.
 
-        ``look(is_over)`` is called when the answer does not come at once, and says after how many seconds it
-        is to be again, if at all.
+        ``look(is_over)`` is called when the answer does not come at once. It returns the seconds until it is
+        called again; ``None``: it is not.
         """
         awaited, process = _Awaited(unwanted), os.getpid()
         try:
@@ -293,19 +295,19 @@ class RequestClient:
     def look_for_cycle(
         self, waits: Sequence[Waiting], then: Callable[[Found | Exception | None], object]
     ) -> None:
-        """Have ``then`` called with the cycle of which one of these waits is a part, if there is any."""
+        """Have ``then`` called with the cycle that one of these waits is part of, if there is any."""
         self.ask_later(LookForCycle(tuple(waits)), then)
 
     def refusal(self, actor: ActorId, number: int) -> ConveyorError:
-        """Why ``actor`` does not take the calls that come over link ``number``."""
+        """Return why ``actor`` does not take the calls that come over link ``number``."""
         error, _ = self.ask(WhyRefused(number))
         if isinstance(error, ConveyorError):
             return error
         return RuntimeStateError(f"{actor.name} does not take calls from here")
 
     def tell(self, notice: Notice) -> None:
-        """Say something that has no answer. It waits for no request that is under way: the driver may
-        need this before it can answer that one."""
+        """Send a notice, which has no answer. This waits for no request under way: the driver may need the
+        notice before it can answer that request."""
         with suppress(ConnectionError):  # the driver is gone, and with it who should know
             self._send(notice)
 
@@ -316,8 +318,8 @@ class RequestClient:
         incarnation: int,
         labels: Mapping[tuple[int, int], str] | None = None,
     ) -> ActorDiedError:
-        """Of the actor's process that had this slot as its ``incarnation``-th. ``labels`` are names for
-        what it may have run, by (graph, node)."""
+        """Return the death of the actor's process that had this slot as its ``incarnation``-th. ``labels``
+        are names for the tasks that it may have run, by (graph, node)."""
         question = WhyDead(actor, slot, incarnation, labels or {})
         return self._death(question) or ActorDiedError(f"actor {actor.name} died", actor.name)
 
@@ -332,7 +334,8 @@ class RequestClient:
         return error
 
     def close(self) -> None:
-        """The process leaves its session: nothing is asked any more, and no reply comes."""
+        """Break the connection off: the process leaves its session, nothing is asked any more, and no reply
+        comes."""
         self._break(ConnectionError("this process has left the session"))
         with self._reading:  # whoever reads finds that out, and is gone then
             self._socket.close()
@@ -343,7 +346,7 @@ class RequestClient:
         number = next(self._numbers)
         content = pickle.dumps(request)
         self._awaited[number] = awaited
-        # Noted first: whoever finds the connection broken looks at what is noted afterwards.
+        # Noted first: a thread that finds the connection broken looks at the notes afterwards.
         if self._broken:
             raise self._no_answer()
         try:
@@ -399,8 +402,8 @@ class RequestClient:
             raise
 
     def _read_all(self) -> None:
-        # Of several threads that were started at the same time one reads. Whoever asks notes that first and
-        # looks for a reader then; a reader that goes looks at the notes last.
+        # If several threads were started at the same time, one reads. A requester notes its request first and
+        # looks for a reader then; a reader that ends looks at the notes last.
         while self._reading.acquire(blocking=False):
             try:
                 readable = select.poll()
@@ -422,8 +425,8 @@ class RequestClient:
                 self._hand_on()
 
     def _hand_on(self) -> None:
-        """Who has read does not any more: those that wait look whether somebody does. Who comes from now on
-        looks by himself."""
+        """Wake the waiters, since their reader stops: they look whether somebody reads. Later requests look
+        by themselves."""
         for awaited in list(self._awaited.values()):
             awaited.ring()
 
@@ -453,7 +456,7 @@ class RequestClient:
             awaited.ring()
 
     def _give_up(self, awaited: _Awaited) -> None:
-        """Whoever has asked does not wait any more."""
+        """Stop waiting for a reply. A later reply is disposed of."""
         if not awaited.settle():
             self._dispose(awaited)
         elif not self._reading.locked() and self._awaited:
@@ -465,7 +468,7 @@ class RequestClient:
                 self._hand_on()
 
     def _dispose(self, awaited: _Awaited) -> None:
-        """The reply has come, and nobody takes it."""
+        """Dispose of a reply that has come and that nobody takes."""
         close_all(awaited.fds)
         if awaited.unwanted is None or not isinstance(awaited.reply, Done):
             return
@@ -479,7 +482,7 @@ class RequestClient:
                 self._send(message)
 
     def _break(self, error: BaseException) -> None:
-        """No reply can be told from another one any more."""
+        """End all requests under way: replies cannot be told apart any more."""
         self._broken = self._broken or str(error) or type(error).__name__
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -505,12 +508,13 @@ class _Awaited:
         self._settled = threading.Lock()
 
     def ring(self) -> None:
-        """Wake who waits: it is over, or he is to look whether anybody reads."""
+        """Wake the waiter: the request is over, or the waiter is to look whether anybody reads."""
         with suppress(RuntimeError):  # he has been, and does not know yet
             self.bell.release()
 
     def settle(self) -> bool:
-        """True for the first one: the reply, which has been noted before, or who gives up waiting for it."""
+        """Return True to the first caller only: the reader, which has noted the reply before, or the waiter
+        that gives up."""
         return self._settled.acquire(blocking=False)
 
     @property
@@ -519,7 +523,7 @@ class _Awaited:
 
 
 class _Later(_Awaited):
-    """One for which nobody waits meanwhile."""
+    """A request under way for which no thread waits: ``then`` is called with its outcome."""
 
     def __init__(self, then: Callable[[Any], object]) -> None:
         super().__init__(None)
@@ -527,7 +531,7 @@ class _Later(_Awaited):
 
 
 def _outcome(reply: Reply) -> Any:
-    """What the driver has answered, or the error that it has."""
+    """Return the driver's answer, or the error that it answers with."""
     if isinstance(reply, Failed):
         return reply.error
     assert isinstance(reply, Done)

@@ -1,4 +1,4 @@
-"""How an actor has its host fetch memory of other hosts' processes; see ``runtime.far_memory``."""
+"""Fetching memory of processes on other nodes, by way of an actor's own node; see ``runtime.far_memory``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from conveyor.system_limits import explained
 
 
 class Lease:
-    """The process's end, of one connection. ``OSError`` if there are no descriptors for it."""
+    """The process's end of the lease of one connection. Raises ``OSError`` if there are no descriptors for
+    it."""
 
     def __init__(self) -> None:
         self._socket, there = descriptors.socket_pair()
@@ -31,19 +32,19 @@ class Lease:
         self._over = self._cut = False
 
     def handed(self) -> Closing | None:
-        """The host's end, which is closed here with who has it."""
+        """Return the node's end, which is closed here together with its holder."""
         there, self._there = self._there, None
         return there
 
     def keep(self, room: Room) -> None:
-        """Keep a room until the host writes no more."""
+        """Keep a room until the node writes no more."""
         self._rooms.append(room)
         if self._over:  # maybe before it was there
             self._rooms.clear()
 
     def see_out(self) -> bool:
-        """Wait until the host writes no more, or the process leaves its session; whether it is the former.
-        Else what the host may write to is kept as long as this."""
+        """Wait until the node writes no more, or the process leaves its session; return whether it is the
+        former. In the latter case the memory that the node may write to is kept as long as this object."""
         with self._socket:
             with suppress(ConnectionResetError):  # the host is no more
                 self._socket.recv(1)
@@ -53,19 +54,19 @@ class Lease:
             return self._over
 
     def close(self) -> None:
-        """There is no connection that it is of."""
+        """Close both ends: the lease's connection was never made."""
         self._there = None
         self._socket.close()
 
     def cut(self) -> None:
-        """Nobody waits for the host any more."""
+        """End the wait for the node: the process leaves its session."""
         self._cut = True
         with suppress(OSError):  # it has been seen out
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
 class LeaseThere:
-    """The host's end: what it writes on behalf of one connection."""
+    """The node's end of a lease: the writes that the node does on behalf of one connection."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
@@ -73,25 +74,25 @@ class LeaseThere:
         self._ended = False
 
     def begin(self, sock: socket.socket) -> None:
-        """It has come."""
+        """Hold ``sock``, which has come over the connection."""
         self._held.append(sock)
 
     def writes(self, number: int) -> None:
-        """What has that number is written to from now on."""
+        """Note that the node writes to the room of :class:`Want` ``number`` from now on."""
         self._writes.add(number)
 
     def written(self, number: int) -> None:
-        """It is not any more."""
+        """Note that the node has stopped writing to the room of :class:`Want` ``number``."""
         self._writes.discard(number)
         self._look()
 
     def end(self) -> None:
-        """Nothing else is asked for over the connection."""
+        """Note that nothing else is asked for over the connection."""
         self._ended = True
         self._look()
 
     def _look(self) -> None:
-        # Whoever comes last sees both, and one of those that see them takes it.
+        # The last of the two callers sees both conditions; if both see them, one of the two takes the socket.
         if not self._ended or self._writes:
             return
         with suppress(IndexError), self._held.pop() as sock, suppress(OSError):
@@ -100,16 +101,16 @@ class LeaseThere:
 
 
 class ToHost(Message, frozen=True):
-    """What a process says to its host."""
+    """A message of a process to its node."""
 
 
 class Hold(ToHost, frozen=True):
-    """Said first: what comes with this is the host's end of a :class:`Lease`."""
+    """The first message: the node's end of a :class:`Lease` comes with it."""
 
 
 class Want(ToHost, frozen=True):
-    """Answered by :class:`Come` ``number``. slot: of the process that waits. at: where it is to be put in the
-    file that comes with this; ``None``: it is told with the answer."""
+    """A request for memory, answered by :class:`Come` ``number``. slot: of the process that waits. at: where
+    the memory is to be put in the file that comes with this; ``None``: it comes with the answer."""
 
     number: int
     slot: int
@@ -118,43 +119,43 @@ class Want(ToHost, frozen=True):
 
 
 class GiveUp(ToHost, frozen=True):
-    """:class:`Want` ``number`` is wanted no more. It is answered all the same."""
+    """Notice that :class:`Want` ``number`` is wanted no more. It is answered all the same."""
 
     number: int
 
 
 class FromHost(Message, frozen=True):
-    """What a host says to a process of its own."""
+    """A message of a node to a process of its own."""
 
 
 class Come(FromHost, frozen=True):
-    """What has come of :class:`Want` ``number``. Nothing is written to its room any more."""
+    """The outcome of :class:`Want` ``number``. Nothing is written to its room any more."""
 
     number: int
     brought: Brought
 
 
 class _Line(NamedTuple):
-    """A connection to the host, and what says that nothing is written on its behalf any more."""
+    """A connection to the node, and the lease that says when the node has stopped writing on its behalf."""
 
     connection: Connection
     lease: Lease
 
 
 class FarMemoryClient:
-    """An actor's: it asks its host."""
+    """An actor's :class:`FarMemory`, which asks its node."""
 
     def __init__(self, ask: Callable[[Request], tuple[Any, list[int]]], slot: int) -> None:
-        """``ask(request)``: the driver's answer, and the descriptors that come with it. ``slot``: the
+        """``ask(request)`` returns the driver's answer, and the descriptors that come with it. ``slot``: the
         actor's."""
         self._ask, self._slot = ask, slot
         # Reentrant: a signal handler may fetch something while its thread waits for the connection.
         self._lock = threading.RLock()
         self._line: _Line | None = None
         self._numbers = itertools.count(1)
-        #: Who is to be told, the room that is written to until then, and who says when that is.
+        #: By number: the callback, the room that is written to until then, and the connection.
         self._waiting: dict[int, tuple[Callable[[Brought], object], Room | None, _Line]] = {}
-        #: Of connections whose rooms the host may write to: those that have ended, and the present one.
+        #: Leases of the connections whose rooms the node may write to: ended ones, and the present one.
         self._leases: set[Lease] = set()
 
     def fetch(
@@ -182,7 +183,7 @@ class FarMemoryClient:
         return found
 
     def close(self) -> None:
-        """The process leaves its session."""
+        """Close the connection and cut all leases: the process leaves its session."""
         if self._line is not None:
             self._line.connection.hang_up()
         for lease in list(self._leases):
@@ -221,7 +222,7 @@ class FarMemoryClient:
             tell(message.brought)
 
     def _on_end(self, lease: Lease) -> None:
-        # Of those alone that were asked for over it: there may be another connection by now.
+        # Only requests of this connection fail: there may be another connection by now.
         for number, (_, _, line) in list(self._waiting.items()):
             if line.connection.ended:
                 self._fail(number)

@@ -1,4 +1,4 @@
-"""What an actor asks the driver for while it runs, tells it, and is answered."""
+"""Requests and notices of a running actor to the driver, and their replies."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 class Numbered(Message, frozen=True):
     """A request, or the reply to it, which has the same number. Replies come in any order. ``content`` is
-    pickled: what cannot be read is the affair of that request alone."""
+    pickled by itself: if it cannot be read, only this request fails."""
 
     number: int
     content: bytes
 
 
 class Request(Message, frozen=True):
-    """Something that is answered. What it is answered with is said by each."""
+    """A message that is answered. Behind the colon of each class's docstring stands the answer."""
 
 
 class Connect(Request, frozen=True):
@@ -68,7 +68,7 @@ class FindTransport(Request, frozen=True):
 
 
 class AddTransport(Request, frozen=True):
-    """The asking actor has registered a transport: ``None``."""
+    """Registration of a transport by the asking actor: ``None``."""
 
     name: str
     registration: bytes
@@ -84,7 +84,7 @@ class Kill(Request, frozen=True):
 
 class WhyDead(Request, frozen=True):
     """How the actor's process that had ``slot`` as its ``incarnation``-th has died: an error. ``labels`` are
-    names for what it may have run, by (graph, node)."""
+    names for the tasks that it may have run, by (graph, node)."""
 
     actor: ActorId
     slot: int
@@ -93,20 +93,20 @@ class WhyDead(Request, frozen=True):
 
 
 class HostsOf(Request, frozen=True):
-    """On which hosts the processes are that ``actors`` have now: their numbers."""
+    """The nodes of the processes that ``actors`` have now: their numbers."""
 
     actors: tuple[ActorId, ...]
 
 
 class HaveGpus(Request, frozen=True):
-    """Whether any of ``actors`` may have a GPU."""
+    """Whether any of ``actors`` may have a GPU: a bool."""
 
     actors: tuple[ActorId, ...]
 
 
 class Lay(Request, frozen=True):
-    """Channels of a graph that the asking actor executes: ``LaidChannels``, with their segment, and arena
-    and eventfd of each member. ``tasks`` are those of each actor; ``labels`` are what they are called."""
+    """Channels of a graph that the asking actor executes: ``LaidChannels``, with their segment, and arena and
+    eventfd of each member. ``tasks``: by actor; ``labels``: the names of the tasks, by number."""
 
     config: Config
     plan: Plan
@@ -115,9 +115,9 @@ class Lay(Request, frozen=True):
 
 
 class LayAgain(Request, frozen=True):
-    """New channels of graph ``number``, whose first execution is number ``first``: as :class:`Lay`. timeout,
-    left: how long dead actors may take to come back, and what is left of that; ``None``: as long as they
-    take."""
+    """New channels of graph ``number``, whose first execution is number ``first``: the same as for
+    :class:`Lay`. timeout, left: how long dead actors may take to come back, and what is left of that;
+    ``None``: as long as they take."""
 
     number: int
     first: int
@@ -126,7 +126,7 @@ class LayAgain(Request, frozen=True):
 
 
 class ComesBack(Request, frozen=True):
-    """Whether the dead actors of graph ``number`` are started again without being asked."""
+    """Whether the dead actors of graph ``number`` are started again without being asked: a bool."""
 
     number: int
 
@@ -138,15 +138,15 @@ class EndUnmade(Request, frozen=True):
 
 
 class Unlay(Request, frozen=True):
-    """The end of graph ``number``: ``None``. ``wait``: it will be asked who is :class:`Staying`."""
+    """The end of graph ``number``: ``None``. ``wait``: :class:`Staying` will be asked afterwards."""
 
     number: int
     wait: bool
 
 
 class LookAfar(Request, frozen=True):
-    """What other hosts than the asking actor's say of their actors of graph ``number``, in so many seconds at
-    most: ``Afar``."""
+    """Status of the actors of graph ``number`` on other nodes than the asking actor's, as these nodes report
+    it within ``patience`` seconds: ``Afar``."""
 
     number: int
     question: Question
@@ -154,33 +154,34 @@ class LookAfar(Request, frozen=True):
 
 
 class LookForCycle(Request, frozen=True):
-    """Whether one of these waits of the asking process is part of a cycle that leads over several hosts:
-    ``Found``, or ``None``. The answer may take as long as they may be."""
+    """Whether one of these waits of the asking process is part of a cycle that leads over several nodes:
+    ``Found``, or ``None``. The answer may take as long as the waits do."""
 
     waits: tuple[Waiting, ...]
 
 
 class Staying(Request, frozen=True):
-    """The slots of those who have not left graph ``number`` yet, which is being taken down."""
+    """The processes that have not left graph ``number`` yet, which is being taken down: their slots."""
 
     number: int
 
 
 class Introduce(Request, frozen=True):
-    """Whether the process that has ``slot`` as its ``incarnation``-th lives on another host than the asking
-    actor's. If so, that host knows it from then on."""
+    """Whether the process that has ``slot`` as its ``incarnation``-th lives on another node than the asking
+    actor's: a bool. If so, the asking actor's node knows it from then on."""
 
     slot: int
     incarnation: int
 
 
 class KeptAfar(Request, frozen=True):
-    """What processes of other hosts than the asking actor's keep for others: a list of ``KeptAt``."""
+    """The values that processes of other nodes than the asking actor's store for others: a list of
+    ``KeptAt``."""
 
 
 class OpenFarMemory(Request, frozen=True):
-    """A connection to the asking actor's host, which fetches memory of other hosts' processes: ``None``, with
-    its socket."""
+    """A connection to the asking actor's node, which fetches memory of processes on other nodes: ``None``,
+    with its socket."""
 
 
 class OpenRefs(Request, frozen=True):
@@ -195,7 +196,7 @@ class OpenGraph(Request, frozen=True):
 
 
 Opening: TypeAlias = OpenRefs | OpenGraph | OpenFarMemory
-"""What is answered with the socket of a connection."""
+"""A request that is answered with the socket of a connection."""
 
 
 class OpenChannel(Request, frozen=True):
@@ -205,26 +206,26 @@ class OpenChannel(Request, frozen=True):
 
 
 class HoldEnd(Request, frozen=True):
-    """An end of channel ``number`` has come to the asking actor: ``None``. This is a request, since what an
-    actor has only told before it died may not be heard, and then nobody would learn of its death."""
+    """Notice that an end of channel ``number`` has come to the asking actor: ``None``. This is a request,
+    since a mere notice of an actor that then dies may not be heard, and nobody would learn of its death."""
 
     number: int
     side: Side
 
 
 class CloseEnd(Request, frozen=True):
-    """The asking actor has closed an end of channel ``number`` with which it has met nobody, or whose channel
-    is on other hosts than the driver's: ``None``.
-    This is a request for the same reason."""
+    """Notice that the asking actor has closed an end of channel ``number``: ``None``. Sent if the end has met
+    nobody, or if the channel is on other nodes than the driver's. This is a request for the same reason as
+    :class:`HoldEnd`."""
 
     number: int
     side: Side
 
 
 class Meet(Request, frozen=True):
-    """The asking actor uses an end of channel ``number``; ``alone``: the other one is there as well.
-    :class:`Met`, with the channel's segment, and the arena and eventfd of the process at the other end if
-    that is an actor's; ``None`` if that process does not use its end yet."""
+    """Use of an end of channel ``number`` by the asking actor: :class:`Met`, with the channel's segment, and
+    the arena and eventfd of the process at the other end if that is an actor's; ``None`` if that process does
+    not use its end yet. ``alone``: the asking actor has the other end as well."""
 
     number: int
     side: Side
@@ -238,53 +239,53 @@ class CreateGroup(Request, frozen=True):
 
 
 class JoinGroup(Request, frozen=True):
-    """The asking process takes its place in collective group ``number``: its ``ranks.Membership``, with the
-    group's segment, and arena and eventfd of each other rank."""
+    """Membership of the asking process in collective group ``number``: ``ranks.Membership``, with the group's
+    segment, and arena and eventfd of each other rank."""
 
     number: int
 
 
 class CloseGroup(Request, frozen=True):
-    """Collective group ``number`` is destroyed: ``None``."""
+    """The end of collective group ``number``: ``None``."""
 
     number: int
 
 
 class Notice(Message, frozen=True):
-    """Something that is not answered."""
+    """A message that is not answered."""
 
 
 class Disconnect(Notice, frozen=True):
-    """The link ``number``, which this actor has asked for, could not be opened here."""
+    """Notice that link ``number``, which this actor has asked for, could not be opened here."""
 
     number: int
 
 
 class Refuse(Notice, frozen=True):
-    """The caller that came with order ``tag`` could not be accepted: ``error`` says why."""
+    """Notice that the caller that came with order ``tag`` could not be accepted; ``error`` says why."""
 
     tag: int
     error: ConveyorError
 
 
 class Reply(Message, frozen=True):
-    """How a request has ended."""
+    """The outcome of a request."""
 
 
 class Done(Reply, frozen=True):
-    """It is done; the request's class says what ``value`` is."""
+    """The reply to a request that was carried out. The request's class says what ``value`` is."""
 
     value: Any
 
 
 class Failed(Reply, frozen=True):
-    """It has failed; the error is for whoever has asked."""
+    """The reply to a request that has failed, with the error for the requester."""
 
     error: Exception
 
 
 class Connected(Message, frozen=True):
-    """A link that is laid: its number, the callee's process, and the bit that its mailbox rings there."""
+    """A link that is set up: its number, the callee's process, and the bit that its mailbox rings there."""
 
     number: int
     slot: int
