@@ -273,7 +273,7 @@ class Driver(CallingRuntime):
         hosts.start(self.supervisor.on_exit, home)
         hosts.watch(self._garbage_event, self._on_garbage)
         hosts.watch(self._life_event, self._on_life_words)
-        context.install(self)  # so that a caller that is interrupted before it has the driver finds it
+        context.install(self)  # last: a caller that is interrupted now finds the driver there
 
     def _shutdown_steps(self, hosts: Hosts) -> LastSteps:
         """Return the steps of the session's end, in order."""

@@ -196,7 +196,7 @@ class OpenGraph(Request, frozen=True):
 
 
 Opening: TypeAlias = OpenRefs | OpenGraph | OpenFarMemory
-"""A request that is answered with the socket of a connection."""
+"""What is answered with the socket of a connection."""
 
 
 class OpenChannel(Request, frozen=True):

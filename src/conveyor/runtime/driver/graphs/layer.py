@@ -1,4 +1,4 @@
-"""The graphs of a session as the driver has laid them, for itself and for actors that execute graphs."""
+"""The deployed graphs of a session, the driver's own and those that actors execute."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.watcher import Watcher
 
-#: What the file is called among the driver's descriptors.
+#: Name of the file among the driver's descriptors.
 FILE = "conveyor-roster"
-#: A file of more bytes is written anew, once it has twice as many as the graphs need that are laid now.
+#: A file with more bytes than this is written anew once it is twice as large as the deployed graphs need.
 _SMALL = 1 << 16
 
 
 class LaidGraph(Struct, frozen=True):
-    """A graph of the session. tasks: what they are called, by their number; ``None``: it is down."""
+    """A graph of the session. tasks: their names, by number; ``None``: the graph has been taken down."""
 
     number: int
     name: str = ""
@@ -44,7 +44,7 @@ class LaidGraph(Struct, frozen=True):
 
 
 class Roster:
-    """The driver's end."""
+    """Writer of the file that lists the deployed graphs: one line of JSON for each change."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -55,14 +55,15 @@ class Roster:
         self._size = 0
 
     def note(self, number: int, name: str, tasks: Mapping[int, str]) -> None:
-        """A graph has been laid. Raises ``OSError`` where there is no memory or descriptor for it."""
+        """Add a graph that has been deployed. Raises ``OSError`` if there is no memory or descriptor for the
+        file."""
         line = json.encode(LaidGraph(number, name, dict(tasks))) + b"\n"
         with self._lock:
             self._lines[number] = line
             self._add(line)
 
     def forget(self, number: int) -> None:
-        """It has been taken down; may be said more than once."""
+        """Remove a graph that has been taken down. May be called more than once."""
         with self._lock:
             if self._lines.pop(number, None) is None:
                 return
@@ -77,7 +78,7 @@ class Roster:
                 self._replace(None)
 
     def close(self) -> None:
-        """The session is over."""
+        """Close the file: the session is over."""
         with self._lock:
             self._lines.clear()
             self._replace(None)
@@ -85,7 +86,7 @@ class Roster:
     def _add(self, line: bytes) -> None:
         needed = sum(map(len, self._lines.values()))
         if self._file is None or self._size > max(_SMALL, 2 * needed):
-            # Whoever looks finds the one or the other.
+            # A reader finds the one file or the other.
             file = FileIO(FILE, "w", opener=_memory_file)
             line = b"".join(self._lines.values())
             _write(file, line)
@@ -106,7 +107,8 @@ class Roster:
 
 
 def _write(file: FileIO, data: bytes) -> None:
-    """All of it: the kernel may take a part, and say only the next time what keeps it from taking more."""
+    """Write all of ``data``. The kernel may take a part, and report only the next time why it takes no
+    more."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -117,7 +119,7 @@ def _memory_file(name: str, _flags: int) -> int:
 
 
 def read_roster(lines: Iterable[bytes]) -> dict[int, LaidGraph]:
-    """The graphs that are laid now, by their number, given the file."""
+    """Return the deployed graphs, by number, given the lines of the file."""
     graphs: dict[int, LaidGraph] = {}
     for line in lines:
         if not line.endswith(b"\n"):
@@ -131,8 +133,8 @@ def read_roster(lines: Iterable[bytes]) -> dict[int, LaidGraph]:
 
 
 class Departures:
-    """Their acknowledgements, for the actors that wait for these: who waits must be able to say for whom, and
-    to see that it would be for ever."""
+    """Acknowledgements of actors that leave a graph, for the actors that take graphs down. An actor that
+    waits for these has to know for whom it waits, so that it notices a deadlock."""
 
     def __init__(self, board: _core.Board, watcher: Watcher) -> None:
         self._board = board
@@ -140,14 +142,16 @@ class Departures:
         self._awaited: dict[tuple[ActorRecord, int], list[tuple[Member, Ref]]] = {}
 
     def expect(self, caller: ActorRecord, number: int, acks: list[tuple[Member, Ref]]) -> None:
-        """``caller`` takes graph ``number`` down; have it rung for each acknowledgement."""
+        """Watch the acknowledgements of graph ``number``, which ``caller`` takes down. ``caller`` is rung for
+        each."""
         self._awaited[caller, number] = acks
         board, slot = self._board, caller.slot
         for _, ack in acks:
             self._watcher.watch(ack, lambda: board.ring(slot, _core.ATTENTION_BIT))
 
     def staying(self, caller: ActorRecord, number: int) -> list[int]:
-        """The slots of those that have not left. Raises what an actor that lives has met in leaving."""
+        """Return the slots of the actors that have not left yet. Raises the error that a living actor has met
+        in leaving."""
         acks = self._awaited[caller, number]
         staying = [member.slot for member, ack in acks if not ack.done()]
         if not staying:
@@ -161,13 +165,13 @@ class Departures:
         return staying
 
     def forget(self, caller: ActorRecord) -> None:
-        """That process is gone."""
+        """Forget all acknowledgements for ``caller``, whose process is gone."""
         for key in [key for key in list(self._awaited) if key[0] is caller]:
             self._awaited.pop(key, None)
 
 
 class Layer:
-    """Lays graphs and takes them down. Each has a number in the session."""
+    """Deploys graphs and takes them down. Each graph has a number in the session."""
 
     def __init__(
         self,
@@ -198,8 +202,8 @@ class Layer:
         labels: Mapping[int, str],
         begun: Callable[[int], object] | None = None,
     ) -> Laying:
-        """Lay a graph that the process at ``executor`` will execute. ``begun(number)`` is called first, for
-        whoever may be interrupted before he has what this returns."""
+        """Deploy a graph that the process at ``executor`` will execute. ``begun(number)`` is called first,
+        for a caller that may be interrupted before it has the result."""
         self._table.check_open()
         self._chores.do()
         number = next(self._numbers)
@@ -229,8 +233,8 @@ class Layer:
         return laying
 
     def lay_again(self, number: int, first: int, patience: Patience) -> Laying:
-        """Bring dead actors of graph ``number`` back, as long as ``patience`` lasts, and lay it anew, for
-        executions from ``first`` on."""
+        """Bring dead actors of graph ``number`` back, as long as ``patience`` lasts, and deploy the graph
+        anew, for executions from ``first`` on."""
         laying = self._layings.get(number)
         if laying is None:
             raise GraphTornDownError(f"graph {number} has been torn down")
@@ -249,14 +253,15 @@ class Layer:
             self._supervisor.end_unmade(record)
 
     def afar(self, number: int, question: Question, patience: float) -> Afar:
-        """What other hosts than the executor's say of their actors of graph ``number``."""
+        """Return the status of graph ``number``'s actors on other nodes than the executor's, as these nodes
+        report it."""
         laying = self._layings.get(number)
         if laying is None:
             return Afar(why="the graph has been torn down")
         return laying.afar(question, 0 if self._table.on_hosts_thread() else patience)
 
     def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
-        """The same, told to ``then`` on a thread of its own, as is what keeps others from saying it."""
+        """Call ``then`` with the result of :meth:`afar`, or with the error, on a thread of its own."""
         threads.start(self._look_afar, "looks", number, then)
 
     def _look_afar(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
@@ -268,7 +273,7 @@ class Layer:
             then(found)
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
-        """Take graph ``number`` down; the acknowledgements that are still to come."""
+        """Take graph ``number`` down; return the acknowledgements that are still to come."""
         self._process.limit_spin(number, None)
         laying = self._layings.get(number)
         if laying is None:
@@ -287,17 +292,17 @@ class Layer:
         self._chores.soon(lambda: self.unlay(number))
 
     def executor_ended(self, record: ActorRecord) -> None:
-        """A process has ended, and with it the graphs that it has executed."""
+        """Drop the graphs that a process has executed, which has ended."""
         for number, laying in list(self._layings.items()):
             if laying.executor.slot == record.slot:
                 self.drop(number)
 
     def label(self, graph: int, node: int) -> str | None:
-        """What a graph's node is called, also while the graph is being laid."""
+        """Return the name of a graph's task, also while the graph is being deployed."""
         laying = self._layings.get(graph)
         return None if laying is None else laying.labels.get(node)
 
     def clear(self) -> None:
-        """The session is over."""
+        """Forget all graphs: the session is over."""
         self._layings.clear()
         self._roster.close()

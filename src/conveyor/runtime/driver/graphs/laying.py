@@ -1,9 +1,9 @@
-"""Laying a graph: its rings in one segment, and every actor told its part. The driver does it, for
-itself or for an actor that executes the graph, the first time and again after a death.
+"""Deployment of a graph: its rings are laid out in one segment, and every actor gets its part. The driver
+does it, for itself or for an actor that executes the graph, the first time and again after a death.
 
-A restart takes a fresh segment: no frame of the old channels can ever be seen in it. Its epoch begins
-when every actor has acknowledged that it has left the old program and has the new one; only then does
-the executor submit to it.
+A restart takes a fresh segment: no frame of the old channels can ever be seen in it. Its epoch begins when
+every actor has acknowledged that it has left the old program and has the new one; only then does the executor
+submit to it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 
 class Laying:
-    """One graph's channels and programs, from the beginning to the end.
+    """A graph's deployment: its channels and programs, from the beginning to the end.
 
-    ``executor`` is the place of whoever executes the graph. Of the plan only the actors, the edges
-    and the programs are read; ``labels`` are what its tasks are called.
+    ``executor`` is the place of the process that executes the graph. Of the plan only the actors, the edges
+    and the programs are read; ``labels`` are the names of its tasks.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class Laying:
         self.shared = 0
 
     def begin(self) -> None:
-        """Lay it the first time. Whoever does not come to the end of this calls :meth:`unload`."""
+        """Deploy the graph the first time. A caller that does not come to the end of this calls
+        :meth:`unload`."""
         for record in self.records:
             record.check_alive()
         for record in self.records:
@@ -92,14 +93,14 @@ class Laying:
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """What rings each actor's program."""
+        """Doorbell bit of each actor's program."""
         return tuple(self._places[actor].bit for actor in range(len(self.records)))
 
     def _lay(
         self, records: list[ActorRecord], places: dict[int, Place], first: int
     ) -> tuple[Layout, int]:
-        """New channels, which every actor has acknowledged, and the number of their segment on other hosts;
-        ``places`` are noted as they are taken. Leaves nothing if it fails."""
+        """Make new channels, which every actor has acknowledged; return them and the number of their segment
+        on other nodes. ``places`` are noted as they are taken. Leaves nothing if it fails."""
         places[EXECUTOR] = self.executor
         shared = 0
         try:
@@ -129,7 +130,7 @@ class Laying:
         return layout, shared
 
     def _check_wires(self, records: list[ActorRecord], where: Whereabouts) -> None:
-        """What goes beside frames between hosts goes by a transport that can."""
+        """Raise ``GraphError`` if an out-of-band part would go between nodes by a transport that cannot."""
         for edge in self._plan.edges:
             if not edge.beside or not (hosts := where.of(edge).hosts):
                 continue
@@ -169,15 +170,15 @@ class Laying:
             for record, assignment in zip(records, assignments, strict=True)
         ]
         try:
-            # One that dies, also when it has answered, ends the wait for another that is long in a method.
+            # A death, even of an actor that has answered, ends the wait for one that is long in a method.
             lives = [Life(record) for record in records]
             get_together([*acks, *lives], lambda: [ack.get() for ack in acks])
         except Exception:
-            # Some may not have got to know their peers: they are introduced again next time.
+            # Some actors may not have been introduced to their peers: that is repeated next time.
             for record in records:
                 record.known_peers.clear()
             raise
-        # One that has acknowledged may have died since.
+        # An actor that has acknowledged may have died since.
         for record in records:
             record.check_alive()
 
@@ -190,7 +191,8 @@ class Laying:
     def _blamed(
         self, error: SerializationError, actor: str, assignment: Assignment
     ) -> SerializationError:
-        """``error``, which the part of ``actor`` has raised on its way there, by what of it."""
+        """Return ``error``, which sending the part of ``actor`` has raised, with the transport or task to
+        blame."""
         transports = [end.transport for end in assignment.conduits]
         blamed = blame_transports(error, actor, transports)
         tasks = assignment.tasks
@@ -201,8 +203,8 @@ class Laying:
     def _leave(
         self, records: list[ActorRecord], places: dict[int, Place]
     ) -> list[tuple[ActorRecord, Ref]]:
-        """Have every living actor leave the graph, and give back the bits, which empties ``places``; the
-        acknowledgements."""
+        """Have every living actor leave the graph, and give back the bits, which empties ``places``. Return
+        the acknowledgements."""
         acks = []
         for actor in list(places):
             if actor == EXECUTOR:
@@ -213,10 +215,10 @@ class Laying:
         return acks
 
     def _unload(self, record: ActorRecord, places: dict[int, Place], actor: int) -> Ref | None:
-        """Have an actor leave the graph, and give its bit back. Whoever is interrupted here does it again: to
-        leave twice does no harm, and the bit is given back by who takes the place out. What cannot be said
-        now, for want of memory, is said as soon as the driver does anything of the kind again: nobody else
-        could say it later."""
+        """Have an actor leave the graph, and give its bit back. A caller that is interrupted here calls this
+        again: leaving twice does no harm, and the bit is given back by the call that takes the place out. If
+        memory is lacking for the order, it is sent with the driver's next cleanup: nobody else could send it
+        later."""
         ack = None
         try:
             if record.alive:
@@ -239,12 +241,12 @@ class Laying:
             self._supervisor.release(record.id, self.number)
 
     def again(self, first: int, patience: Patience) -> None:
-        """Bring dead actors back, as long as ``patience`` lasts, and lay new channels, whose first execution
+        """Bring dead actors back, as long as ``patience`` lasts, and make new channels, whose first execution
         is number ``first``."""
         records = [self._supervisor.revive(info.key, patience) for info in self._plan.actors]
         survivors = [record for record in records if record in self.records]
         try:
-            # They leave the old program first; both go over the same ordered link.
+            # Survivors leave the old program first; both orders go over the same ordered link.
             for record in survivors:
                 record.order(Unload(self.number))  # and the old bit is given back below
             places: dict[int, Place] = {}
@@ -252,7 +254,7 @@ class Laying:
         except ActorDiedError:
             if all(record.alive for record in survivors):
                 raise
-            # It has died with the others, and that was not known yet.
+            # A survivor has died with the others, and that was not known yet.
             self.again(first, patience)
             return
         with self._lock:
@@ -268,7 +270,7 @@ class Laying:
         raise GraphTornDownError(f"{self.name} has been torn down")
 
     def channels(self) -> LaidChannels:
-        """What the executor is told of them."""
+        """Return the description of the channels that the executor gets."""
         hosts = {}
         if self.shared:
             places = {EXECUTOR: self.executor, **self._places}
@@ -276,7 +278,8 @@ class Laying:
         return LaidChannels.of(self.number, self.records, self.layout, self.bits, hosts)
 
     def afar(self, question: Question, patience: float) -> Afar:
-        """What other hosts than the executor's say of their actors of it."""
+        """Return the status of the graph's actors on other nodes than the executor's, as these nodes report
+        it."""
         if not self.shared:
             return Afar(why="the graph is on one host")
         return self._network.look_afar(
@@ -284,7 +287,7 @@ class Laying:
         )
 
     def comes_back(self) -> bool:
-        """Whether the driver starts every dead actor of the graph again by itself, or has done so."""
+        """Whether the driver restarts every dead actor of the graph by itself, or has done so."""
         return all(
             record.alive
             or (record.actor.max_restarts != 0 and (record.restarting or record.may_restart()))
@@ -292,7 +295,8 @@ class Laying:
         )
 
     def unload(self) -> list[tuple[ActorRecord, Ref]]:
-        """Give back what the graph has, however far it has come; the acknowledgements that are due."""
+        """Give back everything that the graph has, however far its deployment has come. Return the
+        acknowledgements that are due."""
         with self._lock:
             self._over = True
         acks = self._leave(self.records, self._places)

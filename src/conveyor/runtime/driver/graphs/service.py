@@ -1,4 +1,4 @@
-"""Serving the handles that other processes have of a graph; see ``runtime.graph.handles.handle``."""
+"""Service for the handles that other processes have of a graph; see ``runtime.graph.handles.handle``."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ if TYPE_CHECKING:
 
 
 class GraphService:
-    """The owner's end of one handle's connection. Executions that wait for room wait on a thread of
-    its own, in order; meanwhile others are refused to those who only try."""
+    """The owner's end of one handle's connection. Executions that wait for room wait on a thread of the
+    service's own, in order; meanwhile those that only try are refused."""
 
     def __init__(self, graph: CompiledGraph, sock: socket.socket, reader: Reader) -> None:
-        """``reader``: the process that asks."""
+        """``reader``: the process that has the handle."""
         self._reader = reader
         self._graph = graph
         entry = parts_of(graph).submitter.entry
         assert isinstance(entry, GateEntry)
         self._entry = entry
-        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        # Taken by itself: entering a condition runs Python code, and a signal handler that raises there leaves
+        # the lock held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         # In the order of arrival, with the arguments and the time.
         self._queue: dict[int, tuple[Execute, _core.Snapshot, int]] = {}
-        # Of the one that waits for room, or is about to begin; 0: none.
+        # Number of the execution that waits for room, or is about to begin; 0: none.
         self._busy = 0
         self._ended = False
         self._worker = threads.serve(self._work, "graph-executions")
@@ -137,7 +138,8 @@ class GraphService:
     def _answer(
         self, number: int, act: Callable[[], Any], snapshot: _core.Snapshot | None = None
     ) -> None:
-        """Say what ``act()`` returns or raises. It may not have come to looking at the ``snapshot``."""
+        """Send the result or the error of ``act()``. ``act`` may not have come to looking at the
+        ``snapshot``."""
         try:
             answer = Answered(number, True, self._pickle(act()))
         except Exception as error:
@@ -160,7 +162,7 @@ class GraphService:
         if whole:  # sent on as it is
             return (snapshot,), {}
         args, kwargs = snapshot.decode()
-        # What was a ref in the other process's argument stands for its value already.
+        # A ref in the other process's argument has been replaced by its value already.
         return tuple(map(Itself.of, args)), {k: Itself.of(v) for k, v in kwargs.items()}
 
     def _said(self, asked: Show) -> Any:
@@ -174,7 +176,7 @@ class GraphService:
         return answers[asked.question](*asked.args)
 
     def _begin(self, asked: Execute, snapshot: _core.Snapshot, came: int, waiting: bool) -> Any:
-        """``came``: when it was asked for. ``waiting``: other executions come first."""
+        """Begin an execution. ``came``: when it was asked for. ``waiting``: other executions come first."""
         if asked.failed:
             return self._entry.refs_of(snapshot.decode())
         if waiting:
@@ -183,7 +185,7 @@ class GraphService:
         options: dict[str, Any] = {}
         passed = (_core.monotonic_ns() - came) / 1e9
         if asked.left is not None:
-            # What has passed is no wrong argument.
+            # A deadline that has passed is no wrong argument.
             options["deadline"] = max(asked.left - passed, 1e-9)
         if not asked.patient:
             return self._graph.try_execute(*args, **kwargs, **options)
@@ -193,7 +195,7 @@ class GraphService:
 
 
 def _let_go(snapshot: _core.Snapshot) -> None:
-    """Nobody decodes it from now on. What of its refs has been loaded stays."""
+    """Release ``snapshot``, which nobody decodes from now on. References that were loaded from it stay."""
     if snapshot.has_refs:
         claims.give_up(snapshot.meta)
 

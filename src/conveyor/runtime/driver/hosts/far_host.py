@@ -1,7 +1,7 @@
-"""Another host, as the driver has it: where processes share no memory with the driver's own.
+"""A remote node, as the driver sees it: its processes share no memory with the driver's node.
 
-Such a host has a board and a pump of its own, and somebody who does there what the driver does here: see
-:mod:`conveyor.engine.net.station`. What it is to do is an order:
+Such a node has a process table and a pump of its own, and an agent that does there what the driver does here:
+see :mod:`conveyor.engine.net.station`. The driver sends it orders:
 :mod:`conveyor.runtime.driver.hosts.far_host`.
 """
 
@@ -26,11 +26,11 @@ from conveyor.runtime.waiting.inquiry import Frames, LookAtWaits, WaitsThere
 
 
 class FarOrder(Message, frozen=True):
-    """What another host has to do."""
+    """An order to a remote node."""
 
 
 class Adopt(FarOrder, frozen=True):
-    """A process is about to begin there: make what it needs of its host."""
+    """Make what a process needs of its node: the process is about to begin there."""
 
     slot: int
     incarnation: int
@@ -38,7 +38,7 @@ class Adopt(FarOrder, frozen=True):
 
 
 class Stand(FarOrder, frozen=True):
-    """A process of host ``host`` is to have a proxy there."""
+    """Add a proxy of a process of node ``host`` there."""
 
     slot: int
     incarnation: int
@@ -47,42 +47,43 @@ class Stand(FarOrder, frozen=True):
 
 
 class Bury(FarOrder, frozen=True):
-    """That process is dead, or its proxy not needed: its slot is about to be another one's."""
+    """Remove a process or proxy: it is dead, or not needed, and its slot is about to be another's."""
 
     slot: int
     incarnation: int
 
 
 class Reach(FarOrder, frozen=True):
-    """Connect to host ``host``, which waits there, and again whenever the connection breaks. What has come of
-    it is told later, so that a host that does not answer holds up nothing else."""
+    """Connect to node ``host``, which waits there, and again whenever the connection breaks. The outcome is
+    told later, so that a node that does not answer holds up nothing else."""
 
     host: int
     address: tuple[str, int]
 
 
 class Locate(FarOrder, frozen=True):
-    """Host ``host`` lets others in there. It is not to be connected to: it does that itself."""
+    """Note where node ``host`` accepts connections. The node is not to be connected to: it connects
+    itself."""
 
     host: int
     address: tuple[str, int]
 
 
 class GiveUp(FarOrder, frozen=True):
-    """Host ``host`` is lost: nothing of its comes there any more when that is done."""
+    """Give node ``host`` up: it is lost. When this is done, nothing of ``host`` arrives there any more."""
 
     host: int
 
 
 class CountDue(FarOrder, frozen=True):
-    """Which frames host ``to`` is to have of what was published there: answered with
+    """Count the frames published there that node ``to`` is to have. The answer is
     :data:`conveyor.runtime.waiting.inquiry.Frames`."""
 
     to: int
 
 
 class TellWhenCome(FarOrder, frozen=True):
-    """Tell of ``number`` when these frames of host ``host`` have come there, or none of its comes any
+    """Send message ``number`` when these frames of node ``host`` have come there, or no frame of it comes any
     more."""
 
     host: int
@@ -91,8 +92,9 @@ class TellWhenCome(FarOrder, frozen=True):
 
 
 class Spread(FarOrder, frozen=True):
-    """Make a segment, and join it to those that other hosts have under the same number. ``homes``: the hosts
-    of who submits over its limits, by their slots. ``joined``: other hosts have it, too."""
+    """Make a segment, and join it to the segments that other nodes have under the same number. ``homes``: the
+    nodes of the processes that submit over its limits, by their slots. ``joined``: other nodes have it,
+    too."""
 
     number: int
     blueprint: Blueprint
@@ -101,7 +103,7 @@ class Spread(FarOrder, frozen=True):
 
 
 class BreakGroup(FarOrder, frozen=True):
-    """Nothing goes on any more in the collective group of that segment. ``session``: as it ends."""
+    """Break the collective group of that segment. ``session``: because the session ends."""
 
     number: int
     members: tuple[Reader, ...]
@@ -115,8 +117,8 @@ class Forget(FarOrder, frozen=True):
 
 
 class Hand(FarOrder, frozen=True):
-    """Give a process the descriptors of a segment, and what introduces other processes to it. They come with
-    ``ticket`` over its control socket."""
+    """Give a process the descriptors of a segment, and those that introduce other processes to it. They come
+    with ``ticket`` over its control socket."""
 
     slot: int
     incarnation: int
@@ -126,10 +128,10 @@ class Hand(FarOrder, frozen=True):
 
 
 class Answer(FarOrder, frozen=True):
-    """Send a process the pickled answer to a request of its, with such descriptors, if there are any.
+    """Send a process the pickled answer to its request, with the given descriptors, if there are any.
     ``line``: with its end of that connection; see
-    :meth:`conveyor.runtime.driver.hosts.far_host.FarHost.carry`. ``memory``: with its end of one over
-    which its host fetches memory of others."""
+    :meth:`conveyor.runtime.driver.hosts.far_host.FarHost.carry`. ``memory``: with its end of a connection
+    over which its node fetches memory of others."""
 
     slot: int
     incarnation: int
@@ -141,22 +143,22 @@ class Answer(FarOrder, frozen=True):
 
 
 class Cut(FarOrder, frozen=True):
-    """A process cannot be answered any more: have it hear that, so that it waits for no answer."""
+    """Tell a process that it cannot be answered any more, so that it waits for no answer."""
 
     slot: int
     incarnation: int
 
 
 class MarkRefused(FarOrder, frozen=True):
-    """Nobody serves the link of that segment: mark it, and have the caller look."""
+    """Mark the link of that segment as refused, and have the caller look."""
 
     segment: int
     slot: int
 
 
 class MarkClosed(FarOrder, frozen=True):
-    """End ``side`` of the channel of that segment was closed before its process met the other: mark it, and
-    have the process at the other look."""
+    """Mark ``side`` of the channel of that segment as closed, and have the process at the other end look: the
+    end was closed before the two processes met."""
 
     segment: int
     side: Side
@@ -164,7 +166,7 @@ class MarkClosed(FarOrder, frozen=True):
 
 
 class Handed(Struct, frozen=True):
-    """What a process of another host is given instead of descriptors: see
+    """Substitute for descriptors, given to a process of another node: see
     :class:`conveyor.runtime.driver.hosts.far_host.Answer`."""
 
     segment: int = 0
@@ -174,17 +176,19 @@ class Handed(Struct, frozen=True):
 
 
 class Home(Struct, frozen=True):
-    """What hosts that have others beside the driver's need of the driver.
+    """Callbacks of the driver, for engines that have nodes beside the driver's.
 
-    pump: gives that of its host, which is made for so many seconds without a connection, and for other hosts
-    to come to that IP address. heard: takes what a process of another host asks, by slot and incarnation.
-    gone: is told of a host that is no more, by its number. host_of: the number of the host of the process
-    that has a slot. kept_afar: what processes of other hosts keep. when_come: calls the first function when
-    these frames of a host have come to the driver's, or nothing of it comes any more, and the second one
-    where that is not told, since the session is over. come: is told by which number a host was asked to tell
-    when something has come there, when it has. reached: is told what has come of it that a host
-    was to connect to another one, and why it cannot. process: the driver's own, which is given what
-    fetches memory of other hosts as soon as there are any.
+    pump: gives the pump of the driver's node. It is made with the seconds that a node may be without a
+        connection, and the IP address to which other nodes connect.
+    heard: takes a request of a process of another node, with the slot and incarnation.
+    gone: is told of a node that is no more, by number.
+    host_of: the number of the node of the process that has a slot.
+    kept_afar: the values that processes of other nodes store for others.
+    when_come: calls the first function when these frames of a node have come to the driver's, or nothing of
+        that node comes any more; it calls the second one if that is not told, since the session is over.
+    come: is told the number of a :class:`TellWhenCome` whose frames have come.
+    reached: is told the outcome of a :class:`Reach`: both nodes, and why they cannot connect, if so.
+    process: the driver's own, which gets the fetcher of other nodes' memory as soon as there are any.
     """
 
     pump: Callable[[float, str], _core.HostPump]
@@ -199,60 +203,60 @@ class Home(Struct, frozen=True):
 
     @property
     def arena(self) -> ArenaSize:
-        """Of each process here."""
+        """Arena size of each process on the driver's node."""
         return self.process.arena_size
 
     @property
     def driver(self) -> Reader:
-        """The driver's process."""
+        """Slot and incarnation of the driver's process."""
         return self.process.identity
 
 
 class FarHost(Protocol):
-    """Another host."""
+    """A remote node, as the driver sees it."""
 
     #: Its number in the session; the driver's is 0.
     number: int
-    #: What users call it.
+    #: Its name for users.
     name: str
-    #: Of each process there.
+    #: Arena size of each process there.
     arena: ArenaSize
-    #: Where it lets other hosts in.
+    #: Where it accepts connections of other nodes.
     address: tuple[str, int]
 
     def send(self, order: FarOrder) -> Future[Any]:
-        """Have it do something; what comes of it. Its loss is an error."""
+        """Have the node carry an order out; return its outcome. The loss of the node is an error."""
         ...
 
     def look(self, look: Look) -> Future[Seen]:
-        """Have it look at actors of a graph that are there. No order has to wait for that."""
+        """Have the node look at actors of a graph that are there. No order has to wait for that."""
         ...
 
     def look_at_all(self, look: LookAtAll) -> Future[SeenAll]:
-        """Have it look at all processes that are there."""
+        """Have the node look at all processes that are there."""
         ...
 
     def look_at_waits(self, look: LookAtWaits) -> Future[WaitsThere]:
-        """Have it say what the processes there wait for."""
+        """Have the node say what the processes there wait for."""
         ...
 
     def kept(self) -> Future[list[KeptAt]]:
-        """What the processes there keep for others."""
+        """Return the values that the processes there store for others."""
         ...
 
     def tell(self, order: FarOrder) -> Future[Any]:
-        """The same where nobody waits for it: a host that cannot do it is given up."""
+        """Have the node carry an order out that nobody waits for: a node that cannot is given up."""
         ...
 
     def carry(self, sock: socket.socket) -> int:
-        """Have what comes over ``sock``, which is the host's from now on, carried to a process there, and
-        back. The number under which that process is given its end."""
+        """Have the data of ``sock``, which is the node's from now on, carried to a process there, and back.
+        Return the number under which the process is given its end."""
         ...
 
     def hold(self, fd: int) -> None:
-        """Processes there are sent messages with that file: it has to come there once."""
+        """Hold a file that processes there are sent messages with, so that it goes there once."""
         ...
 
     def let_go(self, fd: int) -> None:
-        """None of them has anything of it any more."""
+        """Let go of a file of :meth:`hold`: no process there has anything of it any more."""
         ...

@@ -1,4 +1,4 @@
-"""What the driver asks other hosts of the processes that are there. It changes nothing."""
+"""Questions of the driver to other nodes about their processes. They change nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NOT_AWAITED = HERE, _nothing, _nothing
 
 
 class Looks:
-    """The driver's, at all hosts."""
+    """The driver's questions to all nodes, its own included."""
 
     def __init__(
         self,
@@ -57,19 +57,20 @@ class Looks:
         host_of: Callable[[int], int],
         pump: Callable[[], _core.HostPump | None],
     ) -> None:
-        """``hosts``, ``lost``: those that there are, and those that there were, now and later. ``host_of``:
-        the number of that of the process with a slot. ``pump``: this host's."""
+        """``hosts``, ``lost``: the nodes that there are, and the lost ones, now and later. ``host_of``: the
+        number of the node of the process with a slot. ``pump``: the pump of the driver's node."""
         self._process = process
         self._hosts, self._lost = hosts, lost
         self._host_of, self._pump = host_of, pump
         self._lookout = Lookout(process.board)
         self._numbers = itertools.count(1)
-        #: Where something is to come, what is done when it has, and where that is not told, by the number of
-        #: the question.
+        #: By question number: the node where frames are to come, the function to call when they have, and the
+        #: function to call if that is not told.
         self._awaited: dict[int, tuple[int, Callable[[], object], Callable[[], object]]] = {}
 
     def look(self, host: int, look: Look, segment: _core.Segment) -> Future[Seen]:
-        """Have a host look at actors of a graph that are there. ``segment``: the graph's, as it is here."""
+        """Have a node look at actors of a graph that are there. ``segment``: the graph's, as it is on the
+        driver's node."""
         if host != HERE:
             return self._hosts[host].look(look)
         here: Future[Seen] = Future()
@@ -77,8 +78,8 @@ class Looks:
         return here
 
     def look_at(self, slots: Sequence[int], hears: bool) -> list[Page | str]:
-        """What the processes of other hosts in these slots are doing, as far as their hosts say so at once;
-        else why that is not known. ``hears``: the caller is who hears their answers."""
+        """Return the process snapshots of these slots, on other nodes, as far as the nodes answer at once;
+        otherwise why they are not known. ``hears``: the caller is the thread that hears the answers."""
         if hears:
             return ["its host was not asked"] * len(slots)
         hosts = {number: self._hosts.get(number) for number in map(self._host_of, slots)}
@@ -99,7 +100,7 @@ class Looks:
         return next(found, "its host does not know it")
 
     def look_at_waits(self, host: int, look: LookAtWaits) -> Future[WaitsThere]:
-        """Have a host say what its processes wait for. One that is lost has none."""
+        """Have a node say what its processes wait for. A lost node has none."""
         lost = host in self._lost
         if host != HERE and not lost:
             return self._hosts[host].look_at_waits(look)
@@ -113,8 +114,8 @@ class Looks:
         return here
 
     def due(self, host: int, to: int) -> Future[Frames]:
-        """Which frames host ``to`` is to have of what was published on ``host`` until now. It fails where
-        ``host`` is given up, or the session over."""
+        """Return the frames published on ``host`` until now that node ``to`` is to have. Fails if ``host`` is
+        given up, or the session is over."""
         if host != HERE:
             return self._hosts[host].tell(CountDue(to))
         return self._of_the_pump(lambda pump: due_to(pump, to))
@@ -127,8 +128,8 @@ class Looks:
         then: Callable[[], object],
         untold: Callable[[], object],
     ) -> None:
-        """Call ``then`` when these frames of ``host`` have come to host ``to``, or none of its comes there
-        any more; ``untold`` where ``to`` is given up, or the session over."""
+        """Call ``then`` when these frames of ``host`` have come to node ``to``, or none of ``host`` comes
+        there any more. Call ``untold`` if ``to`` is given up, or the session is over."""
         number = next(self._numbers)
         self._awaited[number] = to, then, untold
         if to != HERE:
@@ -146,18 +147,18 @@ class Looks:
         untold()
 
     def come(self, number: int) -> None:
-        """Note that what question ``number`` was about has come, or never comes. Called by the hosts."""
+        """Note that the frames of question ``number`` have come, or never come. Called by the engine."""
         _, then, _ = self._awaited.pop(number, _NOT_AWAITED)
         then()
 
     def gone(self, host: int) -> None:
-        """Note that ``host`` is lost, and tells nothing any more."""
+        """Note that node ``host`` is lost, and tells nothing any more."""
         for number, (to, _, _) in list(self._awaited.items()):
             if to == host:
                 self._untold(number)
 
     def _of_the_pump(self, ask: Callable[[_core.HostPump], T]) -> Future[T]:
-        """What the pump of the driver's host answers."""
+        """Return the answer of the pump of the driver's node."""
         here: Future[T] = Future()
         pump = self._pump()
         try:
@@ -169,7 +170,8 @@ class Looks:
         return here
 
     def kept_afar(self, own: int = HERE) -> list[KeptAt]:
-        """What processes of other hosts than that one keep for others, as far as these answer in time."""
+        """Return the values that processes of other nodes than ``own`` store for others, as far as these
+        nodes answer in time."""
         asked = [host.kept() for number, host in list(self._hosts.items()) if number != own]
         found = [] if own == HERE else kept_on(self._process.board, self._process.slot)
         for answer in wait(asked, PATIENCE):
@@ -177,5 +179,5 @@ class Looks:
         return found
 
     def forget(self, number: int) -> None:
-        """Nobody uses the segment of that number any more."""
+        """Forget the segment of that number, which nobody uses any more."""
         self._lookout.forget(number)

@@ -1,4 +1,5 @@
-"""The driver as the one that makes groups of actors, and has their processes meet."""
+"""The collective groups of a session: the driver creates them, and introduces their processes to each
+other."""
 
 from __future__ import annotations
 
@@ -31,14 +32,14 @@ _DRIVER = ActorId(-1, "the driver")
 
 
 class _Group(Struct, frozen=True):
-    #: Its descriptor is open as long as anybody here has the group; ``None``: no rank is on this host.
+    #: The segment, whose descriptor is open as long as the group; ``None``: no rank is on this node.
     segment: _core.Segment | None
-    #: The number by which hosts know the segment; 0: all ranks are on this one.
+    #: The segment's number on other nodes; 0: all ranks are on this one.
     shared: int
-    #: Of each rank, counted from 0 on.
+    #: The node of each rank, counted from 0 on.
     hosts: tuple[int, ...]
     records: tuple[ActorRecord, ...]
-    #: Of all ranks, the driver's included.
+    #: The actors of all ranks, the driver included.
     actors: tuple[ActorId, ...]
     members: tuple[tuple[int, int], ...]
     #: The driver's rank.
@@ -48,15 +49,15 @@ class _Group(Struct, frozen=True):
 
     @property
     def forsaken(self) -> bool:
-        """Nobody is left who would use it, or end it."""
+        """Whether no process is left that would use the group, or end it."""
         if self.creator is not None and not self.creator.alive:
             return True
         return self.driver is None and not any(record.alive for record in self.records)
 
 
 class DriverCollectives:
-    """The groups of a session. See ``ranks.Collectives``. Each step is one operation of a dictionary, so
-    there is no lock."""
+    """The collective groups of a session. See ``ranks.Collectives``. Each step is one operation of a
+    dictionary, so there is no lock."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class DriverCollectives:
         process: Process,
         own_view: Callable[[], _core.ArenaView],
     ) -> None:
-        """``process``: the driver's. ``own_view``: of its arena."""
+        """``process``: the driver's. ``own_view``: of the driver's arena."""
         self.made: dict[str, Any] = {}
         self.entered: dict[str, Any] = {}
         self._process = process
@@ -79,7 +80,7 @@ class DriverCollectives:
         self._numbers = itertools.count(1)
         self._groups: dict[int, _Group] = {}
         self._joined: list[Joined] = []
-        #: Looks at those who wait while the session ends, until that is over.
+        #: Frees stuck actors while the session ends.
         self._looking: threading.Thread | None = None
         self._over = False
         self.until: Callable[[], int] | None = None
@@ -90,7 +91,8 @@ class DriverCollectives:
         driver: int | None = None,
         creator: ActorRecord | None = None,
     ) -> int:
-        """See ``ranks.Collectives``. ``creator``: who has asked for it, if that is an actor."""
+        """Create a group; see ``ranks.Collectives``. ``creator``: the process that has asked for it, if that
+        is an actor's."""
         self._table.check_open()
         records = tuple([self._supervisor.current(actor) for actor in actors])
         for record in records:
@@ -115,14 +117,14 @@ class DriverCollectives:
             segment, shared, hosts, records, tuple(names), tuple(members), driver, creator
         )
         self._groups[number] = group
-        # Since then: its burial, or the session's end, may have looked before.
+        # Checked again: the cleanup after a death, or the session's end, may have looked before.
         if group.forsaken or self._table.closed:
             self.close(number)
         return number
 
     def joined_by(self, record: ActorRecord, number: int) -> tuple[Membership, list[int] | Handed]:
-        """An actor's process takes its place: what it learns, and the descriptors of the segment and of the
-        actors' processes, its own included, which are the caller's to close. One of another host gets its
+        """Return the membership of an actor's process that joins, and the descriptors of the segment and of
+        the actors' processes, its own included. The caller closes them. A process of another node gets its
         own of these there."""
         group = self._existing(number)
         if record not in group.records:
@@ -179,7 +181,7 @@ class DriverCollectives:
         joined.leave()
 
     def close(self, number: int, session: bool = False) -> None:
-        """``session``: it ends with the session."""
+        """Destroy a group. ``session``: it ends with the session."""
         group = self._groups.pop(number, None)
         if group is None:
             return
@@ -189,14 +191,14 @@ class DriverCollectives:
         self._abroad.forget(group.shared)
 
     def actor_ended(self, _record: ActorRecord) -> None:
-        """A process of an actor is dead: groups that are nobody's any more are closed."""
+        """Close the groups that no process is left for, after the death of an actor's process."""
         for number, group in list(self._groups.items()):
             if group.forsaken:
                 self.close(number)
 
     def begin_end(self) -> None:
-        """The session ends. Methods that run may still come to operations, and so finish those that others
-        wait in; whoever waits for a rank that cannot come any more is told."""
+        """Begin the end of the session. Running methods may still come to operations, and so finish those
+        that others wait in. A process that waits for a rank that cannot come any more is told."""
         for number, group in list(self._groups.items()):
             if group.driver is not None:
                 self.close(number, session=True)
@@ -208,8 +210,8 @@ class DriverCollectives:
                 self._looking = threads.serve(self._look, "circles")
 
     def _look(self) -> None:
-        """Until the actors have ended: free those who are stuck, whenever one has gone to sleep in an
-        operation, or has died, which rings."""
+        """Free stuck actors until all have ended: whenever one has gone to sleep in an operation, or has
+        died, which rings."""
         inbox = self._process.inbox
         while True:
             seen = inbox.count
@@ -219,10 +221,11 @@ class DriverCollectives:
             inbox.rest(seen)
 
     def _free_the_stuck(self) -> None:
-        """Close the groups in which actors wait for each other in a circle, and those that wait for them."""
+        """Close the groups in which actors wait for each other in a cycle, and those of actors that wait for
+        these."""
         before = self._waits()
         now = self._waits()
-        # Who waits at the same barrier as before has waited all the time, so all of these wait at once.
+        # A process at the same barrier as before has waited all the time, so all of these wait at once.
         stuck = {process: wait for process, wait in now.items() if before.get(process) == wait}
         while free := [p for p, wait in stuck.items() if stuck.keys().isdisjoint(wait[2])]:
             for process in free:
@@ -231,8 +234,9 @@ class DriverCollectives:
             self.close(number, session=True)
 
     def _waits(self) -> dict[tuple[int, int], tuple[int, int, tuple[tuple[int, int], ...]]]:
-        """Of each process that waits in an operation: the group's number, the barrier's, and for whom. Those
-        that run several calls at a time are left out: they may come to another operation meanwhile."""
+        """Return, for each process that waits in an operation, the numbers of the group and the barrier, and
+        the processes waited for. Processes that run several calls at a time are left out: they may come to
+        another operation meanwhile."""
         return {
             record.reader: (number, barrier, tuple([group.members[rank] for rank in absent]))
             for number, group in list(self._groups.items())
@@ -244,12 +248,12 @@ class DriverCollectives:
         }
 
     def end_waits(self) -> None:
-        """The actors have no more time for what they wait for: they need the rest for their own end."""
+        """Close all groups: the actors need the rest of the time for their own end."""
         for number in list(self._groups):
             self.close(number, session=True)
 
     def end(self) -> None:
-        """The session is over."""
+        """Leave and forget all groups: the session is over."""
         self.made.clear()
         self.entered.clear()
         self.end_waits()

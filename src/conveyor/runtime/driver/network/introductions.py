@@ -1,4 +1,4 @@
-"""The driver as the one that has the ends of channels meet, for itself and for actors."""
+"""The broker that has the ends of channels meet, for the driver and for actors."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ class End:
         self.closed = False
         #: Whether its process knows of the other end's.
         self.told = False
-        #: What introduces the process of the other end to this one, once it has come.
+        #: Descriptors that introduce the other end's process to this one, once it has come.
         self.fds: list[int] = []
         self.view: _core.ArenaView | None = None
-        #: The same where its process is on another host.
+        #: The substitute for the descriptors, if this end's process is on another node.
         self.given: Handed | None = None
 
     @property
     def introduced(self) -> bool:
-        """Whether something is kept for it."""
+        """Whether descriptors, a view or a substitute for them are kept for this end."""
         return bool(self.fds or self.view or self.given)
 
     def is_over(self, spread: int) -> bool:
-        """Whether nobody will ask for what is kept for it. ``spread``: nor use the channel any more."""
+        """Whether nobody will ask for what is kept for this end. ``spread``: nor use the channel any more."""
         dead = self.holder is not None and not self.holder.alive
         return (self.told and not spread) or self.closed or dead
 
 
 class Channel:
-    """A channel whose ends have not both met; or one on several hosts, until both are closed."""
+    """A channel whose ends have not both met; or one on several nodes, until both ends are closed."""
 
     __slots__ = ("depth", "ends", "segment", "spread")
 
@@ -79,7 +79,7 @@ class Channel:
         return any(end.told or end.introduced for end in self.ends)
 
 
-#: Channels of dead processes of which it is known whose they were.
+#: How many channels of dead processes are remembered, with their processes.
 _MOST_LOST = 100
 
 _Made = dict[ActorRecord, list[int]]
@@ -89,24 +89,23 @@ T = TypeVar("T")
 
 
 class _DiedError(Exception):
-    """The process at the other end has died. Its own error is made without the lock: it may wait for the exit
-    code, which whoever needs the lock may bring."""
+    """The process at the other end has died. The user's error is made without the lock: it may wait for the
+    exit code, which a thread that needs the lock may bring."""
 
     def __init__(self, party: ActorRecord) -> None:
         self.party = party
 
 
 class _UnknownError(Exception):
-    """Descriptors of that process are needed. Who duplicates them takes the table's lock, which is not taken
-    with that of the introductions: a handler or a finalizer may close an end while its thread holds the
-    table's."""
+    """Descriptors of that process are needed. Duplicating them takes the table's lock, which is not taken
+    with the broker's own: a handler or a finalizer may close an end while its thread holds the table's."""
 
     def __init__(self, party: ActorRecord) -> None:
         self.party = party
 
 
 class _UnspreadError(Exception):
-    """The channel has to be made on the hosts of its ends, which is waited for."""
+    """The channel has to be made on the nodes of its ends, which is waited for."""
 
 
 class DriverIntroductions:
@@ -123,8 +122,8 @@ class DriverIntroductions:
         self._network = network
         self._own_view = own_view
         self._numbers = itertools.count(1)
-        #: Nothing else is taken with it: who needs it may hold anything, as handlers and finalizers do.
-        #: Reentrant: they may use a channel in the middle of what is done here.
+        #: No other lock is taken while this one is held: handlers and finalizers, which take it, may hold any.
+        #: Reentrant: they may use a channel in the middle of the work done here.
         self.lock = threading.RLock()
         self._channels: dict[int, Channel] = {}
         #: The last channels that were over because a process with an unused end had died, and who that was.
@@ -173,7 +172,7 @@ class DriverIntroductions:
     # For all
 
     def open_for(self, creator: Party, depth: int) -> int:
-        """A new channel with both ends at ``creator``."""
+        """Create a channel with both ends at ``creator``; return its number."""
         self._table.check_open()
         with self.lock:
             number = next(self._numbers)
@@ -181,7 +180,7 @@ class DriverIntroductions:
             return number
 
     def held_by(self, party: Party, number: int, side: Side) -> None:
-        """An end has come to ``party``."""
+        """Note that an end has come to ``party``."""
         with self.lock:
             channel = self._channels.get(number)
             if channel is not None and not channel.ends[side].used:
@@ -190,8 +189,9 @@ class DriverIntroductions:
     def met_by(
         self, party: ActorRecord, number: int, side: Side, alone: bool
     ) -> tuple[Party, list[int] | Handed, bool] | None:
-        """An actor uses an end: who has the other one, the descriptors of the segment and of that process,
-        which are the caller's to close, and whether the channel is on other hosts."""
+        """Return the holder of the other end, the descriptors of the segment and of the holder's process, and
+        whether the channel is on other nodes. The caller closes the descriptors. ``party``: the actor that
+        uses an end; ``None`` is returned if the other end is not used yet."""
 
         def tell(channel: Channel) -> tuple[Party, list[int] | Handed, bool]:
             own = channel.ends[side]
@@ -203,8 +203,8 @@ class DriverIntroductions:
         return self._met(party, number, side, alone, tell)
 
     def closed_by(self, party: Party, number: int, side: Side) -> None:
-        """``party`` has closed an end with which it has met nobody yet, or one of a channel on several
-        hosts."""
+        """Note that ``party`` has closed an end that has met nobody yet, or one of a channel on several
+        nodes."""
         with self.lock:
             channel = self._channels.get(number)
             if channel is None:
@@ -224,14 +224,14 @@ class DriverIntroductions:
             self._tidy(number, channel)
 
     def actor_ended(self, record: ActorRecord) -> None:
-        """A process has ended: let go of what only it would have asked for."""
+        """Let go of what only this process, which has ended, would have asked for."""
         with self.lock:
             for number, channel in list(self._channels.items()):
                 if any(end.holder is record for end in channel.ends):
                     self._tidy(number, channel)
 
     def begin_end(self) -> None:
-        """The session ends: the driver does not use the ends that it has not used yet. Who waits for that is
+        """Close the ends that the driver has not used yet: the session ends. Processes that wait for them are
         told."""
         with self.lock:
             unused = [
@@ -244,7 +244,7 @@ class DriverIntroductions:
             self.closed_by(None, number, side)
 
     def end(self) -> None:
-        """The session is over: nobody meets any more."""
+        """Forget all channels: the session is over."""
         with self.lock:
             for number in list(self._channels):
                 self._forget(number)
@@ -252,8 +252,8 @@ class DriverIntroductions:
     def _met(
         self, party: Party, number: int, side: Side, alone: bool, tell: Callable[[Channel], T]
     ) -> T | None:
-        """What ``tell`` makes of the channel, with the lock, once ``party`` has met the other end. Raises the
-        death of who was to be met without it."""
+        """Return the result of ``tell(channel)``, called with the lock, once ``party`` has met the other end;
+        ``None`` until then. If the process at the other end is dead, its death is raised without the lock."""
         made: _Made = {}
         try:
             while True:
@@ -277,7 +277,8 @@ class DriverIntroductions:
     def _meet(
         self, party: Party, number: int, side: Side, alone: bool, made: _Made
     ) -> Channel | None:
-        """Nothing is done twice when it is called again after an error."""
+        """Have an end meet the other one; return the channel, or None if the other end is not used yet.
+        Nothing is done twice when this is called again after an error."""
         channel = self._channels.get(number)
         if channel is None:
             if number in self._lost:
@@ -302,8 +303,8 @@ class DriverIntroductions:
         return channel
 
     def _introduce(self, channel: Channel, made: _Made) -> None:
-        """Keep for each end what introduces the process at the other one. Both at once, while both are there:
-        what one has sent can be had when it has died."""
+        """Keep for each end what introduces the process at the other one. Both at once, while both processes
+        are there: frames of one can be had when it has died."""
         ends = channel.ends
         if not channel.spread and any(_is_far(end.holder) for end in ends):
             raise _UnspreadError
@@ -333,7 +334,7 @@ class DriverIntroductions:
         return channel_blueprint(channel.depth, sender, receiver)
 
     def _spread(self, number: int) -> None:
-        """Make the channel on the hosts of its ends. Without the lock: these are waited for."""
+        """Make the channel on the nodes of its ends. Without the lock: these nodes are waited for."""
         with self.lock:
             channel = self._channels.get(number)
             if channel is None or channel.spread:
@@ -382,7 +383,7 @@ class DriverIntroductions:
         self._tidy(number, channel)
 
     def _tidy(self, number: int, channel: Channel) -> None:
-        """Keep nothing that nobody will ask for."""
+        """Let go of what nobody will ask for."""
         if all(end.is_over(channel.spread) for end in channel.ends):
             for end in channel.ends:
                 if not (end.told or end.closed) and end.holder is not None:
@@ -402,7 +403,7 @@ class DriverIntroductions:
         self._let_go(channel)
 
     def _let_go(self, channel: Channel) -> None:
-        """Of its memory."""
+        """Free the channel's memory."""
         segment, channel.segment = channel.segment, None
         if segment is not None:
             segment.close_fd()
