@@ -42,8 +42,8 @@ class GraphService:
         entry = parts_of(graph).submitter.entry
         assert isinstance(entry, GateEntry)
         self._entry = entry
-        # Taken by itself: entering a condition runs Python code, and a signal handler that raises there leaves
-        # the lock held.
+        # Taken by itself: entering a condition runs Python code, and a signal handler that raises there
+        # leaves the lock held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         # In the order of arrival, with the arguments and the time.

@@ -122,8 +122,8 @@ class DriverIntroductions:
         self._network = network
         self._own_view = own_view
         self._numbers = itertools.count(1)
-        #: No other lock is taken while this one is held: handlers and finalizers, which take it, may hold any.
-        #: Reentrant: they may use a channel in the middle of the work done here.
+        #: No other lock is taken while this one is held: handlers and finalizers, which take it, may hold
+        #: any. Reentrant: they may use a channel in the middle of the work done here.
         self.lock = threading.RLock()
         self._channels: dict[int, Channel] = {}
         #: The last channels that were over because a process with an unused end had died, and who that was.

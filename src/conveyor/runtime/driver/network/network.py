@@ -1,4 +1,5 @@
-"""Making processes known to each other: whoever is to write to another needs its arena and its bell."""
+"""Links and introductions between processes: a process that writes to another needs its arena and its
+doorbell."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.refs.ref import Ref
 
 
-#: How often another host's clock is asked: a few of the answers come without delay.
+#: How often another node's clock is asked: a few of the answers come without delay.
 _CLOCK_TIMES = 16
 
 
@@ -45,8 +46,9 @@ def look_afar(
     records: Sequence[ActorRecord],
     executor: int,
 ) -> Afar:
-    """What the hosts of these actors say, but for that of the executor, which has that slot. The graph's
-    segment has that number, and is laid out like this. ``patience``: seconds that they have, all together."""
+    """Return the status of these actors, as their nodes report it. The node of the executor, which has that
+    slot, is left out. ``number`` and ``layout`` are of the graph's segment. ``patience``: seconds that the
+    nodes have, all together."""
     own = abroad.host_of(executor)
     asked: dict[int, list[LookedAt]] = {}
     for actor, record in enumerate(records):
@@ -93,7 +95,7 @@ def _why_not(answer: Future[Seen], patience: float) -> str:
 def _clocks(
     abroad: FarHosts, own: int, hosts: Mapping[int, object], end: float
 ) -> dict[int, Offset]:
-    """How far the clocks of these hosts are ahead of the executor's, as far as they answer."""
+    """Return how far the clocks of these nodes are ahead of the executor's, as far as the nodes answer."""
     found = {host: _clock(abroad, host, end) for host in {own, *hosts}}
     base = found[own]
     if base is None:
@@ -113,7 +115,8 @@ def _clock(abroad: FarHosts, host: int, end: float) -> Offset | None:
 
 
 class Network:
-    """Who has met whom, and by which link. The driver has the descriptors of all actors' processes."""
+    """The links between processes, and which process knows which. The driver has the descriptors of all
+    actors' processes."""
 
     def __init__(self, table: Table, chores: Chores, abroad: FarHosts) -> None:
         self._table = table
@@ -123,15 +126,16 @@ class Network:
         self._numbers = itertools.count(1)
 
     def spread(self, blueprint: Blueprint, segment: _core.Segment | None) -> int:
-        """Have all hosts of a segment's members make it; its number among those, 0 if all are here."""
+        """Have all nodes of a segment's members make the segment; return its number there, 0 if all members
+        are here."""
         return self._abroad.spread(blueprint, segment)
 
     def host_name(self, slot: int) -> str:
-        """What the host of that process is called."""
+        """Return the name of the node of the process with that slot."""
         return self._abroad.host_name(slot)
 
     def whereabouts(self, places: Iterable[Place]) -> Whereabouts:
-        """Where these processes are, as what goes beside the edges of a graph has to know."""
+        """Return the nodes of these processes, for the out-of-band parts of a graph's edges."""
         return self._abroad.whereabouts([place.slot for place in places])
 
     def look_afar(
@@ -143,23 +147,24 @@ class Network:
         records: Sequence[ActorRecord],
         executor: Place,
     ) -> Afar:
-        """What other hosts than the executor's say of their actors of a graph: see ``looking.look_afar``."""
+        """Return the status of a graph's actors on other nodes than the executor's: see :func:`look_afar`."""
         return look_afar(self._abroad, question, patience, number, layout, records, executor.slot)
 
     def introduce(self, record: ActorRecord, process: Reader) -> bool:
-        """Whether that process lives on another host than ``record``'s, which knows it from now on then."""
+        """Return whether that process lives on another node than ``record``'s. If so, ``record``'s node knows
+        it from then on."""
         return not self._board.gone(*process) and self._abroad.introduce(record, process)
 
     def kept_afar(self, record: ActorRecord) -> list[KeptAt]:
-        """What processes of other hosts than ``record``'s keep for others."""
+        """Return the values that processes of other nodes than ``record``'s store for others."""
         return self._abroad.looks.kept_afar(self._abroad.host_of(record.slot))
 
     def forget(self, number: int) -> None:
-        """Nobody uses that segment any more."""
+        """Forget the segment of that number, which nobody uses any more."""
         self._abroad.forget(number)
 
     def forget_soon(self, number: int) -> None:
-        """The same, where no lock can be taken."""
+        """Call :meth:`forget` soon, from where no lock can be taken."""
         self._chores.soon(lambda: self._abroad.forget(number))
 
     def mark_closed_soon(self, party: ActorRecord, number: int, side: Side) -> None:
@@ -169,8 +174,8 @@ class Network:
     def load(
         self, record: ActorRecord, assignment: Assignment, segment_fd: int, number: int
     ) -> Ref:
-        """Give an actor its part of a graph, whose segment has that number on other hosts; the ref of its
-        acknowledgement."""
+        """Give an actor its part of a graph, whose segment has that number on other nodes. Return the ref of
+        the actor's acknowledgement."""
         with record.control_lock:
             new, fds = self._new_peers(record, assignment.peers)
             try:
@@ -187,11 +192,12 @@ class Network:
             return ack
 
     def link(self, caller: ActorRecord, callee: ActorRecord) -> tuple[int, int, list[int] | Handed]:
-        """Lay a link between two actors: its number, the mailbox bit, and the descriptors for the caller
-        (segment, and the callee's arena and eventfd), which are whoever calls this to close.
+        """Set up a link between two actors. Return its number, the mailbox bit, and the descriptors for the
+        caller's process: the segment, and the callee's arena and eventfd. Whoever calls this closes them.
 
-        It does not wait for the callee, which may be in a method for long: one that cannot accept the
-        caller says so (:meth:`refuse`)."""
+        This does not wait for the callee, which may be in a method for long: a callee that cannot accept the
+        caller says so (:meth:`refuse`).
+        """
         callee.check_alive()
         with callee.control_lock:
             # All that may fail comes before the callee is told. Neither is noted as a peer of the other:
@@ -224,7 +230,7 @@ class Network:
             finally:
                 close_all(fds)
             laid = Introduced(next(self._numbers), caller, callee, bit, segment, ack, shared)
-            # Those that have been accepted need not be kept.
+            # Accepted links need not be kept.
             callee.introduced = [i for i in callee.introduced if not _accepted(i.ack)]
             callee.introduced.append(laid)
         caller.mailboxes[laid.number] = callee, bit, shared
@@ -239,8 +245,8 @@ class Network:
         return laid.number, bit, own
 
     def refuse(self, callee: ActorRecord, tag: int, error: ConveyorError) -> None:
-        """``callee`` could not take note of the caller that it was told of with ``tag``: that is the
-        outcome of the calls that come over this link. The next call has another one laid."""
+        """Note that ``callee`` could not accept the caller of order ``tag``. ``error`` is the outcome of the
+        calls over this link; the next call has another link set up."""
         if callee.control_link is not None:
             callee.control_link.flush()  # then whoever has just sent it has noted its tag
         with callee.control_lock:
@@ -263,19 +269,20 @@ class Network:
         self._abroad.forget(laid.shared)
 
     def ended(self, record: ActorRecord) -> None:
-        """A process is dead: nothing is kept for links to it, nor by whom it has called for those from it."""
+        """Let go of all links of a process that is dead: those to it, and its callees' ends of those from
+        it."""
         for number, caller in list(record.callers.items()):
             record.callers.pop(number, None)
             _, _, shared = caller.mailboxes.pop(number, (None, 0, 0))
-            # What it has answered last may be on its way to the caller's node.
+            # Its last answers may be on their way to the caller's node.
             to = self._abroad.host_of(caller.slot)
             self._abroad.behind_its_last(record, to, partial(self._abroad.forget, shared))
         for number in list(record.mailboxes):
             self.hang_up(record, number)
 
     def hang_up(self, caller: ActorRecord, number: int) -> None:
-        """A caller is dead, or could not open its end of link ``number``: whom it has called need not
-        keep room for it."""
+        """Have the callee of link ``number`` let go of the link: the caller is dead, or could not open its
+        end."""
         callee, bit, shared = caller.mailboxes.pop(number, (None, 0, 0))
         if callee is not None:
             callee.callers.pop(number, None)
@@ -293,19 +300,20 @@ class Network:
             self._chores.again(lambda: self._hang_up(callee, bit), error)
 
     def _of(self, record: ActorRecord) -> list[int]:
-        """Arena and eventfd of one process; raises its death."""
+        """Return duplicates of the arena and eventfd of one process; raise its death if it has none."""
         fds = self.duplicates([record])
         if not fds:
             raise record.death()
         return fds
 
     def duplicates(self, records: Iterable[ActorRecord]) -> list[int]:
-        """Arena and eventfd of those who still have them, for the caller to close."""
+        """Return duplicates of the arena and eventfd of each process that still has them. The caller closes
+        them."""
         return self._duplicates(records).taken()
 
     def _duplicates(self, records: Iterable[ActorRecord]) -> _core.Duplicates:
-        """Duplicates, because an actor may die and its descriptors be closed before they are sent: then
-        others may have their numbers."""
+        """Duplicate the descriptors of living processes. An actor may die, and its descriptors be closed,
+        before they are sent: then other files may have their numbers."""
         with self._table.lock:
             alive = [record for record in records if record.arena_fd >= 0]
             return _core.Duplicates(
@@ -315,8 +323,8 @@ class Network:
     def _new_peers(
         self, record: ActorRecord, processes: Iterable[tuple[int, int]]
     ) -> tuple[dict[int, int], _core.Duplicates]:
-        """Those of ``processes`` which it has not been introduced to, as incarnations by slot, and duplicates
-        of the descriptors that introduce them."""
+        """Return those of ``processes`` that ``record``'s process does not know yet, as incarnations by slot,
+        and duplicates of the descriptors that introduce them."""
         with self._table.lock:
             known = {r.reader: r for r in self._table if r.arena_fd >= 0}
             new = {

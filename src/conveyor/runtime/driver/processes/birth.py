@@ -1,4 +1,4 @@
-"""What an actor's new process is given: its endpoints, and the driver's links to it."""
+"""Preparation of an actor's new process: its endpoints, and the driver's links to it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from conveyor.runtime.process import CALL_SLOTS, RESULT_BIT, ArenaSize, Place, P
 
 
 class Household(Struct, frozen=True):
-    """What all actors' processes have from the driver.
+    """State of the driver that all actors' processes share.
 
-    process: the driver's own. session: its name. arena_fd, eventfd: what whoever writes to the driver
-    needs. label: names a (graph, node). pump: sends what waits in a link once it can be sent. places:
-    whether the hosts choose a place for each.
+    process: the driver's own.
+    session: the session's name.
+    arena_fd, eventfd: the driver's, for processes that write to it.
+    label: names a (graph, node).
+    pump: sends the calls that wait in a link, once they can be sent.
+    places: whether the engine chooses a node for each process.
     """
 
     process: Process
@@ -39,7 +42,8 @@ class Household(Struct, frozen=True):
 
 
 class Birth:
-    """One process of an actor, before there is one. What stays the driver's is in its record."""
+    """Preparation of one process of an actor, before the process is there. The driver's own ends are in its
+    record."""
 
     def __init__(
         self,
@@ -48,18 +52,18 @@ class Birth:
         grace: float,
         on_request_socket: Callable[[ActorRecord, socket.socket], object],
     ) -> None:
-        """``on_request_socket`` takes the driver's end of the socket on which the process will ask."""
+        """``on_request_socket`` takes the driver's end of the socket for the process's requests."""
         self._household = household
         self._record = record
         self._grace = grace
         self._on_request_socket = on_request_socket
         self._hello: Hello | None = None
         self._sockets: list[socket.socket] = []
-        #: The driver's links to it, of calls and of orders.
+        #: The driver's links to the process, of calls and of orders.
         self.links: list[tuple[Blueprint, _core.Segment]] = []
 
     def lay(self) -> None:
-        """Make it all."""
+        """Make all endpoints and links."""
         house, record = self._household, self._record
         process, actor, slot = house.process, record.actor, record.slot
         made: list[int] = []
@@ -93,17 +97,18 @@ class Birth:
         depth = link_depth(actor.max_concurrency)
         record.calls = self._link(hello.mailbox_bit, _core.KIND_CALL, depth)
         record.control_link = self._link(hello.control_bit, _core.KIND_CONTROL)
-        # Not itself: few actors call themselves, and those are introduced like any two others.
+        # Without itself: few actors call themselves, and these are introduced like any two others.
         record.known_peers = {DRIVER_SLOT: process.board.incarnation(DRIVER_SLOT)}
 
     def told(self, arena: ArenaSize | None = None) -> bytes:
-        """What it is told. ``arena``: of its host, where that is not the driver's."""
+        """Return the bootstrap message. ``arena``: the arena size of the process's node, if that is not the
+        driver's."""
         assert self._hello is not None
         hello = self._hello if arena is None else replace(self._hello, arena=arena)
         return greeting() + pickle.dumps(hello)
 
     def passed(self) -> list[int]:
-        """The descriptors that it gets duplicates of."""
+        """Return the descriptors that the process gets duplicates of."""
         house, record = self._household, self._record
         return [
             house.process.board.fd,
@@ -116,7 +121,7 @@ class Birth:
         ]
 
     def close(self) -> None:
-        """Close what was only made to be passed."""
+        """Close the descriptors that were only made to be passed on."""
         for sock in self._sockets:
             sock.close()
         for _, segment in self.links:

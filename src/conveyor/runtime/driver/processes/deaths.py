@@ -1,4 +1,4 @@
-"""The native death watches, threads that watch the life words of actors."""
+"""Native death watches: threads that watch the liveness futexes of actors."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import threading
 
 from conveyor import _core
 
-#: Life words for one death watch: what futex_waitv takes, less its own alarm.
+#: Liveness futexes for one death watch: the limit of futex_waitv, less the watch's own alarm.
 MAX_WATCHED = 120
 
 
 class DeathWatches:
-    """As many death watches as it takes: each can watch so many life words."""
+    """The death watches of a session, as many as are needed: each can watch a limited number of liveness
+    futexes."""
 
     def __init__(self, board: _core.Board, told: int) -> None:
-        """``told``: an eventfd that they write to whenever a life word has fired."""
+        """``told``: an eventfd that the watches write to whenever a liveness futex has fired."""
         self._board = board
         self._told = told
         self._lock = threading.Lock()

@@ -1,9 +1,9 @@
-"""What the driver has of processes on other hosts: who is where, and which segments are where.
+"""The driver's registry of processes on other nodes, and of the nodes that have each segment.
 
-A process of another host has the same slot on every board, and on the driver's own as everywhere else a proxy
-stands for it. So whoever reads from it or writes to it here does so as with any process. What differs is who
-makes its endpoints (its host), how descriptors come to it, and that each segment is made once on each host of
-its members.
+A process of another node has the same slot in every process table. In the driver's own table, as on every
+other node, a proxy stands for it. So reading from it and writing to it work here as with any process. Three
+things differ: its endpoints are made by its node, its descriptors come in another way, and each segment is
+made once on each node of its members.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from conveyor.transport.base import Host
 
 
 class Joins:
-    """The driver's, which each host has connected to by itself. One thread at a time is in here, but for
-    ``reached``."""
+    """Connections between pairs of other nodes; each node has connected to the driver by itself. One thread
+    at a time is in here, but for ``reached``."""
 
     def __init__(self, hosts: Mapping[int, FarHost]) -> None:
         self._hosts = hosts
-        # Whoever counts on one of these waits for it, and one that has failed is ordered again.
+        # Users of a connection wait for its future; a failed one is ordered again.
         self._joined: dict[tuple[int, int], Future[Any]] = {}
 
     def of(self, lower: int, higher: int) -> Future[Any]:
-        """Have these hosts be connected; done when they are, or cannot be."""
+        """Have these nodes be connected; the future is done when they are, or cannot be."""
         joined = self._joined.get((lower, higher))
         if joined is None or has_failed(joined):
             joined = self._joined[lower, higher] = Future()
@@ -71,7 +71,7 @@ class Joins:
         return joined
 
     def reached(self, higher: int, lower: int, error: Exception | None) -> None:
-        """Host ``higher`` tells what has come of that."""
+        """Note the outcome of a connection, as node ``higher`` reports it."""
         joined = self._joined.get((lower, higher))
         if joined is None:  # one of them is lost
             return
@@ -82,14 +82,14 @@ class Joins:
                 joined.set_result(None)
 
     def gone(self, host: int) -> None:
-        """That host is lost: who waits for a connection to it waits no longer."""
+        """End the waits for connections to a node that is lost."""
         for pair in [pair for pair in self._joined if host in pair]:
             name = self._hosts[host].name
             _fail(self._joined.pop(pair), RuntimeStateError(f"node {name} is lost"))
 
 
 def has_failed(one: Future[Any]) -> bool:
-    """Whether it has come to an error."""
+    """Return whether the future has an error."""
     return one.done() and one.exception() is not None
 
 
@@ -103,42 +103,42 @@ logger = logging.getLogger("conveyor")
 
 
 class FarHosts:
-    """The driver's. Nothing of it is there before the first process of another host."""
+    """The driver's view of all other nodes. Nothing is there before the first process of another node."""
 
     def __init__(self, process: Process, own_view: Callable[[], _core.ArenaView]) -> None:
         """``own_view``: of the driver's arena."""
         self._process = process
         self._own_view = own_view
-        #: Held while orders are given that belong together, and for what is here; never while one is
-        #: waited for.
+        #: Held while orders are given that belong together, and for the state here; never while an order's
+        #: outcome is waited for.
         self._lock = threading.RLock()
         self._pump: _core.HostPump | None = None
         self._window, self._address = 0.0, ""
         self._hosts: dict[int, FarHost] = {}
         self._lost: set[int] = set()
-        # Hosts to which nothing comes any more from a lost one: that one's number behind theirs.
+        # Pairs of a node and a lost node that it has given up: nothing comes to it from there any more.
         self._given_up: set[tuple[int, int]] = set()
-        #: Told when there is another one of these, on any thread.
+        #: Called when there is another one of these, on any thread.
         self.on_given_up: Callable[[], object] = lambda: None
-        # Of processes of other hosts: which one, by slot; their proxies' arenas; their own links' segments.
+        # By slot, of processes of other nodes: the node; the proxy's arena; the segments of its own links.
         self._host_of: dict[int, int] = {}
         self._arenas: dict[int, _core.Arena] = {}
         self._links: dict[int, list[int]] = {}
-        # By host, the processes of other hosts that it has proxies of. Whoever counts on one of these waits
-        # for what was ordered then, and one that has failed is ordered again.
+        # By node, the processes of other nodes that it has proxies of. Users of a proxy wait for its future;
+        # a failed one is ordered again.
         self._known: dict[int, dict[Reader, Future[Any]]] = {}
-        #: Dead processes of which a host still has a proxy, by host and slot: their last frames are on their
+        #: Dead processes of which a node still has a proxy, by node and slot: their last frames are on their
         #: way there.
         self._leaving: dict[tuple[int, int], Reader] = {}
         self._joins = Joins(self._hosts)
         self._segments: dict[int, list[int]] = {}
         self._numbers = itertools.count(1)
-        #: What hosts are asked, of what is there.
+        #: Questions to nodes about their processes.
         self.looks = Looks(process, self._hosts, self._lost, self.host_of, lambda: self._pump)
 
     def open(self, window: float, address: str) -> _core.HostPump:
-        """The pump of the driver's host, from now on: a host that is so long without a connection is lost.
-        ``address``: where this one listens."""
+        """Return the pump of the driver's node, which is made the first time. A node that is without a
+        connection for ``window`` seconds is lost. ``address``: where the driver's node listens."""
         with self._lock:
             if self._pump is None:
                 self._pump = _core.HostPump(self._process.board, HERE, window)
@@ -147,25 +147,26 @@ class FarHosts:
 
     @property
     def pump(self) -> _core.HostPump:
-        """The pump of the driver's host, where there is a process on another."""
+        """The pump of the driver's node, if there is a process on another."""
         assert self._pump is not None
         return self._pump
 
     def host_of(self, slot: int) -> int:
-        """The number of the host of the process that has that slot."""
+        """Return the number of the node of the process that has that slot."""
         return self._host_of.get(slot, HERE)
 
     def host_name(self, slot: int) -> str:
-        """What that host is called."""
+        """Return the name of the node of the process that has that slot."""
         return self.name_of(self.host_of(slot))
 
     def name_of(self, host: int) -> str:
-        """What a host is called, by its number."""
+        """Return the name of a node, by its number."""
         known = self._hosts.get(host)
         return "the driver's node" if known is None else known.name
 
     def whereabouts(self, slots: Iterable[int]) -> Whereabouts:
-        """Where the processes with these slots are, as what goes beside the edges of a graph has to know."""
+        """Return the nodes of the processes with these slots, for the out-of-band parts of a graph's
+        edges."""
         numbers = [self.host_of(slot) for slot in slots]
         if len(set(numbers)) < 2:
             return Whereabouts(laid=_core.monotonic_ns())
@@ -183,8 +184,8 @@ class FarHosts:
     # A process
 
     def settle(self, record: ActorRecord, birth: Birth, host: FarHost) -> bytes:
-        """The process will be on ``host``: have that make its endpoints, and a proxy stand for it here. What
-        it is told at its birth."""
+        """Prepare a process that will be on ``host``: have that node make its endpoints, and add a proxy of
+        it here. Return its bootstrap message."""
         slot, incarnation = record.reader
         size, board = self._process.arena_size, self._process.board
         arena = _core.Arena(record.arena_fd, size.file, size.cap, board, slot, size.idle)
@@ -204,12 +205,13 @@ class FarHosts:
         return birth.told(host.arena)
 
     def links_of(self, record: ActorRecord) -> list[int]:
-        """The numbers of the segments of the driver's links to the process: of calls, and of orders."""
+        """Return the numbers of the segments of the driver's links to the process: of calls, and of
+        orders."""
         return self._links[record.slot]
 
     def bury(self, record: ActorRecord) -> None:
-        """The process is dead, and its slot about to be another one's. One of the driver's own host has
-        proxies on others, too."""
+        """Remove a dead process everywhere: its slot is about to be another's. A process of the driver's own
+        node has proxies on others, too."""
         slot, host = record.slot, record.host
         with self._lock:
             for other, known in self._known.items():
@@ -230,8 +232,8 @@ class FarHosts:
             arena.leave_slot()
 
     def behind_its_last(self, record: ActorRecord, to: int, then: Callable[[], object]) -> None:
-        """Call ``then`` when all that the dead process has written for host ``to`` is there, or none of it
-        comes there any more."""
+        """Call ``then`` when all frames that the dead process has written for node ``to`` are there, or none
+        of them comes there any more."""
         host = HERE if record.host is None else record.host.number
         if host == to:
             then()
@@ -254,13 +256,15 @@ class FarHosts:
                 self._hosts[other].tell(Bury(*process))
 
     def _make_way(self, slot: int) -> None:
-        """Bury the former process of the slot everywhere, whatever is on its way: another one gets it."""
+        """Remove the former process of the slot everywhere, whatever is on its way: another process gets the
+        slot."""
         for (other, of), process in list(self._leaving.items()):
             if of == slot:
                 self._leave(other, process)
 
     def gone(self, number: int) -> None:
-        """That host is lost, or has ended, and the driver's has given it up."""
+        """Have all nodes give a node up that is lost, or has ended; the driver's node has given it up
+        already."""
         with self._lock:
             self._lost.add(number)
             self._known.pop(number, None)
@@ -278,11 +282,11 @@ class FarHosts:
             self.on_given_up()
 
     def reached(self, host: int, other: int, error: Exception | None) -> None:
-        """That host has connected to the other one, as it was to, or cannot."""
+        """Note that node ``host`` has connected to ``other``, as ordered, or cannot."""
         self._joins.reached(host, other, error)
 
     def comes(self, host: int, to: int) -> bool:
-        """Whether what the dead of ``host`` have sent may still be on its way to host ``to``."""
+        """Return whether frames of dead processes of ``host`` may still be on their way to node ``to``."""
         return to != host and (to, host) not in self._given_up
 
     def is_lost(self, host: int) -> bool:
@@ -291,7 +295,7 @@ class FarHosts:
     # Segments
 
     def spread(self, blueprint: Blueprint, segment: _core.Segment | None) -> int:
-        """Have all hosts of the members make such a segment; its number, 0 if all of them are here.
+        """Have all nodes of the members make such a segment. Return its number, 0 if all members are here.
         ``segment``: the one that is here, if some members are."""
         if not self._host_of:
             return 0
@@ -310,7 +314,7 @@ class FarHosts:
     def _spread(
         self, blueprint: Blueprint, segment: _core.Segment | None, done: list[Future[Any]]
     ) -> int:
-        """With the lock. What is to be waited for is added to ``done``."""
+        """Order a segment's copies, with the lock. The outcomes to wait for are added to ``done``."""
         hosts = hosts_among(blueprint.processes, self.host_of)
         number = next(self._numbers)
         for lower, higher in itertools.combinations(hosts, 2):
@@ -338,7 +342,7 @@ class FarHosts:
             done.append(self._joins.of(lower, higher))
 
     def _introduce(self, host: int, processes: Iterable[Reader], done: list[Future[Any]]) -> None:
-        """Have ``host`` have proxies of those that are not its own. The driver's it has always had."""
+        """Have ``host`` add proxies of the processes that are not its own. It has always had the driver's."""
         known = self._known.setdefault(host, {})
         for slot, incarnation in processes:
             where = self.host_of(slot)
@@ -352,8 +356,8 @@ class FarHosts:
             done.append(stands)
 
     def introduce(self, record: ActorRecord, process: Reader) -> bool:
-        """Whether that process, which lives, is on another host than ``record``'s. If so, that host knows it
-        from now on, and can connect to its own."""
+        """Return whether that process, which lives, is on another node than ``record``'s. If so, ``record``'s
+        node knows it from then on, and can connect to the process's node."""
         own, other = self.host_of(record.slot), self.host_of(process[0])
         if own == other:
             return False
@@ -378,15 +382,14 @@ class FarHosts:
         return self._process.arena_of(slot, self._process.board.incarnation(slot))
 
     def break_group(self, number: int, members: tuple[Reader, ...], session: bool) -> None:
-        """Have whoever is on another host be told that nothing goes on in the collective group of that
-        segment."""
+        """Have the members on other nodes be told that the collective group of that segment is broken."""
         with self._lock:
             for host in self._segments.get(number, ()):
                 if host != HERE:
                     self._hosts[host].tell(BreakGroup(number, members, session))
 
     def forget(self, number: int) -> None:
-        """Nobody uses the segment any more; 0: there is none."""
+        """Forget a segment, which nobody uses any more; 0: there is none."""
         if number:
             with self._lock:
                 self._forget(number)
@@ -402,7 +405,8 @@ class FarHosts:
     # What goes to a process of another host
 
     def hand(self, record: ActorRecord, segment: int, processes: Iterable[Reader]) -> int:
-        """Have its host give the process what it needs of a segment, and of other processes; the ticket."""
+        """Have the process's node give it the descriptors of a segment and of other processes. Return the
+        ticket."""
         assert record.host is not None
         ticket = record.next_ticket()
         with self._lock:
@@ -420,8 +424,8 @@ class FarHosts:
     def answer(
         self, record: ActorRecord, data: bytes, handed: Handed | None, wait: bool = True
     ) -> None:
-        """Send the process the answer to a request. ``wait``: until its host has done so. The hosts' thread,
-        which is told when a host is lost, must not."""
+        """Send the process the answer to a request. ``wait``: until its node has done so. The engine's
+        thread, which is told when a node is lost, must not wait."""
         assert record.host is not None
         given = handed or Handed()
         with self._lock:
@@ -437,30 +441,31 @@ class FarHosts:
             sent.add_done_callback(partial(self._sent, record))
 
     def _sent(self, record: ActorRecord, sent: Future[Any]) -> None:
-        """An answer that nobody has waited for is with the process, or cannot be: it takes none, say. That is
-        no loss of its host."""
+        """Look at the outcome of an answer that nobody waits for. If the process takes no answer, it is cut
+        off; that is no loss of its node."""
         error = sent.exception()
         if error is not None and record.alive:
             logger.warning("a request of %s cannot be answered: %s", record.id.name, str(error))
             self.cut(record)
 
     def cut(self, record: ActorRecord) -> None:
-        """The process cannot be answered any more."""
+        """Tell the process that it cannot be answered any more."""
         if record.host is not None:
             record.host.tell(Cut(*record.reader))
 
     def mark_refused(self, caller: ActorRecord, segment: int) -> None:
-        """Nobody serves the link of ``caller`` that has that segment."""
+        """Tell ``caller`` that nobody serves its link with that segment."""
         if caller.host is not None:
             caller.host.tell(MarkRefused(segment, caller.slot))
 
     def mark_closed(self, party: ActorRecord, segment: int, side: Side) -> None:
-        """The end of the channel of that segment was closed that ``party`` has the other one of."""
+        """Tell ``party`` that ``side`` of the channel of that segment, the other end than its own, was
+        closed."""
         if party.host is not None:
             party.host.tell(MarkClosed(segment, side, party.slot))
 
     def close(self) -> None:
-        """The session is over, and its processes gone."""
+        """Stop the pump and close the arenas: the session is over, and its processes gone."""
         with self._lock:
             pump, self._pump = self._pump, None
             arenas = list(self._arenas.values())
@@ -472,7 +477,7 @@ class FarHosts:
 
 
 def _wait_for(done: list[Future[Any]]) -> None:
-    """Wait until all of it is done. Raises the first of what has gone wrong."""
+    """Wait until all of these are done. Raises the first error."""
     for one in done:
         try:
             one.result()

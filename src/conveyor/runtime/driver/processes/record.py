@@ -1,4 +1,4 @@
-"""What the driver knows of each actor and of its process, and what it says when one has died."""
+"""The driver's records of actors and of their processes, and the errors of their deaths."""
 
 from __future__ import annotations
 
@@ -40,19 +40,20 @@ if TYPE_CHECKING:
 
 Label: TypeAlias = "Callable[[int, int], str | None]"
 
-#: How long an error waits for the exit code that the fork server is about to report: usually a
-#: millisecond. On a machine that is busy it may come later, but errors are not to be late for it.
+#: Seconds that an error waits for the exit code that the fork server is about to report: usually a
+#: millisecond. On a busy machine it may come later, but errors are not to be late for it.
 _EXIT_CODE_WAIT = 0.05
-#: The same for what the agent of another host is about to report, which comes by way of Ray.
+#: Seconds for the report of another node's agent, which comes by way of Ray.
 _REPORT_WAIT = 0.25
 
 
 class Actor(Struct, eq=False):
-    """What stays the same of an actor, whatever process it has.
+    """The lasting part of an actor, whatever process it has.
 
-    ``kept``: its constructor's call, ``None`` where that was too large to keep. ``over``: set once nobody
-    wants it any more, so it is not started again. ``graphs``: numbers of those that need it.
-    ``failures``: processes in a row that died before the constructor had run.
+    kept: its constructor's call; ``None``: that was too large to keep.
+    over: set once nobody wants it any more, so it is not started again.
+    graphs: numbers of the graphs that need it.
+    failures: processes in a row that died before the constructor had run.
     """
 
     class_name: str
@@ -81,7 +82,7 @@ class Actor(Struct, eq=False):
 
     @property
     def one_at_a_time(self) -> bool:
-        """Its methods run one after the other."""
+        """Whether its methods run one after the other."""
         return not self.has_async and (self.max_concurrency or 1) == 1
 
     @property
@@ -90,22 +91,22 @@ class Actor(Struct, eq=False):
 
 
 class Introduced(Struct, eq=False):
-    """A link that has been laid, and that the callee may not have accepted yet."""
+    """A link that has been set up, and that the callee may not have accepted yet."""
 
     number: int
     caller: ActorRecord
     callee: ActorRecord
-    #: The bit of the callee's bell that the caller's calls ring.
+    #: The bit of the callee's doorbell that the caller's calls ring.
     bit: int
     segment: _core.Segment
-    #: Of the order to accept the caller.
+    #: Acknowledgement of the order to accept the caller.
     ack: Ref
     #: The segment's number on other hosts; 0: it is on none.
     shared: int = 0
 
 
 class Life:
-    """A process among what is waited for together: it fails by its death."""
+    """A process as a :class:`Companion` of refs that are waited for: it fails by its death."""
 
     __slots__ = ("_record",)
 
@@ -113,20 +114,20 @@ class Life:
         self._record = record
 
     def has_failed(self) -> bool:
-        """As for :class:`Companion`."""
+        """Return whether the process is dead."""
         return not self._record.alive
 
     def get(self, timeout: float | None) -> None:
-        """As for :class:`Companion`."""
+        """Raise the death of the process if it is dead."""
         self._record.check_alive()
 
     def parts(self) -> tuple[Life]:
-        """As for :class:`Companion`."""
+        """Return itself alone."""
         return (self,)
 
 
 class ActorRecord:
-    """One process of an actor, from the driver's side. Lives as long as anything asks about it."""
+    """The driver's record of one process of an actor. It lives as long as anything asks about it."""
 
     def __init__(
         self,
@@ -137,8 +138,8 @@ class ActorRecord:
         label: Label,
         tells: Callable[[], bool],
     ) -> None:
-        """``label`` names a (graph, node), as far as the driver knows it. ``tells()``: whether this is the
-        thread that is told of ends."""
+        """``label`` names a (graph, node), as far as the driver knows it. ``tells()``: whether the calling
+        thread is the one that is told of ends."""
         self._board = board
         self._label = label
         self._tells = tells
@@ -150,7 +151,7 @@ class ActorRecord:
         self.bits = BellBits(reserved=RESULT_BIT)
         self.killed = ""  # how, if it was the driver's doing
         self.wanted_back = False  # although its end is orderly
-        #: From its birth on until it is buried.
+        #: From the bootstrap until :meth:`bury`'s cleanup.
         self.arena: _core.ArenaView | None = None
         self.arena_fd = -1
         self.eventfd = -1
@@ -166,30 +167,31 @@ class ActorRecord:
         self.mailboxes: dict[int, tuple[ActorRecord, int, int]] = {}
         #: Those who have such mailboxes for calls of this process, by the number of the link.
         self.callers: dict[int, ActorRecord] = {}
-        #: Callers that it has been told of, and may not have accepted yet; under `control_lock`.
+        #: Callers of which the process has been told, and which it may not have accepted yet; under
+        #: `control_lock`.
         self.introduced: list[Introduced] = []
         #: Why others could not accept this process as a caller, by the number of the link.
         self.refusals: dict[int, ConveyorError] = {}
         self.calls: Link | None = None
         self.start: Ref | None = None  # of the constructor
         self.control_link: Link | None = None
-        self.previous: ActorRecord | None = None  # the one before, for who still asks about it
+        self.previous: ActorRecord | None = None  # the one before, which may still be asked about
         self.exit_status: int | None = None
         self.started = False  # until then its exit is only noted
         #: Set once others may call it, behind the constructor's call, or there will be no process.
         self.usable = Flag()
-        #: From when its hosts were asked for it until it is there, or does not come.
-        #: `placed` says so, and
-        #: `start_error` why not. `asked`: somebody has been told that.
+        #: Set from the request to the engine until the process is there, or does not come: then `placed` is
+        #: set, and `start_error` says why not. `asked`: somebody has got that error.
         self.spawning: Spawning | None = None
         self.placed = Flag()
         self.start_error = ""
         self.asked = False
         self.headless = False  # the hosts have been told that its main thread is gone
-        #: From here on it can be said how it has ended: for who holds what the rest of its burial needs, too.
+        #: Set once the cause of the death is known, also for a thread that holds a lock which the rest of the
+        #: cleanup needs.
         self.told = Flag()
         self.exited = Flag()
-        # Its last status page: the slot may be another process's by the time somebody asks.
+        # Its last process snapshot: the slot may be another process's by the time somebody asks.
         self._last_page: Page | None = None
         self._left = False
         self._death_number = 0
@@ -220,7 +222,7 @@ class ActorRecord:
 
     @property
     def reader(self) -> Reader:
-        """The process as claims to refs know it."""
+        """Slot and incarnation of the process, by which references know it."""
         return self.slot, self.incarnation
 
     @property
@@ -235,7 +237,7 @@ class ActorRecord:
 
     @property
     def death_number(self) -> int:
-        """Which of the session's deaths it was; the lower the earlier."""
+        """Number of this death in the session, counted up; 0: none is known."""
         return self._death_number or self._board.death_number(self.slot)
 
     def check_alive(self) -> None:
@@ -243,8 +245,8 @@ class ActorRecord:
             raise self.death()
 
     def order(self, order: Order, purpose: str = "") -> Ref:
-        """Have the actor's main loop do something that is no call of the user's; the ref of its
-        acknowledgement. ``purpose``: what for, in words for who waits for it."""
+        """Send the actor's main loop an order, which is no call of the user's. Return the ref of its
+        acknowledgement. ``purpose``: what for, in words, for the process that waits for it."""
         link = self.control_link
         if link is None:
             raise self.death()
@@ -254,13 +256,13 @@ class ActorRecord:
         return ref
 
     def next_ticket(self) -> int:
-        """For descriptors that come to it: no other's."""
+        """Return a new ticket for descriptors that come to this process."""
         return next(self._tickets)
 
     def send_fds(self, fds: list[int]) -> int:
-        """Send descriptors to the actor, and return their ticket, which the frame they belong to must
-        have. Before that frame: the actor never waits for descriptors. Those whose frame does not come
-        (it cannot be encoded, or the program is interrupted) are thrown away with the next ones."""
+        """Send descriptors to the actor, and return their ticket, which the frame they belong to must have.
+        They are sent before that frame: the actor never waits for descriptors. If their frame does not come
+        (it cannot be encoded, or the program is interrupted), they are thrown away with the next ones."""
         assert self.control_socket is not None
         ticket = self.next_ticket()
         try:
@@ -277,7 +279,7 @@ class ActorRecord:
         return ticket
 
     def bury(self) -> None:
-        """The process has ended, and its death is announced: keep what its slot says of it."""
+        """Keep the last process snapshot: the process has ended, and its death is announced."""
         told = None if self.process is None else self.process.last_page()
         self._last_page, self._left = told or (
             self._board.status(self.slot),
@@ -293,24 +295,24 @@ class ActorRecord:
 
     @property
     def under_way(self) -> bool:
-        """Whether the actor is being started again."""
+        """Whether the actor is being restarted."""
         return self.restarting and not self.replaced.is_set()
 
     def may_restart(self) -> bool:
-        """Whether the driver would start the actor again by itself if this process is dead."""
+        """Return whether the driver would restart the actor by itself if this process is dead."""
         actor = self.actor
         orderly = self._exit_code == 0
         over = actor.ended or actor.stopping or (orderly and not self.wanted_back)
         return actor.restarts_left and not over
 
     def death(self, label: Label | None = None) -> ActorDiedError:
-        """The error for whoever needed this process. ``label`` names a (graph, node) that the driver may
-        not know."""
+        """Return the error for users of this process. ``label`` names a (graph, node) that the driver may not
+        know."""
         if self.start_error:
             self.asked = True
             return ActorStartError(self.start_error, self.id.name)
         page = self._last_page or self._board.status(self.slot)
-        # Not in the thread that brings the code: there is none that it could wait for.
+        # Not in the thread that brings the code: it would wait for itself.
         if not (page[5] and self.host is None) and not self._tells():
             self.told.wait(_EXIT_CODE_WAIT if self.host is None else _REPORT_WAIT)
             page = self._last_page or page
@@ -352,8 +354,8 @@ class ActorRecord:
         return error
 
     def silence(self, why: str) -> ConveyorError:
-        """The error for whoever waits for what the process should have sent over a connection that has ended:
-        here, if ``why`` says so, or there, which is most often the process's death."""
+        """Return the error for a wait on a connection of the process that has ended. ``why`` says how it
+        ended here; without it, the other side has ended it, most often by its death."""
         if self.alive and not why:
             self.told.wait(_EXIT_CODE_WAIT)
         if not self.alive:
@@ -384,7 +386,7 @@ class ActorRecord:
 
     @property
     def _exit_code(self) -> int | None:
-        """As far as it is known: a signal's number is negative."""
+        """Exit code, as far as it is known: a signal's number is negative."""
         if self.exit_status is None or self.exit_status == UNKNOWN_END:
             return None
         return os.waitstatus_to_exitcode(self.exit_status)

@@ -1,4 +1,4 @@
-"""Starting dead actors again: by themselves (``max_restarts``), or because a graph is restarted."""
+"""Restarts of dead actors: by themselves (``max_restarts``), or because a graph is restarted."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from conveyor.runtime.driver.processes.table import Table
     from conveyor.runtime.protocol import ActorId
 
-#: Seconds before an actor is started again whose constructor has killed the process: doubled with
-#: each time in a row, up to the second number.
+#: Seconds before a restart of an actor whose constructor has killed the process: doubled with each time
+#: in a row, up to the second number.
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
 
 _ENDED = "conveyor.kill() has ended it for good"
 
 
 class Restarts:
-    """The supervisor's: each restart runs on a thread of its own, since it waits for the hosts."""
+    """The supervisor's restarts. Each runs on a thread of its own, since it waits for the engine."""
 
     def __init__(
         self, table: Table, start: Callable[[ActorRecord, Callable[[], object]], object]
     ) -> None:
         """``start(record, pause)`` starts a process that replaces the dead ``record``. It calls ``pause``
-        when that can be called, and before there is a process."""
+        when the new process can be called, and before it is there."""
         self._table = table
         self._start = start
         #: Reentrant: a signal handler may end the session in the middle of a restart.
@@ -52,14 +52,15 @@ class Restarts:
                 self._threads.discard(threading.current_thread())
 
     def decide(self, record: ActorRecord) -> None:
-        """Whether ``record``, whose process has ended, is started again. Before ``exited`` is set."""
+        """Decide whether ``record``, whose process has ended, is restarted. Called before ``exited`` is
+        set."""
         with self.lock:
             if not self._closed.is_set() and record.may_restart():
                 record.restarting = record.comes_back = True
                 record.actor.restarts += 1
 
     def begin(self, record: ActorRecord) -> None:
-        """Start it again, as ``decide`` or ``revive`` has settled."""
+        """Begin a restart, as ``decide`` or ``revive`` has settled."""
         try:
             with self.lock:  # which it needs to leave the set again
                 self._threads.add(threads.start(self._run, "restart", record))
@@ -67,10 +68,10 @@ class Restarts:
             self._conclude(record, error)
 
     def revive(self, actor: ActorId, patience: Patience | None = None) -> ActorRecord:
-        """The actor's living process; a dead actor is started again, whatever its ``max_restarts``. It goes
-        on being started where ``patience`` ends.
+        """Return the actor's living process. A dead actor is restarted, whatever its ``max_restarts``; the
+        restart goes on where ``patience`` ends.
 
-        Raises ``ActorDiedError`` if that is not possible, or if that one has died as well, and
+        Raises ``ActorDiedError`` if that is not possible, or if the new process has died as well, and
         ``WaitTimeoutError``.
         """
         tried = False
@@ -94,7 +95,7 @@ class Restarts:
             self.begin(record)
 
     def current(self, actor: ActorId, patience: Patience | None = None) -> ActorRecord:
-        """The process that the actor has now; waits for the end of a start or restart that is under way."""
+        """Return the process that the actor has now; wait for the end of a start or restart under way."""
         while True:
             record = self._table.record(actor)
             if record.spawning is not None:
@@ -112,8 +113,8 @@ class Restarts:
                 return record
 
     def callable(self, actor: ActorId) -> ActorRecord:
-        """The same, but of a process that is being started, as soon as it can be called: it may take long
-        until there is a place for it."""
+        """Return the actor's process, like :meth:`current`, but a new one as soon as it can be called: it may
+        take long until there is a place for it."""
         while True:
             record = self._table.record(actor)
             coming = record.exited.is_set() or record.may_restart() or record.restarting
@@ -131,7 +132,7 @@ class Restarts:
                 return current
 
     def close(self) -> None:
-        """No more restarts; those under way fail. :meth:`join` waits until they have."""
+        """Begin no more restarts, and fail those under way. :meth:`join` waits until they have failed."""
         with self.lock:
             self._closed.set()
 
@@ -189,7 +190,8 @@ class Restarts:
                 self._threads.discard(threading.current_thread())
 
     def _conclude(self, record: ActorRecord, error: Exception | None = None) -> None:
-        """It is over, for the better or for the worse: ``error`` is told to everybody who needs the actor."""
+        """End a restart, which has succeeded or has failed with ``error``. The error is told to all users of
+        the actor."""
         if error is not None:
             record.restart_error = str(error)
         else:

@@ -1,4 +1,4 @@
-"""The processes of a session's actors: started, looked after, ended."""
+"""Supervisor of the processes of a session's actors: starts them, watches them, ends them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.system_limits import explained
 
-#: How long the end of a process that has been killed is waited for; the kernel may take its time to free
-#: the memory.
+#: Seconds to wait for the end of a killed process; the kernel may take its time to free the memory.
 _KILLED_PATIENCE = 10.0
-#: The same of one on another host, which it may be that nothing reaches.
+#: Seconds to wait for one on another node, which may not be reachable.
 _FAR_PATIENCE = 2.0
 
 
 class Goodbye:
-    """The driver's. ``label`` names a (graph, node)."""
+    """Orderly end of actors: they are asked to end, and killed after the grace period. ``label`` names a
+    (graph, node)."""
 
     def __init__(
         self,
@@ -59,17 +59,17 @@ class Goodbye:
         self._over = False
 
     def hurry(self) -> None:
-        """Give nobody any grace from now on. Who has been asked to end is the caller's to kill."""
+        """Give no process any grace from now on. The caller kills those that have been asked to end."""
         self._over = True
 
     def say(
         self, records: Iterable[ActorRecord], half: Callable[[], object] = lambda: None
     ) -> list[ActorRecord]:
-        """Ask all at once, and wait until they have ended; those that have not within the grace period
-        are killed, and returned. ``half()`` is called if half of that is over.
+        """Ask all at once to end, and wait until they have. Those that have not within the grace period are
+        killed, and returned. ``half()`` is called if half of the period is over.
 
-        Whoever is still starting one sees that it is not wanted, and may be this very thread, whose signal
-        handler has called us: its end is not waited for.
+        A process that is still being started is not waited for: its starter sees that it is not wanted, and
+        may be this very thread, interrupted by a signal handler that calls this.
         """
         asked = [r for r in records if r.started and not r.exited.is_set()]
         if self.grace > 0 and not self._over:
@@ -146,30 +146,30 @@ def _stays(record: ActorRecord) -> bool:
 
 
 def _wait_for(records: list[ActorRecord], end: float) -> bool:
-    """Wait until they have ended, at most until ``end`` on the monotonic clock. Whether they have."""
+    """Wait until these have ended, at most until ``end`` on the monotonic clock. Return whether they have."""
     return all(record.exited.wait(max(end - _core.monotonic(), 0.0)) for record in records)
 
 
 class Step(NamedTuple):
-    """One of them."""
+    """One step of the cleanup after a death."""
 
-    #: What it sees to, in words.
+    #: Its purpose, in words.
     name: str
-    #: Does it for one process.
+    #: Takes the step for one process.
     do: Callable[[ActorRecord], object]
-    #: It is also taken for a process that could not be started, or that is left at the session's end.
+    #: Whether it is also taken for a process that could not be started, or is left at the session's end.
     unborn: bool = False
 
 
 class Burial:
-    """The steps in their order. Each is taken, whatever the ones before it have raised: others wait for what
-    it does."""
+    """The steps of the cleanup after a death, in order. Each is taken, whatever the ones before it have
+    raised: others wait for its effect."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps = steps
 
     def of(self, record: ActorRecord, *, unborn: bool = False) -> None:
-        """Take them for ``record``, then raise the first of what they have raised. ``unborn``: only those for
+        """Take the steps for ``record``, then raise the first error of theirs. ``unborn``: only the steps for
         a process that nobody has known."""
         failed: Exception | None = None
         for step in self.steps:
@@ -187,16 +187,16 @@ class Burial:
 
 logger = logging.getLogger("conveyor")
 
-#: A process's condition on the board.
+#: A process's condition in the process table.
 _ALIVE = 2
-#: Seconds for a thread to note what it was waiting for.
+#: Seconds for a thread to note that the process it waits for has come.
 _NEWS_WAIT = 1.0
 _KILLED = "was killed by conveyor.kill()"
 _ENDED = "was ended by conveyor.kill(graceful=True)"
 
 
 class Supervisor:
-    """Starts processes, starts them again, and buries them."""
+    """Starts processes, restarts them, and cleans up after their deaths."""
 
     def __init__(
         self,
@@ -208,8 +208,8 @@ class Supervisor:
         fired: int,
         abroad: FarHosts,
     ) -> None:
-        """``fired``: an eventfd that is written to when an actor's life word has fired; who watches it
-        calls :meth:`on_life_words`."""
+        """``fired``: an eventfd that is written to when an actor's liveness futex has fired; whoever watches
+        it calls :meth:`on_life_words`."""
         self._table = table
         self._household = household
         self._hosts = hosts
@@ -221,15 +221,15 @@ class Supervisor:
             table, lambda record, pause: self.start(record.actor, replaces=record, pause=pause)
         )
         self._goodbye = Goodbye(household.process, grace, self._end_at_once, table.label)
-        #: Is given the driver's end of the socket on which a new process will ask for things.
+        #: Called with the driver's end of a new process's request socket.
         self.on_request_socket: Callable[[ActorRecord, socket.socket], object] = _close_it
-        #: Is told that a process will be on another host, whose requests come by way of that.
+        #: Called if a process will be on another node, which passes on its requests.
         self.on_settled: Callable[[ActorRecord], object] = lambda record: None
-        #: Is told of each process that has been started, under the table's lock.
+        #: Called for each process that has been started, under the table's lock.
         self.on_start: Callable[[ActorRecord], object] = lambda record: None
-        #: Is called when half of the actors' time at the session's end is over.
+        #: Called when half of the actors' time at the session's end is over.
         self.end_waits: Callable[[], object] = lambda: None
-        #: What is done for each process that has ended; whoever knows the supervisor adds to it.
+        #: The cleanup after the end of a process; the driver sets it.
         self.burial = Burial()
 
     # Starting
@@ -242,17 +242,17 @@ class Supervisor:
         pause: Callable[[], object] = lambda: None,
         later: bool = False,
     ) -> ActorRecord:
-        """Start an actor's process and lay the driver's links to it. ``construct`` sends the
-        constructor's call; without it another actor does. ``replaces``: the actor's process that is
-        dead. ``pause``: see :class:`Restarts`. ``later``: return when the hosts have been asked for the
-        process, though it may take long to come. It can be called from then on; if it does not come, calls
-        get the error."""
+        """Start an actor's process and set up the driver's links to it. ``construct`` sends the constructor's
+        call; without it another actor does. ``replaces``: the actor's process that is dead. ``pause``: see
+        :class:`Restarts`. ``later``: return when the engine has been asked for the process, though it may
+        take long to come. The process can be called from then on; if it does not come, calls get the
+        error."""
         self._table.check_open()
         self._chores.do()
         if replaces is not None:
             assert actor.kept is not None
             construct = actor.kept.start
-        # Noted by who makes them, for whoever is interrupted before he has them.
+        # Lists, so that an interrupted caller finds what was made before it had the result.
         entered: list[ActorRecord] = []
         births: list[Birth] = []
         asked: list[Spawning] = []
@@ -297,7 +297,7 @@ class Supervisor:
         return record
 
     def _is_there(self, record: ActorRecord) -> None:
-        """The process has come."""
+        """Install a process that has come."""
         with self._table.lock:
             self._table.install(record)
             self.on_start(record)
@@ -316,8 +316,8 @@ class Supervisor:
         asked: list[Spawning],
         handed_over: list[tuple[ActorRecord, Spawning]],
     ) -> None:
-        """Have another thread wait for the process. What these lists have is that thread's from then on, and
-        ``handed_over`` says so."""
+        """Have another thread wait for the process. That thread owns the content of these lists from then on,
+        as ``handed_over`` says."""
         (record,), (birth,), (spawning,) = entered, births, asked
         record.spawning = spawning
         self._restarts.follow(partial(self._wait_for, record, spawning, birth))
@@ -329,7 +329,7 @@ class Supervisor:
                 self.on_start(record)
 
     def _wait_for(self, record: ActorRecord, spawning: Spawning, birth: Birth) -> None:
-        """Wait for an actor's first process, which has been called already, it may be."""
+        """Wait for an actor's first process, which may have been called already."""
         try:
             with explained(f"start actor {record.id.name}"):
                 record.process = spawning.wait()
@@ -372,8 +372,8 @@ class Supervisor:
         uninterrupted(partial(self._watches.add, record.slot))
         if construct is not None:
             assert record.calls is not None
-            # Before anybody else can call it, and before there is a process: what cannot be
-            # sent has started nothing. Here, because it runs code of the user's.
+            # Before anybody else can call it, and before there is a process: a constructor's call that
+            # cannot be sent has started nothing. Here, because encoding runs code of the user's.
             record.start = construct(record.calls)
             record.usable.set()
         if replaces is not None:
@@ -397,7 +397,7 @@ class Supervisor:
         return record.reader, told, self._abroad.links_of(record)
 
     def _undo(self, record: ActorRecord) -> None:
-        """The start of this process has failed, or was interrupted."""
+        """Clean up after a start that has failed, or was interrupted."""
         self._household.process.unplaced.discard(record.slot)
         with self._table.lock:
             for pid, known in self._table.pids():
@@ -408,36 +408,38 @@ class Supervisor:
 
     @property
     def locks(self) -> tuple[Any, ...]:
-        """Those that its threads need for the end of a process."""
+        """Locks that the supervisor's threads need for the end of a process."""
         return self._table.lock, self._restarts.lock
 
     # Which process an actor has
 
     def current(self, actor: ActorId) -> ActorRecord:
-        """The process that the actor has now; waits while the actor is being started again."""
+        """Return the process that the actor has now; wait while the actor is being restarted."""
         return self._restarts.current(actor)
 
     def callable(self, actor: ActorId) -> ActorRecord:
-        """The same, or the one that it will have, which need not be there yet, nor have a place."""
+        """Return the process that the actor has now, or will have: that one need not be there yet, nor have a
+        place."""
         return self._restarts.callable(actor)
 
     def hosts_of(self, actors: Sequence[ActorId]) -> tuple[int, ...]:
-        """The numbers of the hosts on which the actors' processes are."""
+        """Return the numbers of the nodes of the actors' processes."""
         return tuple([self._abroad.host_of(self.current(actor).slot) for actor in actors])
 
     def have_gpus(self, actors: Sequence[ActorId]) -> bool:
-        """Whether any of the actors was given a GPU, or may have one of its own system's."""
+        """Return whether any of the actors was given a GPU, or, if it is attached, may have one of its own
+        system's."""
         options = [self.callable(actor).actor.options for actor in actors]
         return any(one.num_gpus or one.attached is not None for one in options)
 
     def revive(self, actor: ActorId, patience: Patience | None = None) -> ActorRecord:
-        """The actor's living process; a dead actor is started again. ``ActorDiedError`` if that is
+        """Return the actor's living process; a dead actor is restarted. Raises ``ActorDiedError`` if that is
         not possible, ``WaitTimeoutError`` if it takes too long."""
         return self._restarts.revive(actor, patience)
 
     def link(self, actor: ActorId) -> Link:
-        """The driver's link to the process that the actor has now, or will have: what is called meanwhile
-        waits there."""
+        """Return the driver's link to the process that the actor has now, or will have: calls wait there
+        meanwhile."""
         record = self._restarts.callable(actor)
         while True:
             link = record.calls
@@ -451,7 +453,7 @@ class Supervisor:
     # Ending
 
     def release(self, actor: ActorId, graph: int | None = None) -> None:
-        """One handle, or that graph, needs the actor no more; with the last one it ends."""
+        """Drop one handle of the actor, or the need of ``graph`` for it. With the last one it ends."""
         with self._table.lock:
             record = self._table.known(actor)
             if record is None:
@@ -482,8 +484,8 @@ class Supervisor:
         self._stop(calls)
 
     def _stop(self, calls: Link) -> None:
-        """Nobody needs the actor any more: it ends when it has done what was asked of it. One that has
-        ended otherwise is left alone, and who lets go of several goes on with the others."""
+        """Have the actor end when it has done its calls: nobody needs it any more. An actor that has ended
+        otherwise is left alone, and a caller that releases several goes on with the others."""
         try:
             calls.call(stop())
         except (ActorDiedError, RuntimeStateError):
@@ -494,7 +496,8 @@ class Supervisor:
     def kill(
         self, actor: ActorId, no_restart: bool = True, graceful: bool = False, wait: bool = True
     ) -> None:
-        """``wait``: return from a graceful end only when it is over; else a thread sees to it."""
+        """End an actor. ``wait``: return from a graceful end only when it is over; otherwise a thread sees to
+        it."""
         self._wait_for_news(self._table.record(actor))
         with self._table.lock:
             record = self._table.record(actor)
@@ -527,9 +530,9 @@ class Supervisor:
         self._end_at_once(record)
 
     def _wait_for_news(self, record: ActorRecord) -> None:
-        """If the process lives already, let the thread that waits for it hear of that, so that it can be
-        ended in good order. Not for long: a signal handler may call this, and have interrupted what that
-        needs."""
+        """Let the thread that waits for the process hear that it lives, if it does, so that the process can
+        be ended in good order. Waits shortly only: the caller may be a signal handler that has interrupted
+        that very thread."""
         is_near = record.spawning is not None and record.host is None
         if is_near and self._board.condition(record.slot) == _ALIVE:
             record.placed.wait(_NEWS_WAIT)
@@ -546,7 +549,7 @@ class Supervisor:
         self.announce(record)
 
     def end_all(self) -> None:
-        """The session ends, and all actors with it: their deaths are nobody's concern."""
+        """End all actors: the session ends, and nobody looks at their deaths."""
         self._restarts.close()
         records = list(self._table)
         for record in records:
@@ -556,14 +559,14 @@ class Supervisor:
         self._goodbye.say(records, self.end_waits)
 
     def hurry(self) -> None:
-        """Kill at once whoever is still ending: nobody wants to wait for them."""
+        """Kill at once all processes that are still ending: nobody wants to wait for them."""
         self._goodbye.hurry()
         for record in self._table:
             if record.process is not None and not record.exited.is_set():
                 self._end_at_once(record)
 
     def close(self) -> None:
-        """All processes are gone: let go of what belonged to them."""
+        """Let go of what belonged to the processes, which are all gone."""
         self._restarts.join()
         self._watches.stop()
         for record in self._table:
@@ -575,7 +578,7 @@ class Supervisor:
     # Deaths
 
     def on_exit(self, pid: int, status: int) -> None:
-        """A process has ended. Called by the hosts."""
+        """Clean up after a process that has ended. Called by the engine."""
         with self._table.lock:
             record = self._table.by_pid(pid)
             if record is None:  # one that could not be started
@@ -587,8 +590,8 @@ class Supervisor:
         self.burial.of(record)
 
     def on_life_words(self) -> None:
-        """The main threads of some actors have ended. Their processes most often end with them; those
-        that do not are ended, since everybody takes these actors for dead. Called by the hosts."""
+        """End the processes whose main threads have ended. Most end by themselves; the others are ended,
+        since these actors count as dead everywhere. Called by the engine."""
         with self._table.lock:
             headless = [
                 (pid, record)
@@ -603,11 +606,11 @@ class Supervisor:
     # The supervisor's steps of a burial
 
     def announce(self, record: ActorRecord) -> None:
-        """From now on everybody takes it for dead."""
+        """Announce the death, so that all processes take this one for dead."""
         self._board.announce_death(record.slot)
 
     def decide(self, record: ActorRecord) -> None:
-        """Settle whether the actor is started again, and then keeps its slot."""
+        """Decide whether the actor is restarted, and then keeps its slot."""
         self._restarts.decide(record)
         record.keeps_slot = record.restarting
 
@@ -629,7 +632,7 @@ class Supervisor:
             self._table.forget_process(record)
 
     def succeed(self, record: ActorRecord) -> None:
-        """Start the actor again, or keep nothing of one that nobody can ask for."""
+        """Restart the actor, or keep nothing of one that nobody can ask for."""
         # Not if it is being started again: that may have been begun since its end was told.
         if record.comes_back:
             self._restarts.begin(record)
@@ -638,5 +641,5 @@ class Supervisor:
 
 
 def _close_it(_record: ActorRecord, sock: socket.socket) -> None:
-    """Nobody is there to serve its requests."""
+    """Close a request socket: nobody is there to serve its requests."""
     sock.close()

@@ -1,4 +1,4 @@
-"""The table of a session's processes: who is there. It starts nothing and tells nobody anything."""
+"""The table of a session's actors and their processes. It starts nothing and tells nobody anything."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from conveyor.runtime.driver.processes.record import Actor, ActorRecord, Label
 from conveyor.runtime.protocol import ActorId, MethodInfo, NameTakenError
 from conveyor.runtime.waiting.patience import wait_for_flag
 
-#: The driver's own place on the board.
+#: The driver's own slot in the process table.
 DRIVER_SLOT = 0
 #: Processes that one session may have at the same time.
 BOARD_SLOTS = 2048
-#: Of so many dead actors that have no handle in the driver, something is kept: nobody knows whether anybody
-#: asks how they have ended.
+#: Number of dead actors without a handle in the driver that are remembered: some process may still ask how
+#: they have ended.
 DEAD_REMEMBERED = 256
 
 
 class Table:
-    """The actors, by number, by name and by the pid of their processes; iterating it gives the process that
-    each has or had last."""
+    """Registry of the actors, by number, by name and by the pid of their processes. Iteration gives the
+    process that each has or had last."""
 
     def __init__(self, board: _core.Board, label: Label, tells: Callable[[], bool]) -> None:
-        """``label`` names a (graph, node), for what is said of the dead. ``tells()`` says whether this is the
-        thread that is told of ends, which must not wait for one."""
+        """``label`` names a (graph, node), for errors about the dead. ``tells()`` returns whether the calling
+        thread is the one that is told of ends, which must not wait for one."""
         self.board = board
         self.label = label
         self._tells = tells
-        #: Guards what is here, and that no descriptor of a process is closed while another thread
+        #: Guards this table, and sees to it that no descriptor of a process is closed while another thread
         #: duplicates it. Reentrant: a signal handler may call us.
         self.lock = threading.RLock()
         #: The session ends: nobody is entered any more.
@@ -60,15 +60,16 @@ class Table:
 
     @property
     def free_slots(self) -> int:
-        """Processes for which there is room."""
+        """Number of processes for which there is room."""
         return len(self._free_slots)
 
     def on_hosts_thread(self) -> bool:
-        """Whether the caller is who hears from the hosts, and so must not wait for what they say."""
+        """Return whether the calling thread is the one that hears from the engine, and so must not wait for
+        the engine."""
         return self._tells()
 
     def close(self) -> None:
-        """The session ends."""
+        """Enter no more actors, and tell those who wait for that: the session ends."""
         with self.lock:
             self.closed = True
             waiting = list(self._waiting)
@@ -77,7 +78,7 @@ class Table:
 
     @contextmanager
     def until_closed(self, tell: Callable[[], object]) -> Iterator[None]:
-        """Meanwhile ``tell()`` is called, on any thread, when the session ends, and at once if it has."""
+        """Have ``tell()`` called in the body, on any thread, when the session ends, and at once if it has."""
         with self.lock:
             self._waiting.append(tell)
             closed = self.closed
@@ -130,19 +131,19 @@ class Table:
         return actor.name or (actor.class_name if count == 1 else f"{actor.class_name}#{count}")
 
     def install(self, record: ActorRecord) -> None:
-        """The actor's process is this one from now on."""
+        """Make ``record`` the actor's current process."""
         with self.lock:
             self._records[record.id.index] = record
 
     def spawned(self, record: ActorRecord, pid: int) -> None:
-        """The process has this pid until it has ended."""
+        """Note the pid that the process has until it has ended."""
         with self.lock:
             self._by_pid[pid] = record
 
     # Looking up
 
     def record(self, actor: ActorId) -> ActorRecord:
-        """The process that the actor has or had last."""
+        """Return the process that the actor has or had last."""
         record = self._records.get(actor.index)
         if record is None:
             if actor.index <= self._forgotten:
@@ -155,20 +156,21 @@ class Table:
         return record
 
     def known(self, actor: ActorId) -> ActorRecord | None:
-        """Like :meth:`record`; ``None`` if nothing is known of the actor, or nothing any more."""
+        """Return the same as :meth:`record`, or ``None`` if nothing is known of the actor, or nothing any
+        more."""
         return self._records.get(actor.index)
 
     def by_pid(self, pid: int) -> ActorRecord | None:
-        """The process that has this pid; ``None`` once it has ended."""
+        """Return the process that has this pid; ``None`` once it has ended."""
         return self._by_pid.get(pid)
 
     def pids(self) -> list[tuple[int, ActorRecord]]:
-        """The processes that are not known to have ended."""
+        """Return the processes that are not known to have ended."""
         return list(self._by_pid.items())
 
     def find(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
-        """The actor with this name, its class and its methods; ``ValueError`` if there is none. Waits for one
-        that another thread starts just now."""
+        """Return the actor with this name, its class and its methods; raise ``ValueError`` if there is none.
+        Waits for an actor that another thread is starting."""
         while True:
             identity = self._named(name)
             record = None if identity is None else self.known(identity)
@@ -181,7 +183,8 @@ class Table:
             wait_for_flag(record.usable, what, doing)
 
     def _named(self, name: str) -> ActorId | None:
-        """The actor that has this name, unless it is dead for good: its end may not be reported yet."""
+        """Return the actor that has this name, unless it is dead for good: its end may not be reported
+        yet."""
         identity = self._names.get(name)
         record = None if identity is None else self.known(identity)
         there = record is not None and (record.alive or record.may_restart() or record.under_way)
@@ -194,8 +197,8 @@ class Table:
         incarnation: int,
         label: Callable[[int, int], str | None] | None = None,
     ) -> ActorDiedError:
-        """The error for who needed the actor's process that was the slot's ``incarnation``-th.
-        ``label`` names a (graph, node); default: as the driver knows it."""
+        """Return the error for users of the actor's process that was the slot's ``incarnation``-th. ``label``
+        names a (graph, node); default: as the driver knows it."""
         record: ActorRecord | None = self.record(actor)
         assert record is not None
         # One that could not be started has been called all the same.
@@ -210,22 +213,22 @@ class Table:
     # Who needs them
 
     def retain(self, actor: ActorId) -> None:
-        """One handle more needs the actor."""
+        """Count one handle more of the actor."""
         record = self.known(actor)
         if record is not None:
             record.actor.handles += 1
             record.actor.held = True
 
     def retain_for(self, actor: ActorId, graph: int) -> None:
-        """Graph ``graph`` needs the actor. Not a count: whoever is interrupted here gives back what may have
-        been taken."""
+        """Note that graph ``graph`` needs the actor. This is no count: a caller that is interrupted here
+        gives back what may have been taken."""
         record = self.known(actor)
         if record is not None:
             record.actor.graphs.add(graph)
             record.actor.held = True
 
     def share(self, actor: ActorId) -> None:
-        """A handle of the actor leaves this process."""
+        """Note that a handle of the actor leaves this process."""
         record = self.known(actor)
         if record is not None:
             record.actor.shared = True
@@ -233,12 +236,12 @@ class Table:
     # Leaving
 
     def forget_pid(self, pid: int) -> None:
-        """The process with this pid has ended."""
+        """Forget a pid, whose process has ended."""
         with self.lock:
             self._by_pid.pop(pid, None)
 
     def forget_process(self, record: ActorRecord) -> None:
-        """The process is gone: its name and its slot are free, unless they are kept for its successor."""
+        """Free the name and the slot of a process that is gone, unless they are kept for its successor."""
         with self.lock:
             if not record.restarting:
                 self._forget_name(record)
@@ -246,13 +249,13 @@ class Table:
                 self._free_slots.append(record.slot)
 
     def forget_start(self, record: ActorRecord) -> None:
-        """The actor could not be started, and there has been none before."""
+        """Forget an actor that could not be started, and that had no process before."""
         with self.lock:
             self._records.pop(record.id.index, None)
 
     def forget_actor(self, record: ActorRecord) -> None:
-        """Keep little of an actor that is dead and has no handle here, and of the last of them only: other
-        processes may ask for it, and ends of channels and references how it has ended."""
+        """Keep little of an actor that is dead and has no handle here, and only of the last of them: other
+        processes, ends of channels and references may ask how it has ended."""
         with self.lock:
             if not self._can_be_forgotten(record):
                 return
@@ -271,20 +274,21 @@ class Table:
 
     @staticmethod
     def _can_be_forgotten(record: ActorRecord) -> bool:
-        """Say whether the actor is dead, and nothing in this process asks for it."""
+        """Return whether the actor is dead, and nothing in this process asks for it."""
         actor = record.actor
         asked_for = actor.handles > 0 or actor.graphs or not actor.held
         return not asked_for and record.exited.is_set() and not record.under_way
 
     def reserve(self, record: ActorRecord) -> None:
-        """Give the actor's next process the same slot, if it is free: who knew the old one then lets
-        go of what was the old one's."""
+        """Give the actor's next process the same slot, if it is free: processes that knew the old one then
+        let go of what was the old one's."""
         with self.lock, suppress(ValueError):
             self._free_slots.remove(record.slot)
             record.keeps_slot = True
 
     def give_up(self, record: ActorRecord) -> None:
-        """Let go of what was kept for a process that should replace this one, if there is none."""
+        """Let go of the slot and name that were kept for a process that should replace this one, if there is
+        none."""
         with self.lock:
             if record.keeps_slot:
                 record.keeps_slot = False

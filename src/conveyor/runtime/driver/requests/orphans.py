@@ -1,4 +1,4 @@
-"""How readers are asked for tickets of pickles that may never have come to them: see
+"""Questions to readers about tickets of pickles that may never have come to them: see
 :mod:`conveyor.runtime.refs.pickled.tickets`."""
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _Way: TypeAlias = "tuple[Reader, int, int]"
 
 
 class Arrivals:
-    """Whether what the dead had sent has come to other hosts. From a lost host nothing comes any more to
-    those that have given it up. From one that lives everything comes in the end: it counts what is due, once,
-    and the other one tells when that is there.
+    """Knowledge of whether the last frames of dead processes have come to other nodes. From a lost node
+    nothing comes any more to those that have given it up. From a living node everything comes in the end: it
+    counts the frames that are due, once, and the other node tells when they are there.
 
-    All tickets of a maker are known when that is asked, since all that it had said was heard. So its readers
-    are asked for all of them when the answer is there, and nothing has to be kept of it after that.
+    All tickets of a maker are known when that is asked, since everything that it had said was heard. So its
+    readers are asked for all of them when the answer is there, and nothing has to be kept after that.
     """
 
     def __init__(self, orphans: Orphans, abroad: FarHosts, chores: Chores) -> None:
         self._orphans, self._abroad, self._chores = orphans, abroad, chores
-        #: Those that are being asked for, with the number of the question.
+        #: Ways that are being asked about, with the number of the question.
         self._asked: dict[_Way, int] = {}
-        #: Where all has come, while readers are asked because of that.
+        #: Ways on which everything has come, while readers are asked because of that.
         self._come: set[_Way] = set()
         self._numbers = itertools.count(1)
 
     def pending(self, host: int, maker: Reader, reader: Reader) -> bool:
-        """See :data:`conveyor.runtime.refs.pickled.tickets.Arrives`."""
+        """Return whether frames may still come; see :data:`conveyor.runtime.refs.pickled.tickets.Arrives`."""
         to = self._abroad.host_of(reader[0])
         way = maker, host, to
         if not self._abroad.comes(host, to) or way in self._come:
             return False
-        # Of a lost host it is told when the other one has given it up.
+        # If the node is lost, the other one tells when it has given it up.
         if way not in self._asked and not self._abroad.is_lost(host):
             self._asked[way] = number = next(self._numbers)
             self._chores.soon(partial(self._ask, way, number))  # the tickets' lock is held here
@@ -64,12 +64,12 @@ class Arrivals:
         elif not due.result():
             self.come(number)
         else:
-            # It is not told where the readers' host is being given up, or the session over.
+            # `end` is called if the readers' node is being given up, or the session is over.
             come, end = partial(self.come, number), partial(self._end, number)
             self._abroad.looks.when_come(to, host, due.result(), come, end)
 
     def _ways(self, number: int) -> list[_Way]:
-        """What that question is about: one, or none where it was given up meanwhile."""
+        """Return the way that a question is about; empty if it was given up meanwhile."""
         return [way for way, asked in list(self._asked.items()) if asked == number]
 
     def _end(self, number: int) -> None:
@@ -77,7 +77,7 @@ class Arrivals:
             self._asked.pop(way, None)
 
     def come(self, number: int) -> None:
-        """What question ``number`` was about is all there, or does not come any more."""
+        """Have the readers asked: all frames of question ``number`` are there, or do not come any more."""
         for way in self._ways(number):
             self._come.add(way)  # first: else another thread might ask again
             try:
@@ -87,7 +87,8 @@ class Arrivals:
                 self._come.discard(way)
 
     def given_up(self) -> None:
-        """A host is lost, or another one has given it up: nobody answers for it any more."""
+        """Give up the questions that nobody answers any more: a node is lost, or another node has given it
+        up."""
         for way, number in list(self._asked.items()):
             _, host, to = way
             if self._abroad.is_lost(to) or not self._abroad.comes(host, to):
@@ -98,7 +99,7 @@ class Arrivals:
 def ask_readers(
     orphans: Orphans, table: Table, abroad: FarHosts, process: Process, chores: Chores
 ) -> None:
-    """From now on they are asked. ``process``: the driver's, which is one of them."""
+    """Have readers asked from now on. ``process``: the driver's, which is one of them."""
 
     def ask(reader: Reader, question: int, writers: tuple[Reader, ...]) -> None:
         if reader == process.identity:

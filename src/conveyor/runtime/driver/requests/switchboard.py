@@ -1,6 +1,6 @@
-"""Answering what actors ask the driver for while they run: other actors, links to them, graphs.
+"""The dispatcher of the actors' requests to the driver: other actors, links to them, graphs.
 
-One socketpair for each actor. Requests come on the hosts' event thread, which must not block: so each is
+One socketpair for each actor. Requests come on the engine's event thread, which must not block. So each is
 answered on a thread of its own, as it may wait for the fork server or for another actor's main loop.
 """
 
@@ -69,7 +69,7 @@ from conveyor.weak import WeakSet
 
 
 class Connections:
-    """The connections of actors that there are, and what they lead to."""
+    """The open connections of actors to references and graphs."""
 
     def __init__(self, exports: Exports, graphs: SharedGraphs, process: Process) -> None:
         """``process``: the driver's."""
@@ -79,8 +79,8 @@ class Connections:
         self._open: WeakSet[Connection] = WeakSet()
 
     def open(self, caller: ActorRecord, request: Opening) -> list[int] | Handed:
-        """Serve a connection of ``caller``'s own: its end of it, which is whoever's to close that asks, or
-        what its host gives it."""
+        """Open a connection of ``caller``'s own and serve it. Return ``caller``'s end, which whoever calls
+        this closes, or the substitute that its node gives it."""
         if isinstance(request, OpenFarMemory):
             return self._open_far_memory(caller)
         here, there = descriptors.socket_pair()
@@ -124,31 +124,30 @@ class Connections:
         return GraphService(graph, here, caller.reader).connection
 
     def close(self) -> None:
-        """The session is over: nothing comes over them any more."""
+        """Close all connections: the session is over."""
         self._graphs.clear()
         for connection in list(self._open):
             connection.close()
         self._exports.close(ending.error())
 
 
-#: What goes with an answer: descriptors, which are closed when they have been sent, or what another host
-#: gives in their place.
+#: Descriptors that go with an answer, and are closed when they have been sent, or their substitute for a
+#: process of another node.
 Given = list[int] | Handed
 
 
 def let_go(given: Given) -> None:
-    """It has been sent, or will not be."""
+    """Close the descriptors of an answer: it has been sent, or will not be."""
     if isinstance(given, list):
         close_all(given)
 
 
 class RequestLine:
-    """One actor's: it asks over a socket, or its host passes on what it asks. It is answered by several
-    threads."""
+    """Request connection of one actor, over a socket, or by way of its node. Several threads answer."""
 
     def __init__(self, record: ActorRecord, sock: socket.socket, abroad: FarHosts) -> None:
         self.record = record
-        #: ``None`` where the process is on another host, and when the line is closed.
+        #: ``None`` if the process is on another node, and when the line is closed.
         self.sock: socket.socket | None = sock
         self._abroad = abroad
         # Held for one reply at a time, which may be several datagrams.
@@ -174,10 +173,10 @@ class RequestLine:
 
 
 class RequestLines:
-    """The lines of all actors, by their processes."""
+    """The request connections of all actors, by their processes."""
 
     def __init__(self, unwatch: Callable[[int], None], abroad: FarHosts) -> None:
-        """``unwatch(fd)``: a socket, which the caller watches, is about to be closed."""
+        """``unwatch(fd)`` is called for a socket, which the caller watches, before it is closed."""
         self._unwatch = unwatch
         self._abroad = abroad
         self._lock = threading.Lock()
@@ -187,24 +186,24 @@ class RequestLines:
         return len(self._all)
 
     def add(self, record: ActorRecord, sock: socket.socket) -> RequestLine:
-        """The line of that process, over that socket."""
+        """Return a new line of that process, over that socket."""
         line = RequestLine(record, sock, self._abroad)
         with self._lock:
             self._all[record.reader] = line
         return line
 
     def of(self, process: Reader) -> RequestLine | None:
-        """That process's."""
+        """Return the line of a process, or None."""
         return self._all.get(process)
 
     def settle(self, record: ActorRecord) -> None:
-        """What it asks comes by way of its host from now on."""
+        """Close the socket of a process whose requests come by way of its node from now on."""
         line = self.of(record.reader)
         if line is not None:
             self._close(line)
 
     def remove(self, record: ActorRecord) -> None:
-        """There is nobody at its other end, or who is cannot be answered, and hears that."""
+        """Remove the line of a process that is gone, or cannot be answered. A living process is told."""
         with self._lock:
             line = self._all.pop(record.reader, None)
         if line is not None:
@@ -213,7 +212,7 @@ class RequestLines:
                 self._abroad.cut(record)
 
     def close(self) -> None:
-        """There is nobody at any."""
+        """Close all lines: no process is left."""
         with self._lock:
             lines, self._all = list(self._all.values()), {}
         for line in lines:
@@ -226,33 +225,34 @@ class RequestLines:
             sock.close()
 
 
-#: Seconds before something is looked at again that changes just now, at first and at most: notes and looks of
-#: other hosts, and frames that are on their way there. Pumps could tell of the latter
-#: (``HostPump.tell_when_come``), and one would have to ask again all the same for the rest.
+#: Seconds between two looks at something that changes just now, at first and at most: notes and looks of
+#: other nodes, and frames that are on their way there. Pumps could tell of the latter
+#: (``HostPump.tell_when_come``), but the rest would have to be asked for again all the same.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
 
 
 class Inquiries:
-    """Each is made on the thread that answers the request."""
+    """The deadlock detector's inquiries across nodes. Each is made on the thread that answers the request."""
 
     def __init__(self, table: Table, abroad: FarHosts) -> None:
         self._board = table.board
         self._abroad = abroad
         self._over = Flag()
         self._lock = threading.Lock()
-        # Looks that an inquiry may share: by host the one that is under way, and the one after that.
+        # Looks that inquiries may share: by node the one that is under way, and the one after that.
         self._now: dict[int, Future[WaitsThere]] = {}
         self._next: dict[int, Future[WaitsThere]] = {}
-        # Waits that end with an error as soon as their process hears of it: one is enough for a cycle.
+        # Waits that end with an error as soon as their process hears of it: one for each cycle is enough.
         self._doomed: dict[Reader, frozenset[int]] = {}
 
     def look(self, caller: ActorRecord, waits: Sequence[Waiting]) -> Found | None:
-        """What one process asks; waits until it is known."""
+        """Return the cycle that one of these waits of ``caller`` is part of, or None. Waits until that is
+        known."""
         process = caller.reader
         with self._lock:
             for reader in [reader for reader in self._doomed if self._board.gone(*reader)]:
                 del self._doomed[reader]
-            # It asks again: so it has not heard of what was found.
+            # The process asks again about these waits: so it has not heard of the verdict.
             again = self._doomed.pop(process, frozenset()) - {wait.stamp for wait in waits}
             if again:
                 self._doomed[process] = again
@@ -264,7 +264,7 @@ class Inquiries:
                 return self._found(verdict)
 
     def close(self) -> None:
-        """The session is over: nobody waits for an answer any more."""
+        """End all inquiries: the session is over, and nobody waits for an answer any more."""
         self._over.set()
 
     def _inquire(self, process: Reader, waits: Sequence[Waiting]) -> Verdict | None:
@@ -291,7 +291,8 @@ class Inquiries:
         return self._doomed.get(process, ())
 
     def _convict(self, process: Reader, verdict: Verdict) -> bool:
-        """False: another wait of the same cycle was found meanwhile, and ends."""
+        """Note the waits that a verdict ends. Return False if another wait of the same cycle was found
+        meanwhile, and ends."""
         with self._lock:
             for reader, stamp in verdict.waits:
                 if stamp in self._doomed.get(reader, ()):
@@ -300,7 +301,7 @@ class Inquiries:
         return True
 
     def _found(self, verdict: Verdict) -> Found:
-        """In words."""
+        """Return the cycle of a verdict in words."""
         slots = [slot for slot, _ in verdict.way]
         chain = []
         for (slot, text), to in zip(verdict.way, [*slots[1:], slots[0]], strict=True):
@@ -320,7 +321,7 @@ class Inquiries:
         return self._abroad.looks.look_at_waits(host, look)
 
     def _shared(self, host: int) -> Future[WaitsThere]:
-        """A look at that host that begins after this, for all that ask until then."""
+        """Return a look at that node that begins after this call, for all that ask until then."""
         with self._lock:
             if host in self._now:
                 if host not in self._next:
@@ -351,15 +352,15 @@ class Inquiries:
 
 logger = logging.getLogger("conveyor")
 
-#: Seconds that the event thread waits for an actor to take what is sent to it before.
+#: Seconds that the event thread waits for an actor to take earlier replies.
 _PATIENCE = 1.0
 
-#: What a request is answered with, and what goes with it.
+#: The answer to a request, and the descriptors that go with it.
 _Answer = tuple[Any, Given]
 
 
 class Switchboard:
-    """The driver's side of the sockets on which actors ask."""
+    """The driver's end of the actors' request sockets."""
 
     def __init__(
         self,
@@ -387,33 +388,33 @@ class Switchboard:
         self._departures = Departures(table.board, watcher)
 
     def add(self, record: ActorRecord, sock: socket.socket) -> None:
-        """Serve what comes over ``sock`` from that process, until it is removed."""
+        """Serve the requests that come over ``sock`` from that process, until it is removed."""
         line = self._lines.add(record, sock)
         self._hosts.watch(sock.fileno(), lambda: self._on_message(line))
 
     def remove(self, record: ActorRecord) -> None:
-        """The process is gone, or has broken its socket."""
+        """Forget a process that is gone, or has broken its socket."""
         self._departures.forget(record)
         self._lines.remove(record)
 
     def settled(self, record: ActorRecord) -> None:
-        """The process is on another host, which passes on what it asks."""
+        """Close the socket of a process on another node, which passes on its requests."""
         self._lines.settle(record)
 
     def heard(self, slot: int, incarnation: int, data: bytes) -> None:
-        """What such a process asks. Called by the hosts, on their thread."""
+        """Take a request of a process on another node. Called by the engine, on its thread."""
         line = self._lines.of((slot, incarnation))
         if line is not None:
             self._take(line, pickle.loads(data))
 
     def close(self) -> None:
-        """The session is over."""
+        """End all inquiries and close all sockets: the session is over."""
         self._inquiries.close()
         self._lines.close()
 
     @property
     def served(self) -> int:
-        """Sockets that there are."""
+        """Number of processes whose requests are served."""
         return len(self._lines)
 
     def _on_message(self, line: RequestLine) -> None:
@@ -436,7 +437,7 @@ class Switchboard:
         try:
             threads.start(self._answer, "request", line, message)
         except SystemLimitError as error:
-            # Here, where everybody else would wait as well.
+            # Answered on this thread, where everybody else would wait as well.
             self._reply(line, message.number, Failed(error), patience=_PATIENCE)
 
     def _answer(self, line: RequestLine, message: Numbered) -> None:
@@ -463,16 +464,16 @@ class Switchboard:
         given: Given | None = None,
         patience: float = -1,
     ) -> None:
-        """``patience``: seconds that other replies to this actor may take."""
+        """Send a reply. ``patience``: seconds that other replies to this actor may take."""
         record = line.record
         try:
             line.send(Numbered(number, pickle.dumps(reply)), given or [], patience)
         except Exception as error:
             if record.host is not None and isinstance(reply, Done):
-                # What its host was to give it has ended meanwhile, say: that is the answer then.
+                # Its node could not give it the substitute, since a process has ended, say: an error instead.
                 self._reply(line, number, Failed(error))
                 return
-            # Who asked is gone; or it gets an error now, as it would wait for an answer for ever.
+            # The asking process is gone; or it gets an error now, as it would wait for an answer for ever.
             if record.alive:
                 logger.warning("a request of %s cannot be answered: %s", record.id.name, str(error))
             self.remove(record)
@@ -480,7 +481,7 @@ class Switchboard:
     # Actors
 
     def _connect(self, caller: ActorRecord, request: asked.Connect) -> _Answer:
-        # Where it will be has to be known, since its host makes an end of the link.
+        # The node of the callee has to be known, since it makes an end of the link.
         find = self._supervisor.current if self._hosts.places else self._supervisor.callable
         while True:
             callee = find(request.actor)
@@ -530,7 +531,7 @@ class Switchboard:
         return None, []
 
     def _kill(self, caller: ActorRecord, request: asked.Kill) -> _Answer:
-        # Who ends itself must not wait for that.
+        # An actor that ends itself must not wait for that.
         wait = request.actor != caller.id
         self._supervisor.kill(request.actor, request.no_restart, request.graceful, wait)
         return None, []
@@ -638,7 +639,7 @@ class Switchboard:
         self._collectives.close(request.number)
         return None, []
 
-    #: What answers each kind of request.
+    #: The function that answers each kind of request.
     answers: ClassVar[
         Mapping[type[Request], Callable[[Switchboard, ActorRecord, Any], _Answer]]
     ] = {
@@ -673,7 +674,7 @@ class Switchboard:
         asked.CloseGroup: _close_group,
         asked.Meet: _meet,
     }
-    #: What is done for each kind of notice.
+    #: The function for each kind of notice.
     notices: ClassVar[Mapping[type[Notice], Callable[[Switchboard, ActorRecord, Any], None]]] = {
         asked.Disconnect: _disconnect,
         asked.Refuse: _refuse,
