@@ -1,4 +1,5 @@
-"""What ``dag.compile()`` returns, whichever process compiled it and whatever engine its actors have."""
+"""The result of ``dag.compile()``, whichever process compiled the graph and whatever engine its actors
+have."""
 
 from __future__ import annotations
 
@@ -23,19 +24,19 @@ G = TypeVar("G", bound="CompiledGraph[Any]")
 
 
 class GraphParts(Struct, frozen=True):
-    """What a ``CompiledGraph`` is a face of."""
+    """The parts behind a ``CompiledGraph``."""
 
     number: int
     name: str
     submitter: Submitter[Any]
     upkeep: Upkeep
     view: View
-    #: What ``__reduce__`` of the graph returns.
+    #: Returns the result of the graph's ``__reduce__``.
     reduce: Callable[[CompiledGraph[Any]], tuple[Any, ...]]
 
 
 def parts_of(graph: CompiledGraph[Any]) -> GraphParts:
-    """What ``graph`` is made of, for the library itself."""
+    """Return the parts of ``graph``, for the library itself."""
     return graph._parts
 
 
@@ -55,7 +56,7 @@ class CompiledGraph(Generic[ResultT]):
     def __init__(self, parts: GraphParts) -> None:
         self._parts = parts
         self._submitter = parts.submitter
-        # What almost every execution is done with.
+        # The fast path, which almost every execution takes.
         self._short_way = parts.submitter.short_way
 
     @property
@@ -65,7 +66,7 @@ class CompiledGraph(Generic[ResultT]):
 
     @property
     def plan(self) -> Plan:
-        """What every actor of the graph does, in which order, over which channel."""
+        """The Plan: what every actor of the graph does, in which order, over which channel."""
         return self._parts.view.plan
 
     @property
@@ -158,10 +159,10 @@ class CompiledGraph(Generic[ResultT]):
         self._parts.upkeep.restart()
 
     def status(self, stacks: bool = False) -> GraphStatus:
-        """What the graph and each of its actors are doing now; ``print`` shows it.
+        """Say what the graph and each of its actors are doing now; ``print`` shows it.
 
-        Costs the actors nothing, and works also when they are stuck, stopped or dead. ``stacks``:
-        with the Python stack of each actor, through py-spy where that is installed.
+        Costs the actors nothing, and works also when they are stuck, stopped or dead. ``stacks``: with the
+        Python stack of each actor, through py-spy where that is installed.
         """
         return self._parts.view.status(stacks)
 
@@ -186,7 +187,7 @@ class CompiledGraph(Generic[ResultT]):
         try:
             self.teardown()
         except Exception as second:
-            # The first error is what the program has to hear of.
+            # The program has to hear of the first error.
             if hasattr(error, "add_note"):
                 error.add_note(f"then the teardown of {self.name} failed: {second}")
             else:
@@ -219,10 +220,10 @@ class CompiledGraph(Generic[ResultT]):
         return self._parts.view.draw(filename, format, view, channel_details, schedule)
 
     def stats(self) -> conveyor.observe.GraphStats:
-        """What was counted and timed since the graph was compiled.
+        """Return the counts and times of the graph since it was compiled.
 
-        The counters are always kept, and reading them asks no actor: it works while one is busy,
-        stopped or dead, and after :meth:`teardown`. Printed, they are a table.
+        The counters are always kept, and reading them asks no actor: it works while one is busy, stopped or
+        dead, and after :meth:`teardown`. Printed, they are a table.
         """
         return self._parts.view.stats()
 
@@ -306,5 +307,5 @@ class CompiledGraph(Generic[ResultT]):
         return f"<{type(self).__name__} {self.name}: {self._parts.view.describe()}>"
 
     def _repr_html_(self) -> str:
-        # What a notebook shows.
+        # Shown by a notebook.
         return self._parts.view.html(repr(self))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Member(Protocol):
-    """An actor of a graph, as whoever executes the graph sees it."""
+    """An actor of a graph, as the graph's executor sees it."""
 
     @property
     def id(self) -> ActorId: ...
@@ -37,29 +37,29 @@ class Member(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """Which of the processes that have had this slot it is."""
+        """Incarnation of its process: which of the processes that have had this slot it is."""
         ...
 
     @property
     def slot(self) -> int:
-        """Its place on the board."""
+        """Slot of its process in the process table."""
         ...
 
     @property
     def death_number(self) -> int:
-        """Which of the session's deaths its own is; 0: it lives, or that is not known yet."""
+        """Number of its death in the session; 0: it lives, or the death is not known yet."""
         ...
 
     @property
     def alive(self) -> bool: ...
 
     def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
-        """The error for whoever needed it. ``label`` names a (graph, node)."""
+        """Return the error for users of this actor. ``label`` names a (graph, node)."""
         ...
 
 
 class LaidMember(Struct, frozen=True):
-    """What the executor is told of an actor of its graph."""
+    """Description of an actor, sent to the executor of its graph."""
 
     id: ActorId
     pid: int
@@ -68,9 +68,9 @@ class LaidMember(Struct, frozen=True):
 
 
 class LaidChannels(Struct, frozen=True):
-    """What the executor is told of the graph's channels. The rings lie at ``offsets``; ``reads`` and
-    ``writes`` are its own ends of them; ``bits`` are what rings the members' programs. ``hosts``: where the
-    actors and the executor are, in words, if not all of them on one host."""
+    """Description of a graph's channels, sent to its executor. offsets: of the rings. reads, writes: the
+    executor's ends of them. bits: the doorbell bits of the members' programs. hosts: in words, the nodes of
+    the actors and the executor, if there are several."""
 
     number: int
     members: tuple[LaidMember, ...]
@@ -91,7 +91,7 @@ class LaidChannels(Struct, frozen=True):
         bits: tuple[int, ...],
         hosts: dict[int, str] | None = None,
     ) -> LaidChannels:
-        """Those of graph ``number``, which were laid out like this."""
+        """Return the description of graph ``number``, which is laid out as in ``layout``."""
         return LaidChannels(
             number,
             tuple(LaidMember(m.id, m.pid, m.slot, m.incarnation) for m in members),
@@ -107,7 +107,7 @@ class LaidChannels(Struct, frozen=True):
 
 
 class Laid(Struct, frozen=True):
-    """A graph whose channels are laid, in the process that executes it."""
+    """A graph whose channels are deployed, in the process that executes it."""
 
     channels: LaidChannels
     members: Sequence[Member]
@@ -115,7 +115,7 @@ class Laid(Struct, frozen=True):
 
     @property
     def number(self) -> int:
-        """The graph's, in the session."""
+        """Number of the graph in the session."""
         return self.channels.number
 
 
@@ -125,51 +125,54 @@ class Executor(Protocol):
     process: Process
 
     def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
-        """Lay the graph's channels and load every actor's program. All or nothing. ``begun`` is told the
-        number as soon as there is one: whoever is interrupted before he has what this returns drops it."""
+        """Deploy the graph's channels and load every actor's program. All or nothing. ``begun`` is told the
+        number as soon as there is one: a caller that is interrupted before it has the result drops the
+        graph."""
         ...
 
     def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
-        """Bring dead actors of graph ``number`` back and lay it anew; ``first``: the number of the next
-        execution. All or nothing. ``WaitTimeoutError`` where ``patience`` ends before they are back."""
+        """Bring dead actors of graph ``number`` back and deploy the graph anew; ``first``: the number of the
+        next execution. All or nothing. Raises ``WaitTimeoutError`` if ``patience`` ends before they are
+        back."""
         ...
 
     def comes_back(self, number: int) -> bool:
-        """Whether the dead actors of graph ``number`` are started again without being asked."""
+        """Return whether the dead actors of graph ``number`` are restarted without being asked."""
         ...
 
     def end_unmade(self, number: int) -> None:
-        """End the processes of graph ``number`` whose constructor has raised: they can do nothing, and
-        others may replace them."""
+        """End the processes of graph ``number`` whose constructor has raised: they can do nothing, and others
+        may replace them."""
         ...
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
-        """Take graph ``number`` down; the acknowledgements that are still to come."""
+        """Take graph ``number`` down; return the acknowledgements that are still to come."""
         ...
 
     def drop(self, number: int) -> None:
-        """Graph ``number`` became garbage. Called by a finalizer: only notes it."""
+        """Note that graph ``number`` became garbage. Called by a finalizer, so it only notes it."""
         ...
 
     def keep(self, value: Any) -> Ref:
-        """A reference to ``value`` as it is now."""
+        """Return a reference to ``value`` as it is now."""
         ...
 
     def label(self, graph: int, node: int) -> str | None:
-        """What node ``node`` of graph ``graph`` is called, if that is known here."""
+        """Return the name of task ``node`` of graph ``graph``, if it is known here."""
         ...
 
     def afar(self, number: int, question: Question, patience: float) -> Afar:
-        """What other hosts say of their actors of graph ``number``, in so many seconds at most."""
+        """Return the status of graph ``number``'s actors on other nodes, as these report it within
+        ``patience`` seconds."""
         ...
 
     def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
-        """Have ``then`` called, on any thread, with what other hosts say from now on, or with what keeps
-        them from it."""
+        """Have ``then`` called, on any thread, with the report of the other nodes from now on, or with the
+        error that keeps them from it."""
         ...
 
     def origins(self) -> Origins:
-        """Where results were got; of graphs in debug mode."""
+        """Return the places where results were got; for graphs in debug mode."""
         ...
 
     def kill(self, actor: ActorId) -> None:
@@ -187,7 +190,7 @@ def refuse_own(plan: Plan, executor: ActorId) -> None:
 
 
 def first_death(members: Sequence[Member]) -> Member | None:
-    """Of those that are dead the one that died first: who depends on several names that one."""
+    """Return the member that died first, or None. Errors name it as the cause."""
     dead = [member for member in members if not member.alive]
-    # One without a number is being announced just now.
+    # A death without a number is being announced just now.
     return min(dead, key=lambda member: member.death_number or 1 << 32, default=None)

@@ -1,4 +1,4 @@
-"""Where in the program results were got: for the error that says who fills an arena, in debug mode."""
+"""Places in the program where results were got: for the error that says who fills an arena, in debug mode."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from conveyor.runtime.graph.results import GraphRef
 from conveyor.runtime.refs.outcome import failure_of
 from conveyor.runtime.refs.ref import EMPTY
 
-#: Results whose place is remembered.
+#: Number of results whose place is remembered.
 KEPT = 100_000
-#: Places that the error names.
+#: Number of places that the error names.
 _NAMED = 10
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.abspath(conveyor.exceptions.__file__)), "")
@@ -34,7 +34,7 @@ class Origins:
         self._places: dict[tuple[int, int, int], str] = {}
 
     def note(self, graph: int, edge: int, execution: int) -> None:
-        """The program gets this result now, in the frame that called into the package."""
+        """Note that the program gets this result now, in the frame that called into the package."""
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
             frame = frame.f_back
@@ -45,7 +45,7 @@ class Origins:
                 del self._places[next(iter(self._places))]
 
     def explain(self, error: ArenaFullError, holder: str) -> str:
-        """Where the process called ``holder``, which is this one, got what it holds."""
+        """Say where this process, which is called ``holder``, got the results that it holds."""
         places: Counter[str] = Counter()
         for held in error.held:
             if held.process != holder or held.graph is None or held.edge is None:

@@ -1,7 +1,7 @@
-"""What a compiled graph is made of, as its parts and those who show it see each other.
+"""The parts of a compiled graph, as they and those who show the graph see each other.
 
-Each part is handed those it needs, and knows no part that uses it:
-``CompiledGraph -> Submitter -> Entry -> source of the refs -> account -> supervision -> epoch``.
+Each part is handed those it needs, and knows no part that uses it: ``CompiledGraph -> Submitter -> Entry ->
+source of the refs -> account -> supervision -> epoch``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conveyor.runtime.graph.telemetry.recording import Progress, Recording, Trac
 
 
 def graph_id(number: int) -> str:
-    """A text that names graph ``number`` among all of its session."""
+    """Return a text that names graph ``number`` among all of its session."""
     return f"{number:08x}"
 
 
@@ -37,7 +37,7 @@ class Upkeep(Protocol):
 
 
 class Account(Protocol):
-    """What the process that executes a graph can tell of it."""
+    """A graph's state, as the process that executes it can tell."""
 
     #: The graph's number among those of its session.
     number: int
@@ -47,7 +47,7 @@ class Account(Protocol):
 
     @property
     def recording(self) -> Recording:
-        """What its processes note about themselves."""
+        """The records that the graph's processes keep about themselves."""
         ...
 
     @property
@@ -60,25 +60,26 @@ class Account(Protocol):
 
     @property
     def hosts(self) -> dict[int, str]:
-        """Where the actors and the executor are, in words, if not all of them on one host."""
+        """In words, the nodes of the actors and the executor, if there are several."""
         ...
 
     def check_open(self) -> None:
-        """Raise what has ended the graph, if it was closed."""
+        """Raise the error that has ended the graph, if it was closed."""
         ...
 
     def progress(self) -> Progress:
-        """How far its executions are."""
+        """Return how far the graph's executions are."""
         ...
 
     def tracks(self) -> list[Track]:
-        """Its processes, the executing one first."""
+        """Return the graph's processes, the executing one first."""
         ...
 
     def afar(self, question: Question, patience: float) -> Afar:
-        """What other hosts say of its actors there, in so many seconds at most."""
+        """Return the status of the graph's actors on other nodes, as these report it within ``patience``
+        seconds."""
         ...
 
     def status(self, stacks: bool = False, patience: float = PATIENCE) -> GraphStatus:
-        """``patience``: seconds that other hosts have to answer."""
+        """Return the graph's status. ``patience``: seconds that other nodes have to answer."""
         ...

@@ -1,4 +1,4 @@
-"""What ``execute`` returns: references in the shape that the graph's results were given."""
+"""Results of ``execute``: references in the shape that the graph's results were given."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.refs.together import get_together
 from conveyor.runtime.refs.values import wait_for
 
-#: For each output that is a generator's: what makes the reference to its items, given the references to its
-#: end and to the effects.
+#: For each output that is a generator's: the function that makes the reference to its items, given the
+#: references to its end and to the effects.
 Streams: TypeAlias = Mapping[int, Callable[[Ref, tuple[Ref, ...]], StreamRef]]
 
 
@@ -35,7 +35,7 @@ class GraphRef(Ref):
 
 
 class EffectRef(GraphRef):
-    """A result that is only there when the effects of its execution have been, too."""
+    """A result that is only there when the effects of its execution are done, too."""
 
     __slots__ = ("_effects", "_result")
 
@@ -71,7 +71,7 @@ class EffectRef(GraphRef):
         return self._result.done() and all(effect.done() for effect in self._effects)
 
     def cancel(self) -> bool:
-        # They are of one execution: the first that is not done cancels all.
+        # All are of one execution: the first one that is not done cancels it.
         return any(ref.cancel() for ref in (self._result, *self._effects))
 
     def cancelled(self) -> bool:
@@ -90,9 +90,9 @@ class EffectRef(GraphRef):
 class Results:
     """The results of a plan's executions.
 
-    edges: those that the driver reads, each once: of the outputs, then of the effects.
-    single: an execution has just one result, which is a task's, and no effect.
-    as_read: its results are a list of what is read, in that order.
+    edges: the edges that the executor reads, each once: of the outputs, then of the effects.
+    single: whether an execution has just one result, which is a task's, and no effect.
+    as_read: whether the results are the list of refs to ``edges``, in that order.
     """
 
     def __init__(self, plan: Plan, put: Callable[[Any], Ref]) -> None:
@@ -114,7 +114,7 @@ class Results:
             and tuple(plan.outputs) == tuple(self.edges)
         )
         self._shape = plan.shape
-        # What is no task's result: constants, put once, and parts of the input.
+        # Results that are no task's: constants, put once, and parts of the input.
         leaves = () if plan.shape is None else plan.shape.leaves
         self._constants = {
             leaf: put(_constant(value.value))
@@ -123,8 +123,8 @@ class Results:
         }
 
     def passed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, Ref]:
-        """The results that are parts of what ``execute`` was given, by their place. To be asked
-        for before the execution is submitted: what cannot be sent must leave no trace."""
+        """Return the results that are parts of the arguments of ``execute``, by their place. Called before
+        the execution is submitted: values that cannot be sent must leave no trace."""
         if self._shape is None:
             return {}
         return {
@@ -134,7 +134,7 @@ class Results:
         }
 
     def failed(self, error: BaseException, source: Source, streams: Streams) -> Any:
-        """What ``execute`` returns if a ref that it was given has ``error``: nothing was sent."""
+        """Return the results of an ``execute`` with an argument whose ref has ``error``: nothing was sent."""
 
         unseen = Unseen(error)
 
@@ -149,7 +149,7 @@ class Results:
         return self.arrange([fail(i) for i in range(len(self.edges))], passed, streams)
 
     def arrange(self, made: Sequence[Ref], passed: Mapping[int, Ref], streams: Streams) -> Any:
-        """What ``execute`` returns. ``made``: a ref for each of ``edges``."""
+        """Return the results of ``execute``. ``made``: a ref for each of ``edges``."""
         if self.as_read:
             return made
         effects = tuple(made[self._distinct :])
@@ -176,15 +176,15 @@ class Results:
         return refs if self._multi_output else refs[0]
 
     def position(self, reader: int) -> int | None:
-        """The first place in the list of outputs of what is read as ``reader``; ``None``: an
-        effect, or the one result there is."""
+        """Return the first place in the list of outputs of the edge read as ``reader``; ``None``: it is an
+        effect, or the only result."""
         if not self._multi_output or reader >= self._distinct:
             return None
         return self._outputs.index(reader)
 
 
 def _constant(value: Any) -> Any:
-    """What is put for a constant result. A ref stands for its value."""
+    """Return the value to put for a constant result. A ref stands for its value."""
     if not isinstance(value, Ref):
         return value
     wait_for(value)
@@ -192,16 +192,16 @@ def _constant(value: Any) -> Any:
 
 
 def get_all(refs: Any, timeout: float | None) -> Any:
-    """The values of ``refs``, in the same shape: one ref, or lists, tuples, dicts and dataclasses of
-    them. A tuple on the outside gives a list. The first error that comes is raised, whichever it is of;
-    of several that have come, the first in order.
+    """Return the values of ``refs``, in the same shape: one ref, or lists, tuples, dicts and dataclasses of
+    them. A tuple on the outside gives a list. The first error that comes is raised, whichever ref has it; if
+    several have come, the first in order.
 
     Raises:
         TypeError: something else than a ref is where one should be.
         WaitTimeoutError: ``timeout`` (seconds, for all together) is over.
     """
     if timeout is None and type(refs) is list:
-        soon = _core.refs_get_soon(refs)  # what almost everybody has
+        soon = _core.refs_get_soon(refs)  # the fast path
         if soon is not None:
             return soon if len(soon) == len(refs) else soon + _each(refs[len(soon) :])
     if isinstance(refs, Ref):
@@ -230,12 +230,12 @@ def get_all(refs: Any, timeout: float | None) -> Any:
 
 
 def _each(refs: list[Any]) -> list[Any]:
-    """The values of a list of refs, without a timeout."""
+    """Return the values of a list of refs, without a timeout."""
     return get_together(refs, lambda: [ref.get() for ref in refs])
 
 
 def _check(item: Any, where: str, every: list[Ref]) -> None:
-    """Whether there are only refs in ``item``, which are added to ``every``."""
+    """Raise unless there are only refs in ``item``. They are added to ``every``."""
     if isinstance(item, Ref):
         every.append(item)
         return
@@ -259,7 +259,7 @@ def _is_instance(item: Any) -> bool:
 
 
 def _fields(instance: Any) -> list[tuple[str, Any]]:
-    """The fields of a dataclass that hold refs; the others are constants of the graph."""
+    """Return the fields of a dataclass that hold refs; the others are constants of the graph."""
     held = [
         (field.name, getattr(instance, field.name, None)) for field in dataclasses.fields(instance)
     ]

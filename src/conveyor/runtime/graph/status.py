@@ -1,4 +1,4 @@
-"""What a graph is doing: its actors, and how far each execution has come.
+"""Status of a graph: its actors, and how far each execution has come.
 
 Read from shared memory (status pages, the rings' counters), like the rest of ``runtime.status``.
 """
@@ -30,11 +30,11 @@ NOTHING_AFAR = Afar()
 
 @dataclass(frozen=True, slots=True)
 class ExecutionStatus:
-    """One execution in flight.
+    """Status of one execution in flight.
 
     outstanding: the results that have not come out, as ``graph.explain()`` calls them.
     actors: those whose program is at this execution.
-    errors: what its tasks have raised so far, the first of each actor, on a line each.
+    errors: those that its tasks have raised so far, the first of each actor, on a line each.
     """
 
     number: int
@@ -43,7 +43,7 @@ class ExecutionStatus:
     errors: tuple[str, ...] = ()
 
     def failure(self) -> str:
-        """In words: what has been raised."""
+        """Return in words what has been raised."""
         return f"execution {self.number} has failed: {'; '.join(self.errors)}"
 
     def __str__(self) -> str:
@@ -54,10 +54,11 @@ class ExecutionStatus:
 
 @dataclass(frozen=True, slots=True)
 class GraphStatus:
-    """What a compiled graph is doing; made by ``graph.status()``, printable.
+    """Status of a compiled graph; made by ``graph.status()``, printable.
 
     submitted, completed: how many executions were, since the graph was compiled.
-    executions: those in flight, oldest first. error: why the graph has failed.
+    executions: those in flight, oldest first.
+    error: why the graph has failed.
     """
 
     name: str
@@ -70,7 +71,7 @@ class GraphStatus:
     error: str | None = None
 
     def summary(self) -> str:
-        """On one line."""
+        """Return the status on one line."""
         actors = "; ".join(f"{actor.name} is {actor.describe()}" for actor in self.actors)
         failures = [execution.failure() for execution in self.executions if execution.errors]
         return "; ".join([actors, _in_flight(self.executions), *failures])
@@ -94,12 +95,12 @@ def _in_flight(executions: Sequence[ExecutionStatus]) -> str:
 
 
 class RingProgress(Struct, frozen=True):
-    """How far a graph's rings have come: for each edge the frames published, and the frames taken by
-    each of its readers."""
+    """Progress of a graph's rings: for each edge the frames published, and the frames taken by each of its
+    readers."""
 
     plan: Plan
     rings: tuple[tuple[int, Mapping[int, int]], ...]
-    first: int  # the number of the execution that the first frames are of
+    first: int  # the number of the first frames' execution
 
     @staticmethod
     def read(
@@ -112,14 +113,14 @@ class RingProgress(Struct, frozen=True):
         return RingProgress(plan, tuple(rings), first)
 
     def outstanding(self, number: int, edges: Sequence[int]) -> tuple[str, ...]:
-        """What of ``edges`` has not been published for this execution."""
+        """Return the sources of those ``edges`` that have not been published for this execution."""
         behind = [e for e in edges if self.rings[e][0] <= number - self.first]
         return tuple(self.plan.edges[e].source for e in behind)
 
     def holder(self, number: int, edges: Sequence[int]) -> tuple[int, str, int] | None:
-        """Who has to do something before the first of ``edges`` that is behind is published for this
-        execution: (actor, what it is about to make, of which execution). ``None``: all are published,
-        or it is not an actor's turn."""
+        """Return the actor that has to do something before the first of ``edges`` that is behind is published
+        for this execution: (actor, what it is about to make, of which execution). ``None``: all are
+        published, or no actor has to do anything."""
         edge = next((e for e in edges if self.rings[e][0] <= number - self.first), None)
         for _ in self.plan.edges:  # a chain is no longer; heads move while it is followed
             if edge is None or self.plan.edges[edge].writer == EXECUTOR:
@@ -132,7 +133,7 @@ class RingProgress(Struct, frozen=True):
         return None
 
     def at(self, actor: int) -> tuple[int, EdgeWait | None]:
-        """The execution that the actor is at, and what it needs for that; ``None``: it has all."""
+        """Return the execution that the actor is at, and what it needs for that; ``None``: it has all."""
         does = Outline(self.plan.programs[actor])
         received = [(edge, self.rings[edge][1][actor]) for edge in does.receives]
         sent = [self.rings[edge][0] for edge in does.sends]
@@ -163,8 +164,8 @@ def executions_in_flight(
     failures: Mapping[int, Sequence[bytes]],
     afar: Afar = NOTHING_AFAR,
 ) -> tuple[tuple[ExecutionStatus, ...], tuple[ActorStatus, ...]]:
-    """The executions in flight, and the actors with what they wait for. ``failures``: the errors of
-    executions, encoded. ``afar``: what other hosts say of theirs."""
+    """Return the executions in flight, and the actors with what they wait for. ``failures``: the errors of
+    executions, encoded. ``afar``: the report of other nodes about their actors."""
     at: dict[int, list[str]] = {}
     found: list[ActorStatus] = []
     for i, actor in enumerate(actors):
@@ -194,7 +195,7 @@ def executions_in_flight(
 
 
 def replace_rings(progress: RingProgress, rings: Rings | None) -> RingProgress:
-    """``progress`` as another host knows it, which says so much of the rings."""
+    """Return ``progress`` as another node knows it; ``rings``: that node's report of the rings."""
     if rings is None:
         return progress
     edges = zip(progress.plan.edges, rings, strict=True)
@@ -205,7 +206,7 @@ def replace_rings(progress: RingProgress, rings: Rings | None) -> RingProgress:
 def _far_status(
     actor: ActorStatus, afar: Afar, index: int, hosts: Mapping[int, str], label: Label
 ) -> ActorStatus:
-    """What its host says of an actor, of which it is known here that it lives."""
+    """Return the status of a live remote actor, as its node reports it."""
     host = hosts.get(index, "another host")
     sight = afar.seen.get(index)
     if sight is None:
@@ -227,7 +228,7 @@ def graph_status(
     stacks: bool,
     afar: Afar,
 ) -> GraphStatus:
-    """Of a graph over processes; see :meth:`CompiledGraph.status`."""
+    """Return the status of a graph over processes; see :meth:`CompiledGraph.status`."""
     board, host = process.board, process.name_host
     actors = []
     for index, member in enumerate(epoch.members):

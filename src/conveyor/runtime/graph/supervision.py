@@ -1,4 +1,4 @@
-"""Whether a graph over processes can be executed: deaths, restarts, and its end."""
+"""Supervision of a graph over processes: deaths, restarts, and its end."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from conveyor.runtime.waiting.patience import Patience
 
 
 class ProcessAccount:
-    """Reads shared memory; the actors are asked nothing. Of actors on other hosts it asks those.
+    """The account of a graph over processes. It reads shared memory, and asks the actors nothing; for remote
+    actors it asks their nodes.
 
-    Who executes a graph, and each of its refs, has its account: it lasts as long as any of them.
+    The executor of a graph, and each of its refs, has the account, which lasts as long as any of them.
     """
 
     def __init__(self, supervision: Supervision) -> None:
@@ -103,18 +104,18 @@ class ProcessAccount:
         )
 
 
-#: How many restarts' reasons are kept for refs of executions before them.
+#: Number of restarts whose reasons are kept for refs of earlier executions.
 _PAST_KEPT = 100
 
 
 class Ended(Protocol):
-    """The source of an execution's refs, as who refuses executions needs it."""
+    """The source of an execution's refs, as code that refuses executions needs it."""
 
     def why(self) -> ConveyorError: ...
 
 
 def _look_closer(_value: Any, _source: Ended, _type: type[Ref], _deadline: int = 0) -> None:
-    """Stands in place of a gate's ``start``: the slow way into the graph says why there is no room."""
+    """Return None, in place of a gate's ``start``: the slow path of submission says why there is no room."""
 
 
 def _refuse(_value: Any, source: Ended, _type: type[Ref], _deadline: int = 0) -> NoReturn:
@@ -123,10 +124,10 @@ def _refuse(_value: Any, source: Ended, _type: type[Ref], _deadline: int = 0) ->
 
 
 class Supervision:
-    """Holds the epoch over which a graph is executed: replaces it at a restart, and closes it at the end.
+    """Holder of the epoch over which a graph is executed: replaces it at a restart, and closes it at the end.
 
-    It is told of nothing. Whoever submits or waits asks it, and then it looks at the board's count of
-    deaths. Its lock makes submissions one after the other.
+    Nothing is reported to it. Submitters and waiters ask it, and then it looks at the process table's count
+    of deaths. Its lock makes submissions one after the other.
     """
 
     def __init__(
@@ -139,15 +140,15 @@ class Supervision:
         make_epoch: Callable[..., Epoch],
         first: Epoch,
     ) -> None:
-        """``make_epoch(laid, first)`` opens the channels of a graph that was laid again."""
+        """``make_epoch(laid, first)`` opens the channels of a graph that was deployed again."""
         self.plan = plan
         self.config = config
         self.number = number
         self.name = name
         self.process = executor.process
-        #: Held by who submits.
+        #: Held by the thread that submits.
         self.lock = threading.Lock()
-        #: Which thread that is: whoever takes the lock does so through this.
+        #: The thread that holds the lock. The lock is only taken through this.
         self.holder = _core.Holder(self.lock)
         #: The one thing that the hot path looks at.
         self.door = _core.Door()
@@ -175,7 +176,7 @@ class Supervision:
     # What has happened
 
     def closed_or_failed(self) -> bool:
-        """Whether the graph cannot be executed as it is. Notices deaths."""
+        """Return whether the graph cannot be executed as it is. Notices deaths."""
         if self.closed is not None or self._failure is not None:
             return True
         epoch, deaths = self.epoch, self.process.board.deaths
@@ -203,13 +204,13 @@ class Supervision:
         self._failure = failure
 
     def why(self) -> ConveyorError:
-        """The error for who needs a graph that is closed or has failed."""
+        """Return the error for users of a graph that is closed or has failed."""
         error = self.closed or self.failure
         assert error is not None
         return ending.error() if type(error) is SessionEndedError else error
 
     def past_error(self, number: int) -> ConveyorError | None:
-        """Why execution ``number`` has failed, if it was under way when the graph was restarted."""
+        """Return why execution ``number`` has failed, if it was under way when the graph was restarted."""
         if number >= self.epoch.first or number < 0:
             return None
         return next((error for end, error in self._past if number < end), None)
@@ -224,29 +225,31 @@ class Supervision:
         return "torn down" if self.closed else "failed" if self.failure else "ready"
 
     def check_open(self) -> None:
-        """Raise what has ended the graph, if it was closed."""
+        """Raise the error that has ended the graph, if it was closed."""
         if self.closed is not None:
             raise afresh(self.closed)
 
     def check_block(self) -> None:
-        """Any process tears down the graphs that it has compiled."""
+        """Accept a ``with`` block: any process tears down the graphs that it has compiled."""
 
     # Labels
 
     def label(self, graph: int, node: int) -> str | None:
-        """What node ``node`` is called; ``None`` if ``graph`` is another one."""
+        """Return the name of task ``node``; ``None`` if ``graph`` is another one."""
         return self.plan.tasks[node].label if graph == self.number else None
 
     def name_node(self, graph: int, node: int) -> str | None:
-        """What a node of this graph, or of another one that this process knows, is called."""
+        """Return the name of a task of this graph, or of another one that this process knows."""
         return self.label(graph, node) or self._executor.label(graph, node)
 
     def afar(self, question: Question, patience: float) -> Afar:
-        """What other hosts say of its actors there, in so many seconds at most."""
+        """Return the status of the graph's actors on other nodes, as these report it within ``patience``
+        seconds."""
         return self._executor.afar(self.number, question, patience)
 
     def check_turn(self) -> None:
-        """Refuse what would wait for a submission that this very thread is in the middle of."""
+        """Raise ``DeadlockError`` if this very thread is in the middle of a submission, which it would wait
+        for."""
         if self.holder.mine():
             raise DeadlockError(
                 f"{self.name} is being executed by this very thread, which would wait for itself: code that "
@@ -257,7 +260,8 @@ class Supervision:
     # Restarts
 
     def restart(self, patience: Patience | None = None) -> None:
-        """Bring it back; ``WaitTimeoutError`` where its actors are not back in time, which goes on."""
+        """Bring the graph back. Raises ``WaitTimeoutError`` if its actors are not back in time; their restart
+        goes on."""
         patience = patience or Patience(None)
         if not self.closed_or_failed():
             self._executor.end_unmade(self.number)
@@ -293,13 +297,13 @@ class Supervision:
                 del self._past[:-_PAST_KEPT]
                 self._use(epoch)
                 self.failure = None
-        # It decodes what has come, and with it runs code of the user's, which may use the graph: no lock is
-        # held any more.
+        # Without a lock: this decodes results that have come, which runs code of the user's, which may use
+        # the graph.
         left.leave()
 
     def restart_if_possible(self, patience: Patience) -> None:
-        """Before an execution: a graph whose dead actors come back by themselves does so as well, also if
-        nobody has noticed so far that they are dead."""
+        """Restart the graph before an execution, if all of its dead actors come back by themselves. This also
+        notices deaths."""
         if (
             self.closed_or_failed()
             and self.closed is None
@@ -319,11 +323,11 @@ class Supervision:
                     if kill_actors:
                         self._kill_actors()
                     self._unloading = self._executor.unlay(self.number)
-                    self._finalizer.detach()  # it is there for who is interrupted before
+                    self._finalizer.detach()  # last: it serves a caller that is interrupted before
             elif kill_actors and type(self.closed) is GraphTornDownError:
                 self._kill_actors()
-        # Several threads may wait here, and one that was interrupted is finished by the next: each waits
-        # for all of them.
+        # Several threads may wait here, and the next one takes over from one that was interrupted: each waits
+        # for all acknowledgements.
         for member, ack in self._unloading:
             try:
                 ack.get()
@@ -338,7 +342,8 @@ class Supervision:
             self._executor.kill(member.id)
 
     def close(self, error: ConveyorError) -> bool:
-        """No more executions, and whoever waits gets ``error``. False if it was closed before."""
+        """Begin no more executions, and give all waiters ``error``. Return False if the graph was closed
+        before."""
         with self._failing:
             if self.closed is not None:
                 return False
@@ -349,10 +354,10 @@ class Supervision:
         epoch.gate.closed = True
         self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
         if type(error) is SessionEndedError:
-            # What the actors have not begun is not begun, so that they can end.
+            # Tasks that have not begun are skipped, so that the actors can end.
             for number in range(epoch.gate.completed, epoch.gate.submitted):
                 epoch.limits.cancel(number)
-            # Who comes again is told, or kept, when it holds no lock.
+            # Later callers get the error, or wait, when they hold no lock.
             self.door.shut(_look_closer)
         else:
             with self.holder:  # after whoever was submitting just now
@@ -360,13 +365,13 @@ class Supervision:
         return True
 
     def orphan(self, error: ConveyorError) -> None:
-        """In a forked child: the graph is the parent's. Takes no lock."""
+        """Close the graph in a forked child: it is the parent's. Takes no lock."""
         self.closed = error
         self.door.shut(_refuse)
 
 
 def _as_past(cause: ConveyorError) -> ConveyorError:
-    """``cause`` as the error of executions that a restart has left behind."""
+    """Return ``cause`` as the error of executions that a restart has left behind."""
     text = f"{cause}\nthe graph has been restarted since: the execution can be tried again"
     if isinstance(cause, ActorDiedError):
         return ActorRestartedError(text, cause.actor, cause.node, cause.exit_code, cause.signal)

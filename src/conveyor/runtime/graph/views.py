@@ -1,4 +1,4 @@
-"""Showing a graph. What draws and counts lies above, in ``conveyor.observe``, which is imported for it."""
+"""Views of a graph. Drawing and statistics are in ``conveyor.observe``, which is imported for them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class View(Protocol):
     def config(self) -> Config: ...
 
     def describe(self) -> str:
-        """What is made, of which size, in which state: for ``repr``. Asks no other process."""
+        """Return the graph's kind, size and state, for ``repr``. Asks no other process."""
         ...
 
     def explain(self) -> str: ...
 
     def draw(self, *args: Any) -> str:
-        """The graph's picture, with the arguments of ``visualize``."""
+        """Draw the graph, with the arguments of ``visualize``."""
         ...
 
     def status(self, stacks: bool = False) -> GraphStatus: ...
@@ -43,7 +43,7 @@ class View(Protocol):
     def simulate(self, durations: Any, options: dict[str, Any]) -> conveyor.observe.Simulation: ...
 
     def html(self, title: str) -> str:
-        """What a notebook shows under ``title``."""
+        """Return the HTML that a notebook shows under ``title``."""
         ...
 
 
@@ -51,7 +51,7 @@ class GraphView:
     """Shows a graph that this process executes."""
 
     def __init__(self, account: Account, how: str = "") -> None:
-        """``how``: in which way its actors run, where they are no processes."""
+        """``how``: how the actors run, if they are no processes."""
         self._account = account
         self._how = f", {how}" if how else ""
 

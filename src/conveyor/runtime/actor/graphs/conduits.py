@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 class EdgeWire:
-    """One end's :class:`conveyor.transport.Wire`. It also tells the readers of failures at the writer, so
-    that a transport need not."""
+    """The :class:`conveyor.transport.Wire` of one end. It also tells the readers of failures at the writer,
+    so that a transport need not."""
 
     def __init__(
         self,

@@ -73,8 +73,8 @@ class Meetings:
 
 
 class Meeting:
-    """One collective of a graph. If one rank fails in it, all fail: a rank that does not come to the end
-    tells the others, and all have their communicator made anew."""
+    """A collective of a graph. If one rank fails in it, all fail: a rank that does not come to the end tells
+    the others, and all have their communicator made anew."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class Outlet:
 
 
 class Producer:
-    """One generator task of a program. While it has no credit the program is suspended, and the actor serves
+    """A generator task of a program. While it has no credit the program is suspended, and the actor serves
     others; its next items come when the reader has taken some."""
 
     def __init__(

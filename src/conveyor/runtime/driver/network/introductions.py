@@ -32,7 +32,7 @@ Party = ActorRecord | None
 
 
 class End:
-    """One end of a channel, until both have met."""
+    """An end of a channel, until both have met."""
 
     __slots__ = ("closed", "fds", "given", "holder", "told", "used", "view")
 

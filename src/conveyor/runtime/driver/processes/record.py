@@ -151,7 +151,7 @@ class ActorRecord:
         self.bits = BellBits(reserved=RESULT_BIT)
         self.killed = ""  # how, if it was the driver's doing
         self.wanted_back = False  # although its end is orderly
-        #: From the bootstrap until :meth:`bury`'s cleanup.
+        #: Set from the preparation of the process to the cleanup after its death.
         self.arena: _core.ArenaView | None = None
         self.arena_fd = -1
         self.eventfd = -1

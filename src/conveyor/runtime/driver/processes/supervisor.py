@@ -151,7 +151,7 @@ def _wait_for(records: list[ActorRecord], end: float) -> bool:
 
 
 class Step(NamedTuple):
-    """One step of the cleanup after a death."""
+    """A step of the cleanup after a death."""
 
     #: Its purpose, in words.
     name: str

@@ -1,4 +1,4 @@
-"""What goes beside the frames of an edge has ends too: a conduit of the edge's transport, and its wire."""
+"""The ends of an edge's out-of-band parts: an endpoint of the edge's transport, and its wire."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from conveyor.runtime.process import Place, slots_of
 from conveyor.transport import registry
 from conveyor.transport.base import Host, Transport
 
-#: Within a host; see :class:`conveyor.transport.Wire`. It takes milliseconds, unless the machine is busy.
+#: Seconds, within a node; see :class:`conveyor.transport.Wire`. It takes milliseconds, unless the machine is
+#: busy.
 KNOWN_DEAD_WITHIN = 1.0
 
 
 class Whereabouts(Struct, frozen=True):
-    """Where some processes are, as what goes beside an edge has to know: the ends of one, or all actors of a
+    """Nodes of some processes, for out-of-band parts: those of the ends of an edge, or of all actors of a
     graph.
 
-    hosts: that of each; empty where there is but one.
+    hosts: the node of each; empty if there is only one.
     known_dead_within, laid: see :class:`conveyor.transport.Wire`.
     """
 
@@ -30,7 +31,8 @@ class Whereabouts(Struct, frozen=True):
     laid: int = 0
 
     def of(self, edge: Edge) -> Whereabouts:
-        """The whereabouts of the ends of an edge, by rank, if these are of all actors of its graph."""
+        """Return the whereabouts of the ends of an edge, by rank. This one has to be that of all actors of
+        the edge's graph."""
         hosts = tuple([self.hosts[actor] for actor in (edge.writer, *edge.readers) if self.hosts])
         if len({host.number for host in hosts}) < 2:
             return Whereabouts(laid=self.laid)
@@ -38,16 +40,17 @@ class Whereabouts(Struct, frozen=True):
 
 
 class ConduitEnd(Struct, frozen=True):
-    """One process's end of what goes beside the frames of an edge.
+    """The end of an edge's out-of-band parts in one process.
 
-    transport: what opens it.
+    transport: opens the end.
     edge: the edge's number.
-    rank: which end it is: 0 is the writer's, the readers follow.
+    rank: of the end: 0 is the writer's, the readers follow.
     members: the names of the actors at all ends, by rank.
     overlap: whether the graph was compiled with ``overlap=True``.
-    where: all ends are, by rank.
-    sends, receives: its ends of the rings of the wire, those that it reads in the order of the others' ranks.
-    last: its end of the ring for what the writer says at its end, whatever waits for room then.
+    where: nodes of all ends, by rank.
+    sends, receives: its ends of the rings of the wire; those that it reads are in the order of the others'
+        ranks.
+    last: its end of the ring for the writer's last message, which finds room whatever waits for some then.
     """
 
     transport: Transport
@@ -62,7 +65,7 @@ class ConduitEnd(Struct, frozen=True):
 
 
 def wire_bytes(edge: Edge, stride: int) -> int:
-    """How much of a segment the wire beside ``edge`` takes; ``stride`` is that of the edge's ring."""
+    """Return the size of the wire of ``edge`` in a segment; ``stride`` is that of the edge's ring."""
     slots = slots_of(edge.depth)
     up = len(edge.readers) * _core.Segment.ring_bytes(slots, stride, 1)
     last = _core.Segment.ring_bytes(1, stride, len(edge.readers))
@@ -74,7 +77,7 @@ def transports_of(plan: Plan) -> dict[str, Transport]:
     and may have some of its own.
 
     Raises:
-        GraphError: one is not known here.
+        GraphError: a transport is not known here.
     """
     found: dict[str, Transport] = {}
     for edge in plan.edges:
@@ -99,8 +102,8 @@ def make_wire(
     transport: Transport,
     where: Whereabouts,
 ) -> list[tuple[int, ConduitEnd]]:
-    """Add the rings of the wire beside an edge: one from the writer to the readers, one for the last that it
-    says, and one back from each of them. Return each actor with its end."""
+    """Add the rings of an edge's wire: one from the writer to the readers, one for the writer's last message,
+    and one back from each reader. Return each actor with its end."""
     slots, readers = slots_of(edge.depth), len(edge.readers)
     members = tuple([plan.actors[actor].name for actor in (edge.writer, *edge.readers)])
     writer = places[edge.writer]

@@ -1,4 +1,4 @@
-"""Where the ends of an edge's ring are, and how a process opens one."""
+"""The ends of an edge's ring in a segment, and how a process opens them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ReadEnd(Struct, frozen=True):
         *,
         alone: bool = False,
     ) -> _core.Reader:
-        """``name`` is the graph's, ``source`` says what the edge carries. ``alone``: what comes is treated as
-        if nobody else read it, since it is not written to here."""
+        """Open the reading end. ``name`` is the graph's, ``source`` says what the edge carries. ``alone``:
+        frames are treated as if nobody else read them, since they are not written to here."""
         carries = carried(name, self.edge, source)
         arena = process.arena_of(*self.writer.process)
         return process.reader(
@@ -54,7 +54,8 @@ class WriteEnd(Struct, frozen=True):
         *,
         budget: _core.MemoryBudget | None = None,
     ) -> _core.Writer:
-        """``graph``, ``name`` and ``budget`` are the graph's, ``source`` says what the edge carries."""
+        """Open the writing end. ``graph``, ``name`` and ``budget`` are the graph's, ``source`` says what the
+        edge carries."""
         carries = carried(name, self.edge, source)
         return process.writer(
             segment,
@@ -68,5 +69,5 @@ class WriteEnd(Struct, frozen=True):
 
 
 def carried(name: str, edge: int, source: str) -> str:
-    """What goes over an edge of the graph ``name``, in words."""
+    """Describe the values on an edge of the graph ``name``, in words."""
     return f"{name}, edge #{edge} ({source})"

@@ -1,7 +1,8 @@
-"""How the executor of a graph hears at once of a task that has failed, wherever it stands in the graph.
+"""Failure rings: the executor of a graph hears at once of a task that has failed, wherever it stands in the
+graph.
 
-Each actor has one more ring to the executor, which is opened and written only when a task raises. Over
-the edges of the graph alone the error may have to wait for what else its readers need.
+Each actor has one more ring to the executor, which is opened and written only when a task raises. Over the
+edges of the graph alone the error might have to wait for other inputs of its readers.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ _Group: Any = getattr(builtins, "BaseExceptionGroup", None)  # since Python 3.11
 
 
 def follows(error: BaseException, of: tuple[int, int], members: Container[tuple[int, int]]) -> bool:
-    """Whether ``error`` comes of what another rank has raised in ``of``, a graph and its execution, or of the
-    death of one of ``members``, which are the slots and incarnations of that graph's actors.
+    """Return whether ``error`` comes of an error that another rank has raised in ``of``, or of the death of
+    one of ``members``. ``of``: a graph and its execution. ``members``: the slots and incarnations of that
+    graph's actors.
 
-    A step may turn such an error into one of its own, so those that it was handling then count as well.
+    A step may turn such an error into one of its own, so errors that it was handling then count as well.
     """
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
@@ -35,7 +37,7 @@ def follows(error: BaseException, of: tuple[int, int], members: Container[tuple[
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        # What the class of the user's own says of these is not asked: it may raise, or go on for ever.
+        # Read past the error's own class, which is the user's: it may raise, or go on for ever.
         if issubclass(type(one), CollectiveBrokenError):
             noted = _noted(one)
             if noted.get(FAILED_IN) == of or noted.get(DEAD_RANK) in members:
@@ -46,14 +48,14 @@ def follows(error: BaseException, of: tuple[int, int], members: Container[tuple[
     return False
 
 
-#: What is told follows from a failure in the same execution, or from a death; above its order
-#: (native/python/failures.cpp).
+#: Flag: the error follows from a failure in the same execution, or from a death. It stands above the error's
+#: order (native/python/failures.cpp).
 _FOLLOWS = 1 << 63
 
 
 class FailureRings(NamedTuple):
-    """Where they lie: one behind the other from ``offset`` on, each of ``size`` bytes. ``programs`` are
-    the actors with the bell bits of their programs, ``executor`` is the same of who executes.
+    """Places of the failure rings: one behind the other from ``offset`` on, each of ``size`` bytes.
+    ``programs``: the actors with the doorbell bits of their programs; ``executor``: the same of the executor.
     ``together``: see ``Config.fail_fast``."""
 
     offset: int
@@ -63,14 +65,14 @@ class FailureRings(NamedTuple):
     together: bool
 
     def rings(self, slots: int, stride: int) -> list[RingPlan]:
-        """How they are laid out."""
+        """Return the layout of the rings."""
         return [
             RingPlan(self.offset + i * self.size, slots, stride, program, (self.executor,))
             for i, program in enumerate(self.programs)
         ]
 
     def open(self, process: Process, segment: _core.Segment, name: str) -> list[_core.Reader]:
-        """The executor's ends; ``name`` is the graph's."""
+        """Open the executor's ends; ``name`` is the graph's."""
         return [
             process.reader(
                 segment,
@@ -86,7 +88,7 @@ class FailureRings(NamedTuple):
 
 
 class FailureTeller:
-    """An actor's end. ``actor``: its number in the plan."""
+    """An actor's end of its failure ring. ``actor``: its number in the plan."""
 
     def __init__(
         self,
@@ -108,8 +110,8 @@ class FailureTeller:
         self._writer: _core.Writer | None = None
 
     def tell(self, error: BaseException, meta: bytes, of: tuple[int, int], cancelled: bool) -> None:
-        """A task of the graph and execution ``of`` has failed with ``error``, encoded in ``meta``, or because
-        it was ``cancelled``."""
+        """Tell the executor that a task of the graph and execution ``of`` has failed with ``error``, encoded
+        in ``meta``, or because it was ``cancelled``."""
         execution = of[1]
         if execution == self._told:
             return
@@ -117,11 +119,11 @@ class FailureTeller:
             if cancelled:
                 return  # for that failure
         elif self._limits.stopped(execution):
-            return  # whoever wants its results has been told of something else
+            return  # its waiters have another error already
         self._told = execution
         writer = self._writer or self._open()
-        # In this order: the count is what the executor looks at when it is rung, and whoever skips a
-        # task for the mark sends something that the executor must be able to explain.
+        # In this order: the executor looks at the count when it is rung, and an actor that skips a task for
+        # the mark sends something that the executor must be able to explain.
         order = self._limits.count_failure()
         if follows(error, of, self._members):
             order |= _FOLLOWS

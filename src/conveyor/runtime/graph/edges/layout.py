@@ -1,4 +1,4 @@
-"""From a Plan to memory: where each edge's ring lies, who reads it as which reader, whom to wake."""
+"""Layout of a Plan in memory: the place of each edge's ring, its readers, and the processes to wake."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def assign(
     tasks: Sequence[Tasks],
     first: int,
 ) -> list[Assignment]:
-    """The assignment of each actor. number, name: the graph's. tasks: those of each actor. first: the
+    """Return the assignment of each actor. number, name: the graph's. tasks: those of each actor. first: the
     number of the next execution. Of the plan only the actors, the edges and the programs are read."""
     made = []
     for program in plan.programs:
@@ -74,7 +74,7 @@ Tasks = dict[int, Task] | Sealed
 
 
 def tasks_by_actor(plan: Plan) -> list[dict[int, Task]]:
-    """The tasks of each actor of ``plan``."""
+    """Return the tasks of each actor of ``plan``."""
     own: list[dict[int, Task]] = [{} for _ in plan.actors]
     for task in plan.tasks:
         own[task.actor][task.id] = task
@@ -82,17 +82,17 @@ def tasks_by_actor(plan: Plan) -> list[dict[int, Task]]:
 
 
 def task_labels(plan: Plan) -> dict[int, str]:
-    """What each task of ``plan`` is called."""
+    """Return the name of each task of ``plan``, by number."""
     return {task.id: task.label for task in plan.tasks}
 
 
 def make_budget(memory_bytes: int | None) -> _core.MemoryBudget | None:
-    """What one process may use for one graph; see ``Config.memory_bytes``."""
+    """Return the memory that one process may use for one graph; see ``Config.memory_bytes``."""
     return None if memory_bytes is None else _core.MemoryBudget(memory_bytes)
 
 
 class LimitsPlace(Struct, frozen=True):
-    """Where the deadlines and cancellations of the executions under way are."""
+    """Place of the deadlines and cancellations of the executions under way."""
 
     offset: int
     sets: int
@@ -103,13 +103,16 @@ class LimitsPlace(Struct, frozen=True):
 
 
 class Assignment(Struct, frozen=True):
-    """What one actor is told about a graph: its program, and its ends of the rings.
+    """The part of one actor in a graph, as its process gets it: its program, and its ends of the rings.
 
-    ``sources`` says what each of its edges carries, for errors. ``conduits`` are its ends of what goes beside
-    them, ``promises`` what holds for the tensors that it sends, and ``stays`` which values are fetched
-    later. ``tasks`` are sealed where the driver, who passes them on, may not know the classes of their
-    constants. ``first`` is the number of the first execution. ``peers`` are the processes that it reads
-    from or wakes. ``memory_bytes`` and ``spin_us``: see ``Config``.
+    sources: by edge, what it carries, for errors.
+    conduits: its ends of the out-of-band parts.
+    promises: by edge, what holds for the tensors that it sends.
+    stays: by edge, the values that stay and are fetched later.
+    tasks: sealed if the driver, which passes them on, may not know the classes of their constants.
+    first: the number of the first execution.
+    peers: the processes that it reads from or wakes.
+    memory_bytes, spin_us: see ``Config``.
     """
 
     graph: int
@@ -145,7 +148,7 @@ class Layout(Struct, frozen=True):
     conduits: dict[int, tuple[ConduitEnd, ...]]
 
     def peers_of(self, actor: int, places: dict[int, Place]) -> tuple[tuple[int, int], ...]:
-        """The processes that this actor must be able to read from or to wake."""
+        """Return the processes that this actor must be able to read from or to wake."""
         peers = {end.writer.process for end in self.reads.get(actor, ())}
         peers |= {to.process for end in self.writes.get(actor, ()) for to in end.targets}
         peers.discard(places[actor].process)
@@ -161,9 +164,10 @@ def lay_out(
     transports: Mapping[str, Transport],
     where: Whereabouts | None = None,
 ) -> Layout:
-    """Make the graph's segment and say who holds which end. ``places`` includes the driver's; ``tasks`` is
-    how many the graph has, which the driver is not shown where an actor executes it. ``transports``: those of
-    the edges that something goes beside, and ``where`` their ends are, if not all on one host."""
+    """Make the graph's segment, and say which process has which end. ``places`` includes the executor's.
+    ``tasks``: how many the graph has; the driver does not see them if an actor executes the graph.
+    ``transports``: those of the edges with out-of-band parts. ``where``: the nodes of the actors, if there
+    are several."""
     stride = -(-slot_bytes // 64) * 64
     offsets: list[int] = []
     top = 0

@@ -1,4 +1,4 @@
-"""What holds for the tensors of a graph's edges, for their writers."""
+"""Promises about the tensors of a graph's edges, kept by their writers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from conveyor.plan.model import Plan, Promise
 
 
 def keeper_of(source: str, promise: Promise, bundled: bool = False) -> Keeper:
-    """Make who keeps to ``promise`` at the writer of the edge that carries ``source``."""
+    """Make the keeper of ``promise`` at the writer of the edge that carries ``source``."""
     return Keeper(source, promise.device, promise.static_shape, promise.direct_return, bundled)
 
 
 class InputPromises:
-    """What was said of the inputs of a graph, kept at its executor."""
+    """Promises about the inputs of a graph, kept at its executor."""
 
     def __init__(self, plan: Plan) -> None:
         #: By the place of the input.
@@ -29,10 +29,10 @@ class InputPromises:
         return bool(self._keepers)
 
     def packed(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return what is sent in place of ``inputs``, the frames of the plan's input edges.
+        """Return the values that are sent in place of ``inputs``, the frames of the plan's input edges.
 
         Raises:
-            TransportError: one is not what was promised.
+            TransportError: an input is not what was promised.
         """
         packed = list(inputs)
         for place, keeper in self._keepers.items():
@@ -40,11 +40,11 @@ class InputPromises:
         return tuple(packed)
 
     def fresh(self) -> list[Keeper]:
-        """List those that have seen no execution yet."""
+        """Return the keepers that have seen no execution yet."""
         return [keeper for keeper in self._keepers.values() if keeper.fresh]
 
     @staticmethod
     def forget(fresh: list[Keeper]) -> None:
-        """The execution was not the first one: it has not begun."""
+        """Have these keepers forget the execution, which has not begun: it was not the first one."""
         for keeper in fresh:
             keeper.forget()

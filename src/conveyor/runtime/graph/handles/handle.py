@@ -1,4 +1,4 @@
-"""A compiled graph in another process than the one that compiled it: a handle, which asks that one."""
+"""A compiled graph in another process than its owner, which compiled it: a handle, which asks the owner."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _HAS_PLAN = (
 
 
 class _Request:
-    """Something that was asked of the owner, and was not answered yet."""
+    """A request to the owner that is not answered yet."""
 
     __slots__ = ("answer", "asked", "connection", "held_up", "number")
 
@@ -62,16 +62,16 @@ class _Request:
         self.number = number
         self.connection = connection
         self.answer: Answered | None = None
-        # Who keeps the owner from taking it: the last question, and the last answer.
+        # The blockers of the request: the last question about them, and the last answer.
         self.asked = -1
         self.held_up: HeldUp | None = None
 
     def is_answered(self) -> bool:
-        """Whether there is an answer, or will be none."""
+        """Return whether there is an answer, or will be none."""
         return self.answer is not None or self.connection.ended
 
     def ask(self, question: int) -> Blockers | None:
-        """Who has to do something before it is answered; ``None``: the owner has not said yet."""
+        """Return the blockers of the answer; ``None``: the owner has not said yet."""
         told = self.held_up
         if told is not None and told.question == question:
             return told.blockers
@@ -82,7 +82,8 @@ class _Request:
 
 
 class Requests:
-    """What a handle has asked for. Apart from it, so that its connection does not keep it alive."""
+    """Pending requests of a handle. Separate from the handle, so that its connection does not keep it
+    alive."""
 
     def __init__(self, ring: Callable[[], object]) -> None:
         self.ring = ring
@@ -105,7 +106,7 @@ class Requests:
             request.held_up = told
             self.ring()
 
-    #: What is done for each kind of message.
+    #: The function for each kind of message.
     handlers: ClassVar[Mapping[type[FromOwner], Callable[[Requests, Any], None]]] = {
         Answered: _answered,
         HeldUp: _held_up,
@@ -113,7 +114,8 @@ class Requests:
 
 
 def _let_go(answer: Answered) -> None:
-    """Nobody wants the refs in it: they are dropped, and so is what is kept for them."""
+    """Drop the references in an answer that nobody wants, so that the values that are stored for them are
+    freed."""
     if answer.ok:
         loads(answer.data)
 
@@ -122,7 +124,7 @@ class Owner:
     """The process that has compiled a graph, over a connection of the handle's own."""
 
     def __init__(self, name: str, process: Process, connect: Callable[[], Any]) -> None:
-        """``name``: the graph's. ``connect()``: the socket of a connection to its owner."""
+        """``name``: the graph's. ``connect()`` returns the socket of a connection to its owner."""
         self.name = name
         self.ways = BellWays(process)
         board, slot = process.board, process.slot
@@ -136,7 +138,8 @@ class Owner:
     def send(
         self, ask: Callable[[int], ToOwner], snapshot: _core.Snapshot | None = None
     ) -> _Request:
-        """Send the request that ``ask(number)`` makes, for ``answer``. ``snapshot``: whose parts it has."""
+        """Send the request that ``ask(number)`` makes, for ``answer``. ``snapshot``: the one whose parts the
+        request has."""
         with self._lock:
             connection = self._open()
             number = next(self._numbers)
@@ -149,7 +152,7 @@ class Owner:
         return request
 
     def _open(self) -> Connection:
-        """The connection that there is, or a new one. With the lock."""
+        """Return the open connection, or a new one. With the lock."""
         if self._connection is not None and not self._connection.ended:
             return self._connection
         requests = self._requests
@@ -162,8 +165,8 @@ class Owner:
         return connection
 
     def answer(self, request: _Request, bounded: bool = False) -> Generator[Need, None, Any]:
-        """The part of an attempt that waits for the answer, and returns it or raises it. Who waits no more
-        withdraws the request. ``bounded``: the owner answers in time in any case."""
+        """Wait for the answer, as a part of an attempt, and return it or raise it. If the wait is broken off,
+        the request is withdrawn. ``bounded``: the owner answers in time in any case."""
         try:
             while not request.is_answered():
                 # The owner counts the time, and says what it was waiting for.
@@ -199,12 +202,12 @@ class Owner:
         request.connection.send(Withdraw(request.number))
 
     def ask(self, question: Question, *args: Any) -> Any:
-        """What the owner answers; this thread waits for it."""
+        """Ask the owner a question, and return its answer. This thread waits."""
         request = self.send(lambda number: Show(number, question, args))
         return self.ways.block(self.answer(request), Patience(None))
 
     def refuse(self, what: str, why: str = _BELONGS) -> NoReturn:
-        """Raise that the graph can only be ``what`` by its owner."""
+        """Raise that only the owner can do this with the graph; ``what``: the participle."""
         raise RuntimeStateError(
             f"{self.name} can only be {what} by the process that compiled it: {why}"
         )
@@ -223,7 +226,7 @@ class _Remote(Struct, frozen=True, eq=False, weakref=True):
 
 
 class RemoteEntry:
-    """Has the owner submit; see ``submitter.Entry``."""
+    """Entry of a handle, which has the owner submit; see ``submitter.Entry``."""
 
     takes_parts = afar = False  # the owner sees to that
 
@@ -240,7 +243,7 @@ class RemoteEntry:
         deadline: Any = None,
         blocking: bool = True,
     ) -> None:
-        """Every execution waits for the owner's answer."""
+        """Return None: every execution waits for the owner's answer."""
 
     def is_down(self) -> bool:
         return False  # the owner sees to that
@@ -252,7 +255,7 @@ class RemoteEntry:
         return _Remote(_end(terms.seconds), terms.seconds)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The owner knows the inputs."""
+        """Check nothing: the owner knows the inputs."""
 
     def until_done(self, need: Need, execution: _Remote) -> Need:
         if execution.passed():
@@ -284,7 +287,7 @@ class RemoteEntry:
                     unsendable.__cause__
                 )
         else:
-            # The owner makes the refs of an execution that this is the outcome of.
+            # The owner makes refs with this outcome.
             snapshot = Outcome.failed(error).snapshot
         patience = terms.patience.left()
         left = None
@@ -308,7 +311,7 @@ class RemoteEntry:
 
 
 class RemoteUpkeep:
-    """A graph cannot be torn down or restarted here: others use it, and its actors are its owner's."""
+    """Refuses to tear down or restart the graph here: others use it, and its actors are its owner's."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
@@ -331,7 +334,7 @@ class RemoteUpkeep:
 
 
 class RemoteView:
-    """Asks the owner; see ``views.View``."""
+    """View of a handle, which asks the owner; see ``views.View``."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
@@ -382,7 +385,8 @@ def graph_handle(
     whole: bool,
     options: tuple[str, ...],
 ) -> CompiledGraph:
-    """A handle of graph ``number``. ``options``: which options of ``execute`` are inputs of the graph."""
+    """Make a handle of graph ``number``. ``options``: those options of ``execute`` that are inputs of the
+    graph."""
     owner = Owner(name, process, connect)
     entry = RemoteEntry(owner, process, whole)
     reduced = load, (session, number, name, whole, options)
@@ -399,5 +403,5 @@ def graph_handle(
 
 
 def _end(seconds: float | None) -> int:
-    """That time from now on the monotonic clock, in nanoseconds; 0: never."""
+    """Return the instant ``seconds`` from now on the monotonic clock, in nanoseconds; 0: never."""
     return 0 if seconds is None else _core.monotonic_ns() + int(seconds * 1e9)

@@ -1,4 +1,4 @@
-"""Graphs that other processes of the session have handles of."""
+"""Graphs of which other processes of the session have handles."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from conveyor.runtime.waiting.works import Blockers
 
 
-#: What can be asked of a graph's owner beside executions; the names are those of ``CompiledGraph``.
+#: Questions to a graph's owner beside executions; the names are those of ``CompiledGraph``.
 Question = Literal["explain", "status", "stats", "is_teardown"]
 
 
 class ToOwner(Message, frozen=True):
-    """What a handle says. Each request has a number."""
+    """A message of a handle to the graph's owner. Each request has a number."""
 
 
 class Execute(ToOwner, frozen=True):
-    """Begin an execution. ``patient``: wait for room, for ``patience`` seconds (``None``: for ever).
-    ``left``: seconds that it has for all of it (``None``: no limit). These are durations, since clocks of
-    hosts differ. The snapshot holds the arguments (``whole``: the only one, as it is), or the error of one of
-    them (``failed``). Answered by :class:`Answered`."""
+    """Begin an execution; answered by :class:`Answered`. ``patient``: wait for room, for ``patience`` seconds
+    (``None``: for ever). ``left``: seconds that the execution has for all of it (``None``: no limit). These
+    are durations, since clocks of nodes differ. The snapshot holds the arguments (``whole``: the only one, as
+    it is), or the error of one of them (``failed``)."""
 
     number: int
     patient: bool
@@ -42,7 +42,7 @@ class Execute(ToOwner, frozen=True):
 
 
 class Show(ToOwner, frozen=True):
-    """Say something of the graph. Answered by :class:`Answered`."""
+    """Answer a question about the graph; answered by :class:`Answered`."""
 
     number: int
     question: Question
@@ -50,24 +50,24 @@ class Show(ToOwner, frozen=True):
 
 
 class Withdraw(ToOwner, frozen=True):
-    """Nobody waits for the answer any more."""
+    """Forget request ``number``: nobody waits for its answer any more."""
 
     number: int
 
 
 class Whom(ToOwner, frozen=True):
-    """Who has to do something before the request is answered? Answered by :class:`HeldUp`."""
+    """Name the blockers of request ``number``; answered by :class:`HeldUp`."""
 
     number: int
     question: int
 
 
 class FromOwner(Message, frozen=True):
-    """What a handle is told, each about a request of its."""
+    """A message of the owner to a handle, about one of its requests."""
 
 
 class Answered(FromOwner, frozen=True):
-    """What was asked for, pickled, or (not ``ok``) the error to raise."""
+    """The answer to a request: the pickled result, or (not ``ok``) the pickled error to raise."""
 
     number: int
     ok: bool
@@ -75,7 +75,7 @@ class Answered(FromOwner, frozen=True):
 
 
 class HeldUp(FromOwner, frozen=True):
-    """Who has to do something before the request is answered."""
+    """Blockers of a request: the processes that have to do something before it is answered."""
 
     number: int
     question: int
@@ -83,7 +83,7 @@ class HeldUp(FromOwner, frozen=True):
 
 
 def reducer_of(plan: Plan, account: object) -> Callable[[CompiledGraph], tuple[Any, ...]]:
-    """What pickles a graph of this plan, in the process that compiled it. ``account``: the graph's."""
+    """Return the function that pickles a graph of this plan, in its owner. ``account``: the graph's."""
     # Whether its input is one argument that travels as it is.
     whole = plan.whole_input and plan.shape is None
     options = reserved_inputs(plan)
@@ -99,7 +99,7 @@ def reducer_of(plan: Plan, account: object) -> Callable[[CompiledGraph], tuple[A
 
 
 def load(session: str, number: int, name: str, whole: bool, options: tuple[str, ...]) -> Any:
-    """Load a pickled graph: the graph itself where it was compiled, else a handle."""
+    """Load a pickled graph: the graph itself in its owner, otherwise a handle."""
     runtime = context.running()
     if runtime is None or runtime.exports.session != session:
         raise RuntimeStateError(
@@ -110,8 +110,8 @@ def load(session: str, number: int, name: str, whole: bool, options: tuple[str, 
 
 
 class SharedGraphs:
-    """Of the graphs of a session those that others may have handles of: they live until they are torn
-    down, and are known as long as somebody holds them."""
+    """The graphs of a session of which others may have handles: they live until they are torn down, and are
+    known as long as somebody holds them."""
 
     def __init__(self, accounts: Collection[object]) -> None:
         """``accounts``: of all graphs of the session."""
@@ -120,8 +120,8 @@ class SharedGraphs:
         self._known: WeakValues[int, CompiledGraph] = WeakValues()
 
     def share(self, graph: CompiledGraph, account: object, closed: bool) -> bool:
-        """A handle of ``graph`` is about to leave. False if it is of another session; ``closed``: this
-        one has ended."""
+        """Note that a handle of ``graph`` is about to leave. Return False if the graph is of another session;
+        ``closed``: this one has ended."""
         if graph.is_teardown and not closed:
             raise _torn_down(graph.name)
         if graph.is_teardown or account not in self._accounts:
@@ -131,18 +131,18 @@ class SharedGraphs:
         return True
 
     def load(self, number: int, name: str) -> CompiledGraph:
-        """The graph itself, which may be torn down; ``GraphTornDownError`` if it is no more."""
+        """Return the graph itself, which may be torn down. Raises ``GraphTornDownError`` if it is no more."""
         graph = self._known.get(number)
         if graph is None:
             raise _torn_down(name)
         return graph
 
     def forget(self, number: int) -> None:
-        """Graph ``number`` is torn down."""
+        """Forget graph ``number``, which is torn down."""
         self._shared.pop(number, None)
 
     def clear(self) -> None:
-        """The session has ended."""
+        """Forget all graphs: the session has ended."""
         self._shared.clear()
         self._known.clear()
 

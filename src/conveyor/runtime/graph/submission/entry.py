@@ -1,4 +1,4 @@
-"""The entry of a graph over processes: the gate of its epoch, and who may pass it."""
+"""The entry of a graph over processes: submission to the gate of its epoch."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def late_error(
     skipped: int,
     doing: str | None,
 ) -> DeadlineExceededError:
-    """The error of an execution of ``graph`` that was given ``seconds``. Of its ``tasks``, by number, those
-    in ``ran`` had run; ``skipped`` was the first that had not (-1: not known yet; ``doing`` says what goes
-    on)."""
+    """Return the error of an execution of ``graph`` that was given ``seconds``. Of its ``tasks``, by number,
+    those in ``ran`` had run; ``skipped`` was the first that had not (-1: not known yet; ``doing`` says what
+    goes on)."""
     had = ", ".join(tasks[i].label for i in sorted(ran)) or "none"
     left = ", ".join(task.label for task in tasks if task.id not in ran)
     message = (
@@ -68,12 +68,12 @@ def late_error(
 
 
 class Execution(Struct, eq=False, weakref=True):
-    """The source of the refs of one execution; what it has not itself it asks of the graph's."""
+    """The source of the refs of one execution with a deadline. Everything else it asks the graph's source."""
 
     _graph: GraphSource
     #: On the monotonic clock, in nanoseconds.
     deadline: int
-    #: What was asked for.
+    #: The duration that was asked for.
     seconds: float
     _report: tuple[int, list[int]] | None = None
     _alarmed: bool = False
@@ -101,16 +101,16 @@ class Execution(Struct, eq=False, weakref=True):
             if not self.overdue():
                 raise
         self._expire(ref)
-        return EMPTY  # expired, or just in time: in either case the ref is looked at again
+        return EMPTY  # expired, or just in time: the ref is looked at again
 
     def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
-        return ()  # at the deadline it is done, whatever those do that make it
+        return ()  # at the deadline it is done, whatever its actors do
 
     def is_ready(self, ref: Ref) -> bool:
         if self._graph.is_ready(ref):
             return True
         if not self._alarmed:
-            # Somebody is about to sleep on the bell, which nobody else would ring at the deadline.
+            # A thread is about to sleep on the doorbell, which nobody else would ring at the deadline.
             self._alarmed = True
             self._graph.alarm.add(self)
         return self.overdue()
@@ -145,11 +145,11 @@ class Execution(Struct, eq=False, weakref=True):
     # Deadline
 
     def overdue(self) -> bool:
-        """Whether the deadline has passed."""
+        """Return whether the deadline has passed."""
         return _core.monotonic_ns() >= self.deadline
 
     def _expire(self, ref: Ref) -> None:
-        """The deadline has passed: what is not there yet will not be."""
+        """End the execution at its deadline: results that are not there yet get its error."""
         number, gate = ref._number, ref._gate
         late = [
             r for r in ref._siblings() if r._outcome is EMPTY and not gate.ready(number, r._reader)
@@ -158,14 +158,14 @@ class Execution(Struct, eq=False, weakref=True):
             self._graph.end(number, late, self.late(number))
 
     def late(self, number: int) -> DeadlineExceededError:
-        """The error of what has not come in time, of execution ``number``, which is this one."""
+        """Return the error of results that have not come in time; ``number``: of this execution."""
         skipped, ran = self._report or self._graph.report(number)
         doing = self._graph.doing() if skipped < 0 else None
         tasks = self._graph.plan.tasks
         return late_error(self._graph.name, tasks, number, self.seconds, ran, skipped, doing)
 
     def keep_report(self, number: int) -> None:
-        """Another execution is about to use the words of execution ``number``, which is this one."""
+        """Keep the report of this execution, which has that number: another one is about to use its words."""
         self._report = self._graph.report(number)
 
 
@@ -190,7 +190,7 @@ Source: TypeAlias = GraphSource | Execution
 
 
 class GateEntry:
-    """Submits to the gate, one execution after the other."""
+    """Submits executions to the gate, one after the other."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class GateEntry:
         source: GraphSource,
         ref_type: type[GraphRef],
     ) -> None:
-        """``ref_type``: what the results of executions are."""
+        """``ref_type``: the class of the results of executions."""
         plan, config = supervision.plan, supervision.config
         self.takes_parts = takes_parts(plan)
         self._supervision = supervision
@@ -211,11 +211,11 @@ class GateEntry:
         self._process = supervision.process
         self._lock: threading.Lock = supervision.lock
         self._holder = supervision.holder
-        # Whether who has the lock waits for room or for memory.
+        # Whether the thread that has the lock waits for room or for memory.
         self._waits = False
-        # What an execution has that is given no deadline.
+        # Deadline of executions that are given none.
         self._seconds = config.deadline
-        # Whether its options are what they seem.
+        # Whether no input of the graph has the name of an option.
         self._plain = not reserved_inputs(plan)
         self._single = results.single
         self._outputs = len(results.edges)
@@ -226,7 +226,8 @@ class GateEntry:
         inputs = None if alone else whole_arguments(plan)
         usual = (alone or inputs is not None) and plan.shape is None
         if usual and self._plain and not self._promises:
-            # Neither it nor what it holds refers to us: the graph ends with the last who knows it.
+            # No reference cycle: the fast path refers to nothing that refers to this entry, so the graph ends
+            # with the last reference to it.
             self._short_way = _core.ShortWay(
                 supervision.door,
                 supervision.lock,
@@ -250,7 +251,7 @@ class GateEntry:
 
     @property
     def short_way(self) -> ShortWay:
-        """What ``at_once`` comes to for most executions; it begins only those."""
+        """The fast path: ``at_once``, or a part of it that begins most executions."""
         return self._short_way.enter if self._short_way and self._arranged else self.at_once
 
     def at_once(
@@ -263,7 +264,7 @@ class GateEntry:
         if self._short_way is not None:
             first = self._short_way.enter(args, kwargs, deadline)
             return first if first is None or self._arranged else self._refs(first, {})
-        # Who submits and waits for room has the lock as long: its queue is the attempt's.
+        # A thread that waits for room holds the lock meanwhile: others queue for it in their attempts.
         if self._lock.locked():
             return None
         if not self._plain or refs_among(args, kwargs):
@@ -323,7 +324,8 @@ class GateEntry:
         return self._results.failed(error, self._source, self._supervision.epoch.streams)
 
     def tell_room_blockers(self, then: Callable[[Blockers], object]) -> None:
-        """Have ``then`` told, now or later, on any thread, who has to do something before there is room."""
+        """Have ``then`` told, now or later, on any thread, which processes have to do something before there
+        is room."""
         tell_another(self._source.room_blockers, self._process.lanes.next_question(), then)
 
     def submit(
@@ -343,7 +345,7 @@ class GateEntry:
         if terms.way != "block":
             first = yield from self._pass(inputs, execution, self._submit_once, blocking=False)
         else:
-            # Held while waiting for room: who comes first goes first.
+            # Held while waiting for room: first come, first served.
             timeout = terms.patience.timeout
             with _core.Turn(
                 self._lock, _shorter(terms.patience.left(), execution), self._holder
@@ -462,7 +464,8 @@ class GateEntry:
         return door.start_many(inputs, source, self._ref_type, deadline)
 
     def _submit_promised(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
-        """Submit what is checked first. An execution that does not begin is no first one."""
+        """Submit inputs that are checked against their promises first. An execution that does not begin is no
+        first one."""
         fresh = self._promises.fresh()
         ref = None
         try:
@@ -476,7 +479,7 @@ class GateEntry:
         return self._supervision.closed_or_failed() or self._supervision.epoch.gate.has_room
 
     def _refs(self, first: GraphRef, passed: Mapping[int, Ref]) -> Any:
-        """What ``execute`` returns, given the ref of the first thing that the executor reads."""
+        """Return the results of ``execute``, given the ref to the first edge that the executor reads."""
         if self._single:
             return first
         made = first._with_siblings(self._outputs)
@@ -489,7 +492,7 @@ class GateEntry:
     # Deadlines
 
     def _wake_up_for(self, source: Source) -> None:
-        """Somebody is about to sleep on the bell, which must ring at the deadline."""
+        """Have the doorbell rung at the deadline: a thread is about to sleep on it."""
         if isinstance(source, Execution):
             self._process.alarm.add(source)
 
@@ -508,7 +511,7 @@ def _blame(plan: Plan, name: str, error: SerializationError, args: tuple[Any, ..
 
 
 def _either(ready: Callable[[], bool], source: Source) -> Callable[[], bool]:
-    """Whether it is ``ready()``, or too late."""
+    """Return a function that says whether it is ``ready()``, or too late."""
     if not isinstance(source, Execution):
         return ready
     overdue = source.overdue
@@ -516,7 +519,7 @@ def _either(ready: Callable[[], bool], source: Source) -> Callable[[], bool]:
 
 
 def _shorter(timeout: float | None, source: Source) -> float:
-    """The time that a lock is waited for; -1: any."""
+    """Return the seconds to wait for a lock; -1: any."""
     if not source.deadline:
         return -1 if timeout is None else timeout
     left = max(source.deadline - _core.monotonic_ns(), 0) / 1e9

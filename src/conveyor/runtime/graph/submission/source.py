@@ -1,4 +1,4 @@
-"""Where the refs of a graph over processes get their results."""
+"""The source of results for the refs of a graph over processes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ Holder = tuple[int, str, int]
 def holder_among(
     progress: RingProgress, afar: Afar, own: str, hosts: dict[int, str], number: int, edge: int
 ) -> Holder | None:
-    """Who has to do something before ``edge`` is published for that execution; ``None``: nobody, or it is
-    not known. ``progress``: as the host of that name knows it; ``hosts``: of all actors."""
+    """Return the actor that has to do something before ``edge`` is published for that execution; ``None``: no
+    actor, or it is not known. ``progress``: as the node called ``own`` knows it; ``hosts``: the nodes of all
+    actors."""
     for _ in progress.plan.edges:  # a chain is no longer
         writer = progress.plan.edges[edge].writer
         if writer == EXECUTOR:
@@ -50,24 +51,24 @@ def holder_among(
 
 
 class HoldUps:
-    """What holds up executions of one graph, for the waits of the process that executes it, and of those
-    that ask it."""
+    """Blockers of executions of one graph over several nodes, for the waits of its executor, and of processes
+    that ask the executor."""
 
     def __init__(self, executor: Executor, number: int) -> None:
         self._executor = executor
         self._number = number
         # Any thread may ask; reentrant, since a signal handler may, too. It guards all that follows.
         self._lock = threading.RLock()
-        # The last question that somebody has, with the epoch, and the one for which hosts are asked just now.
+        # The last question of any wait, with the epoch, and the one for which nodes are asked just now.
         self._wanted: tuple[int, Epoch] | None = None
         self._under_way: tuple[int, Epoch] | None = None
-        # The last question for which they have answered, what they said, and of which epoch.
+        # The last question that they have answered, with the epoch and the answer.
         self._answered = -1
         self._epoch: Epoch | None = None
         self._afar: Afar | None = None
-        # When somebody has first asked about an execution.
+        # By execution, when it was first asked about.
         self._since: dict[int, float] = {}
-        # Who is told of answers, with the question.
+        # Callbacks for answers, with their questions.
         self._told: list[tuple[int, Again]] = []
 
     def holder(
@@ -79,8 +80,9 @@ class HoldUps:
         question: int,
         again: Again | None = None,
     ) -> tuple[Holder | None, bool]:
-        """Who holds up execution ``number``, and whether that is known already; else ``again`` is called. A
-        young execution is held up by nobody: hosts are not asked for what will be over soon."""
+        """Return the actor that blocks execution ``number``, and whether that is known already; if not,
+        ``again`` is called later. A young execution counts as blocked by nobody: nodes are not asked about an
+        execution that will be over soon."""
         edge = next((e for e in edges if progress.rings[e][0] <= number - progress.first), None)
         if edge is None or not self._is_old(number, epoch):
             return None, True
@@ -108,14 +110,14 @@ class HoldUps:
             return now - self._since.setdefault(number, now) >= OLD
 
     def _want(self, question: int, epoch: Epoch) -> None:
-        """Have hosts asked after this. One look serves all who want one by then. With the lock."""
+        """Have nodes asked after this. One look serves all questions until then. With the lock."""
         for begun in (self._under_way, self._wanted):
             if begun is not None and begun[0] >= question and begun[1] is epoch:
                 return
         self._wanted = question, epoch
 
     def _ask(self) -> None:
-        """Begin the look that is wanted, if none is under way: its end begins the next one then."""
+        """Begin the look that is wanted, if none is under way: otherwise its end begins the next one."""
         with self._lock:
             if self._wanted is None or self._under_way is not None:
                 return
@@ -145,13 +147,13 @@ _FIRST_LOOK = 0.005
 
 
 def execution_of(graph: str, ref: Ref) -> str:
-    """In words: the execution of ``graph`` that ``ref`` is of."""
+    """Return in words the execution of ``graph`` that ``ref`` belongs to."""
     number = f"execution {ref._number}" if ref._number >= 0 else "an execution that was not sent"
     return f"{graph}, {number}"
 
 
 def describe_result(graph: str, plan: Plan, results: Results, ref: Ref) -> str:
-    """In words: which result of ``graph`` the ref stands for."""
+    """Return in words which result of ``graph`` the ref stands for."""
     position = results.position(ref._reader)
     output = "" if position is None else f", output {position}"
     source = plan.edges[results.edges[ref._reader]].source
@@ -179,7 +181,7 @@ class GraphSource:
 
     @property
     def gate(self) -> _core.Gate:
-        """What the results of executions that begin now are taken out of."""
+        """The gate of the present epoch, which gives the results of executions that begin now."""
         return self._supervision.epoch.gate
 
     # Waiting
@@ -206,7 +208,7 @@ class GraphSource:
                 value = gate.take(ref._number, ref._reader)  # what had come before
                 if value is not EMPTY:
                     return value
-                # It may still come, from one that lives, and would be kept as long as the graph is held.
+                # It may still come, from a living actor, and would be kept as long as the graph is held.
                 gate.drop(ref._number, ref._reader)
                 raise final(ended or supervision.past_error(ref._number) or supervision.why())
             step = patience.step()
@@ -228,12 +230,12 @@ class GraphSource:
         return self._is_lost(ref)
 
     def _is_lost(self, ref: Ref) -> bool:
-        """Whether what has not come will not."""
+        """Return whether a result that has not come will not come."""
         supervision = self._supervision
         return supervision.past_error(ref._number) is not None or supervision.closed_or_failed()
 
     def why(self) -> ConveyorError:
-        """The error for who needs the graph, which is closed or has failed."""
+        """Return the error for users of the graph, which is closed or has failed."""
         return self._supervision.why()
 
     # Who is waited for
@@ -244,7 +246,7 @@ class GraphSource:
         return self._held_up(ref._number, [self._results.edges[ref._reader]], question, again)
 
     def room_blockers(self, question: int, again: Again | None = None) -> Blockers | None:
-        """Who has to do something before there is room for another execution."""
+        """Return the processes that have to do something before there is room for another execution."""
         gate = self.gate
         if gate.submitted - gate.completed < self.plan.depth:
             return ()
@@ -275,8 +277,8 @@ class GraphSource:
         return True
 
     def end(self, number: int, refs: Sequence[Ref], error: BaseException) -> None:
-        """Nobody waits for execution ``number`` any more: ``error`` is the outcome of ``refs``, which
-        are all that it has, and what has not begun is skipped."""
+        """End execution ``number``, for which nobody waits any more. ``error`` is the outcome of ``refs``,
+        which are all that the execution has; tasks that have not begun are skipped."""
         epoch = self._supervision.epoch
         epoch.limits.cancel(number)
         for ref in refs:
@@ -294,29 +296,30 @@ class GraphSource:
         return cancelled_error(self.execution(ref))
 
     def report(self, number: int) -> tuple[int, list[int]]:
-        """What execution ``number``, which has a deadline, has skipped first, and what it has run."""
+        """Return the task that execution ``number``, which has a deadline, has skipped first, and the tasks
+        that have run."""
         return self._supervision.epoch.limits.report(number)
 
     # In words
 
     def execution(self, ref: Ref) -> str:
-        """The execution that ``ref`` is of."""
+        """Return in words the execution that ``ref`` belongs to."""
         return execution_of(self.name, ref)
 
     def describe(self, ref: Ref) -> str:
         return describe_result(self.name, self.plan, self._results, ref)
 
     def doing(self) -> str:
-        """What each actor of the graph is doing now."""
+        """Return in words what each actor of the graph is doing now."""
         return self.account.status(patience=HASTE).summary()
 
     # In debug mode
 
     def note_got(self, ref: Ref) -> None:
-        """The program has got ``ref``."""
+        """Note that the program has got ``ref``."""
         edge = self._results.edges[ref._reader]
         self._executor.origins().note(self.account.number, edge, ref._number)
 
     def explain_held(self, error: ArenaFullError) -> str:
-        """Where the program got what fills an arena."""
+        """Say where the program got the results that fill an arena."""
         return self._executor.origins().explain(error, self._process.board.name(self._process.slot))

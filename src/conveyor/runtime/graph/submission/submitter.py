@@ -1,4 +1,4 @@
-"""The way into a graph: one attempt at an execution, and three ways to wait until it succeeds."""
+"""Submission to a graph: one attempt at an execution, and three ways to wait until it succeeds."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ T = TypeVar("T")
 
 
 class Need(Struct, frozen=True):
-    """What an attempt lacks: it is to be gone on with when ``ready()``."""
+    """Something that an attempt lacks. The attempt goes on when ``ready()``."""
 
     ready: Callable[[], bool]
-    #: Who has to do something before that.
+    #: Asks for the processes that have to do something before that.
     ask: Ask
-    #: In words: what is waited for, and what those do who should bring it about.
+    #: In words: what is waited for, and what the processes do that should bring it about.
     what: Callable[[], str]
     who: Callable[[], str]
     #: Why an execution that must not wait is refused; ``None``: it waits all the same, for an answer that
     #: comes soon, and the caller's patience does not count.
     refusal: Callable[[], str] | None = None
-    #: The argument that is lacking, if it is one.
+    #: The argument that is lacking, if an argument is.
     ref: Ref | None = None
     #: Whether it is ``ready()`` at the execution's deadline at the latest.
     bounded: bool = False
 
 
-#: Goes on until it lacks something, and in the end returns what ``execute`` returns. Who drives it closes it.
+#: Yields whenever it lacks something, and returns the results of ``execute`` at the end. Its caller closes it.
 Attempt: TypeAlias = Generator[Need, None, Any]
 
 
-#: Begins an execution with these arguments and this deadline, or gives ``None``.
+#: Begins an execution with these arguments and this deadline, or returns ``None``.
 ShortWay: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 class Terms(Struct, frozen=True):
-    """How an execution is asked for."""
+    """Conditions of an execution, as its caller has asked for it."""
 
-    #: What is done where it lacks something: the thread blocks, a coroutine awaits, or it is refused.
+    #: The way to wait: the thread blocks, a coroutine awaits, or the execution is refused.
     way: Literal["block", "await", "refuse"]
     #: How long it may block.
     patience: Patience
-    #: Within which it must have run.
+    #: Seconds within which it must have run.
     seconds: float | None
     #: Since when, on the monotonic clock, in nanoseconds.
     since: int = field(default_factory=_core.monotonic_ns)
 
     def revival(self) -> Patience:
-        """How long the graph's dead actors may take to come back before it begins: :attr:`patience`, unless
-        the deadline is sooner."""
+        """Return how long the graph's dead actors may take to come back before the execution begins:
+        :attr:`patience`, unless the deadline is sooner."""
         timeout, seconds = self.patience.timeout, self.seconds
         if seconds is None or (timeout is not None and timeout <= seconds):
             return self.patience
@@ -68,9 +68,9 @@ class Terms(Struct, frozen=True):
 
 
 class Entry(Protocol[T]):
-    """Where the executions of one graph begin: at its gate, in this process, or at its owner.
+    """The submission of one graph's executions: to its gate, in this process, or to its owner.
 
-    ``T`` is what it keeps of an execution until that has begun.
+    ``T`` is the state of an execution until it has begun.
     """
 
     @property
@@ -80,7 +80,7 @@ class Entry(Protocol[T]):
 
     @property
     def afar(self) -> bool:
-        """Whether some of the graph's actors are on another host."""
+        """Whether some of the graph's actors are on another node."""
         ...
 
     def at_once(
@@ -90,22 +90,22 @@ class Entry(Protocol[T]):
         deadline: Any = None,
         blocking: bool = True,
     ) -> Any:
-        """Begin an execution that lacks nothing, and return its results; ``None``: it has not begun, and
-        the attempt will say why. ``deadline``: as ``execute`` is given it. ``blocking``: it may wait for
-        another thread's, shortly."""
+        """Begin an execution that lacks nothing, and return its results; ``None``: it has not begun, and the
+        attempt will say why. ``deadline``: the argument of ``execute``. ``blocking``: it may wait for another
+        thread's submission, shortly."""
         ...
 
     def is_down(self) -> bool:
-        """Whether :meth:`revive` may have something to do."""
+        """Return whether :meth:`revive` may have something to do."""
         ...
 
     def revive(self, terms: Terms) -> None:
         """Bring the graph back if it can be without being asked. Raises ``WaitTimeoutError`` or
-        ``DeadlineExceededError`` where that takes too long."""
+        ``DeadlineExceededError`` if that takes too long."""
         ...
 
     def begin(self, terms: Terms) -> T:
-        """An execution is asked for; its deadline runs since it was."""
+        """Return the state of a new execution; its deadline runs since it was asked for."""
         ...
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -113,8 +113,8 @@ class Entry(Protocol[T]):
         ...
 
     def until_done(self, need: Need, execution: T) -> Need:
-        """``need`` of an argument, so that it also ends when it is too late for the execution. Raises that
-        it is."""
+        """Return ``need``, of an argument, with an end when it is too late for the execution. Raises if it is
+        too late already."""
         ...
 
     def submit(
@@ -125,13 +125,13 @@ class Entry(Protocol[T]):
         terms: Terms,
         error: BaseException | None = None,
     ) -> Attempt:
-        """The rest of the attempt: every argument is there. ``error``: what one of them has in place of a
-        value; then nothing is sent, and the refs have that error."""
+        """Run the rest of the attempt: every argument is there. ``error``: the outcome of an argument that
+        has no value; then nothing is sent, and the refs have that error."""
         ...
 
 
 class Ways(Protocol):
-    """How what an attempt lacks is waited for."""
+    """The ways to wait for what an attempt lacks."""
 
     def block(self, attempt: Attempt, patience: Patience) -> Any: ...
 
@@ -151,9 +151,10 @@ class Submitter(Generic[T]):
         options: Options,
         short_way: ShortWay | None = None,
     ) -> None:
-        """``name``: the graph's. ``short_way``: begins what it can of what ``entry.at_once`` would begin."""
+        """``name``: the graph's. ``short_way``: begins a part of the executions that ``entry.at_once`` would
+        begin."""
         self.entry = entry
-        #: What is tried first.
+        #: Tried first.
         self.short_way = short_way or entry.at_once
         self._name = name
         self._ways = ways
@@ -216,13 +217,13 @@ class Submitter(Generic[T]):
 
 
 class BellWays:
-    """Waits on this process's bell."""
+    """Ways to wait on this process's doorbell."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     def block(self, attempt: Attempt, patience: Patience) -> Any:
-        """Run the attempt, with this thread asleep where it lacks something."""
+        """Run the attempt; this thread sleeps while the attempt lacks something."""
         try:
             while True:
                 try:
@@ -240,7 +241,7 @@ class BellWays:
             wait_patiently(process.inbox, need.ready, patience, need.what, need.who, wait)
 
     async def wait(self, attempt: Attempt) -> Any:
-        """Run the attempt, with the running task asleep where it lacks something."""
+        """Run the attempt; the running asyncio task sleeps while the attempt lacks something."""
         from conveyor.runtime.waiting.aio import wait_until  # asyncio is slow to import
 
         try:
@@ -254,7 +255,7 @@ class BellWays:
             attempt.close()
 
     def refuse(self, attempt: Attempt) -> Any:
-        """Run the attempt; raise ``CapacityError`` where it lacks something that may take its time."""
+        """Run the attempt; raise ``CapacityError`` if it lacks something that may take its time."""
         try:
             while True:
                 try:
@@ -263,7 +264,7 @@ class BellWays:
                     return over.value
                 if need.refusal is None:
                     self._block(need, Patience(None))
-                # To ask for an argument is what has a later attempt find it.
+                # Asking for an argument has it fetched, so that a later attempt finds it.
                 elif need.ref is None or not need.ready():
                     raise CapacityError(need.refusal())
         finally:

@@ -1,8 +1,8 @@
-"""What is asked of other hosts about a graph's actors there, and answered.
+"""Questions to other nodes about a graph's actors there, and their answers.
 
-What an actor notes about itself lies in the memory of its host. So each host is asked, by who executes the
-graph; it reads what the executing process reads of its own host, and asks no actor. An answer that does not
-come in time is no answer: what is not known is said to be so.
+The records that an actor keeps about itself are in the memory of its node. So the executor of the graph asks
+each node, which reads what the executor reads of its own node, and asks no actor. An answer that does not
+come in time is no answer: the actors' status is then said to be unknown.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from conveyor.runtime.graph.telemetry.recording import RecorderPlace
 from conveyor.runtime.graph.telemetry.stacks import stack_of
 from conveyor.runtime.status import Page, read_page
 
-#: Seconds that hosts have to answer who asks for it, and who needs it for an error's text. A stack takes
-#: longer.
+#: Seconds that nodes have to answer: a user's question, one for an error's text, one with stacks.
 PATIENCE, HASTE, STACKS = 2.0, 0.25, 12.0
 
 Histogram: TypeAlias = "tuple[int, int, list[tuple[int, int, int]]]"
@@ -32,8 +31,9 @@ Rings: TypeAlias = "tuple[tuple[int, tuple[int, ...]], ...]"
 
 
 class Question(Struct, frozen=True):
-    """What is asked beside what the actors are doing. stacks: their Python stacks. counters: what they have
-    counted. trace: begin to collect events, at most ``events`` of each actor, or end that, and give them."""
+    """The parts of a question about actors, beside what they are doing. stacks: their Python stacks.
+    counters: their counters. trace: begin to collect events, at most ``events`` of each actor, or end that,
+    and return them."""
 
     stacks: bool = False
     counters: bool = False
@@ -50,7 +50,7 @@ class LookedAt(Struct, frozen=True):
 
 
 class Look(Struct, frozen=True):
-    """A question to one host, about its actors of a graph, whose segment has that number."""
+    """A question to one node, about its actors of a graph, whose segment has that number."""
 
     question: Question
     segment: int
@@ -59,21 +59,22 @@ class Look(Struct, frozen=True):
 
 
 class LookAtAll(Struct, frozen=True):
-    """What is every process of the session doing that is on that host? The answer is :class:`SeenAll`."""
+    """A question to one node about all of its processes; the answer is :class:`SeenAll`."""
 
     stacks: bool
 
 
 class SeenAll(Struct, frozen=True):
-    """troubles: what keeps the host from fetching values from others, by the numbers of these."""
+    """The answer to :class:`LookAtAll`. troubles: what keeps the node from fetching values from others, by
+    their numbers."""
 
     pages: list[Page]
     troubles: dict[int, str]
 
 
 class Counted(Struct, frozen=True):
-    """What an actor has counted, as its ``Recorder`` gives it. running: the task that runs, the execution,
-    and for how many nanoseconds."""
+    """Counters of an actor, as its ``Recorder`` gives them. running: the task that runs, the execution, and
+    for how many nanoseconds."""
 
     tasks: tuple[tuple[int, int, Histogram], ...]
     receives: tuple[Histogram, ...]
@@ -82,8 +83,8 @@ class Counted(Struct, frozen=True):
 
 
 class Events(Struct, frozen=True):
-    """What an actor has noted for a trace, by the clock of its host. running: the task that runs, the
-    execution, and since when."""
+    """Trace events of an actor, by the clock of its node. running: the task that runs, the execution, and
+    since when."""
 
     data: bytes
     dropped: int
@@ -91,7 +92,7 @@ class Events(Struct, frozen=True):
 
 
 class Sight(Struct, frozen=True):
-    """One actor."""
+    """Status of one actor on another node."""
 
     page: Page
     counted: Counted | None = None
@@ -99,15 +100,16 @@ class Sight(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """One host's answer, by actor."""
+    """Answer of one node, by actor."""
 
     actors: dict[int, Sight]
     rings: Rings
 
 
 class Afar(Struct, frozen=True):
-    """All answers. seen: by actor. rings: as each actor's host knows them. clocks: of each actor's host, by
-    that of who asks. unknown: why there is no answer, by the name of the host; ``why``, of all others."""
+    """All nodes' answers. seen: by actor. rings: by actor, as its node knows them. clocks: by actor, of its
+    node, relative to the asking node's. unknown: why there is no answer, by the name of the node; why: the
+    same for all others."""
 
     seen: dict[int, Sight] = field(default_factory=dict)
     rings: dict[int, Rings] = field(default_factory=dict)
@@ -116,20 +118,20 @@ class Afar(Struct, frozen=True):
     why: str = ""
 
     def why_unknown(self, host: str) -> str:
-        """Why nothing is known of what is on that host."""
+        """Return why nothing is known of the actors on that node."""
         return self.unknown.get(host) or self.why or "its host has not said"
 
 
 class Lookout:
-    """Answers on one host. Any thread may ask."""
+    """Answers questions on one node. Any thread may ask."""
 
     def __init__(self, board: _core.Board) -> None:
         self._board = board
-        #: Those that collect events, by segment.
+        #: Recorders that collect events, by segment and actor.
         self._traced: dict[int, dict[int, _core.Recorder]] = {}
 
     def look(self, look: Look, segment: _core.Segment) -> Seen:
-        """Look at actors of this host. ``segment``: the graph's, as this host has it."""
+        """Look at actors of this node. ``segment``: the graph's, as this node has it."""
         question = look.question
         seen = {}
         for one in look.actors:
@@ -145,7 +147,7 @@ class Lookout:
         return Seen(seen, tuple((head, tuple(taken)) for head, taken in rings))
 
     def page(self, slot: int, incarnation: int, *, stack: bool = False) -> Page:
-        """What one process is doing."""
+        """Return the process snapshot of one process."""
         page = read_page(self._board, slot, incarnation)
         return replace(page, stack=stack_of(page.pid)) if stack and page.pid else page
 
@@ -169,7 +171,7 @@ class Lookout:
         return found
 
     def forget(self, number: int) -> None:
-        """The segment of that number is not this host's any more."""
+        """Forget the segment of that number, which this node has no more."""
         self._traced.pop(number, None)
 
 

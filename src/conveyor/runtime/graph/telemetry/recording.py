@@ -1,8 +1,8 @@
-"""What a graph notes about itself: where each of its processes does so, and the driver's look at it.
+"""Recording of a graph: the place of each process's records, and the driver's access to them.
 
-The counters lie in the graph's segment, behind the rings; each process writes its own, and the driver
-reads all of them without asking anybody. Behind the counters lie the rings of events, which have
-memory only while the graph is traced.
+The counters lie in the graph's segment, behind the rings; each process writes its own, and the driver reads
+all of them without asking anybody. Behind the counters lie the rings of events, which have memory only while
+the graph is traced.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from conveyor.exceptions import RuntimeStateError
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Outline
 
-#: Events of one process that can wait to be taken by the driver.
+#: Number of events of one process that can wait to be taken by the driver.
 EVENT_CAPACITY = 1 << 15
 _PAGE = 4096
 
 
 class RecorderPlace(Struct, frozen=True):
-    """Where one process of a graph notes what it does. What its recorder counts is the place in
-    ``tasks`` (numbers of tasks), ``receives`` and ``sends`` (numbers of edges). ``outputs``: the
-    place of each of its sends that the driver reads."""
+    """Place of the records of one process of a graph. Its recorder counts by the place in ``tasks`` (numbers
+    of tasks), ``receives`` and ``sends`` (numbers of edges). ``outputs``: the place of each of its sends that
+    the driver reads."""
 
     control: int
     offset: int
@@ -41,7 +41,8 @@ class RecorderPlace(Struct, frozen=True):
     def open(
         self, segment: _core.Segment, whose: str = "", *, threads: bool = False
     ) -> _core.Recorder:
-        """``whose`` it is, for errors. ``threads``: events say which thread they are of."""
+        """Open the recorder. ``whose``: its process, for errors. ``threads``: events say which thread they
+        are of."""
         return _core.Recorder(
             segment,
             self.control,
@@ -58,8 +59,9 @@ class RecorderPlace(Struct, frozen=True):
         )
 
     def times_of(self, edge: int) -> tuple[int, int]:
-        """Where the times of the last executions' frames of this edge are kept, and of how many; 0 if it is
-        no output. Its writer notes them there; where that is on another host, who receives them here."""
+        """Return the place of the times of this edge's last frames, and of how many executions; 0 if the edge
+        is no output. Its writer notes them there, or, if the writer is on another node, the receiver on this
+        one."""
         place = self.outputs.get(edge)
         if place is None:
             return 0, 0
@@ -74,13 +76,13 @@ class RecorderPlace(Struct, frozen=True):
 
 
 def result_edges(plan: Plan) -> tuple[int, ...]:
-    """The edges that the driver reads, each once: of the outputs, then of the effects."""
+    """Return the edges that the driver reads, each once: of the outputs, then of the effects."""
     return (*dict.fromkeys(plan.outputs), *plan.effects)
 
 
 def place_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderPlace], int]:
-    """The places of the actors and of the driver in a segment that is used up to ``top``, and where
-    they end. The driver's tasks are whole executions, and waiting for room for one."""
+    """Place the recorders of the actors and of the driver in a segment that is used up to ``top``; return
+    them and their end. The driver's tasks are whole executions, and waiting for room for one."""
     control = -(-top // 64) * 64
     at = control + _core.RECORDING_CONTROL_BYTES
     slots = 1 << (max((plan.depth, *(edge.depth for edge in plan.edges))) - 1).bit_length()
@@ -110,8 +112,8 @@ def place_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderPlace], int
 
 
 class Progress(Struct, frozen=True):
-    """How far a graph's executions are, and what its results and values hold. ``arena_bytes``: what
-    lies behind each process's arena, whichever graph or call put it there."""
+    """Progress of a graph's executions, and the memory of its results and values. ``arena_bytes``: the memory
+    behind each process's arena, whichever graph or call put something there."""
 
     submitted: int
     completed: int
@@ -121,8 +123,8 @@ class Progress(Struct, frozen=True):
 
 
 class Track(Struct, frozen=True):
-    """One process of a graph, as a trace shows it. ``track``: the number of its one track, ``None``:
-    each of its threads has one."""
+    """A process of a graph, as a trace shows it. ``track``: the number of its one track; ``None``: each of
+    its threads has one."""
 
     place: int
     name: str
@@ -135,7 +137,7 @@ def _place_name(plan: Plan, place: int) -> str:
 
 
 class Recording:
-    """The driver's look at what the processes of a graph note."""
+    """The driver's access to the records of a graph's processes."""
 
     def __init__(
         self, plan: Plan, name: str, places: dict[int, RecorderPlace], segment: _core.Segment
@@ -157,11 +159,11 @@ class Recording:
 
     @property
     def own(self) -> _core.Recorder:
-        """The driver's."""
+        """The driver's own recorder."""
         return self.recorders[EXECUTOR]
 
     def watch(self, gate: _core.Gate) -> None:
-        """Let ``gate``, whose readers are ``result_edges``, note what the driver does."""
+        """Have ``gate``, whose readers are ``result_edges``, note what the driver does."""
         outputs = []
         for edge in result_edges(self._plan):
             writer = self._plan.edges[edge].writer
@@ -171,8 +173,8 @@ class Recording:
 
     @contextmanager
     def traced(self, name: str, into: str, max_events: int) -> Iterator[None]:
-        """Collect events, at most ``max_events`` of all processes together, to be had by
-        :meth:`events` afterwards. ``RuntimeStateError`` if that is under way already."""
+        """Collect events, at most ``max_events`` of all processes together, for :meth:`events` afterwards.
+        Raises ``RuntimeStateError`` if that is under way already."""
         with self._lock:
             if self._traced_into is not None:
                 raise RuntimeStateError(
@@ -201,7 +203,7 @@ class Recording:
             recorder.drain()
 
     def events(self) -> dict[int, tuple[bytes, int]]:
-        """Of each process the events, once, and how many were lost for want of room."""
+        """Return the events of each process, once, and how many were lost for want of room."""
         return {
             place: (recorder.take_events(), recorder.dropped)
             for place, recorder in self.recorders.items()
