@@ -14,9 +14,9 @@ from conveyor.runtime import threads
 
 
 def limit(name: str, seconds: float) -> None:
-    """Kill this process, which has begun to end of its own accord, if it takes longer than that.
+    """Kill this process, which has begun to end of its own accord, if that takes longer than ``seconds``.
 
-    Where the driver has asked for the end it sees to that itself.
+    If the driver has asked for the end, it sees to that itself.
     """
     if seconds > 0:
         threads.start(_kill, "grace", name, seconds, threading.main_thread().ident)

@@ -1,4 +1,4 @@
-"""Putting a graph together in the process that executes it."""
+"""Assembly of a graph in the process that executes it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from conveyor.runtime.graph.supervision import ProcessAccount, Supervision
 from conveyor.runtime.graph.views import GraphView
 from conveyor.weak import WeakSet
 
-#: Is told the number of a graph before anything of it is laid.
+#: Called with the number of a graph before anything of it is deployed.
 Begun: TypeAlias = Callable[[int], object]
 
 
 def whole(executor: Executor, make: Callable[[Begun], CompiledGraph]) -> CompiledGraph:
-    """The graph that ``make(begun)`` lays and puts together. If it raises, nothing of it stays.
+    """Return the graph that ``make(begun)`` deploys and puts together. If it raises, nothing of the graph
+    stays.
 
-    That is also what a signal handler raises, at any moment: there is nobody yet who would take the graph
-    down. To be dropped twice does it no harm.
+    A signal handler may raise, too, at any moment: nobody has the graph yet who would take it down. Dropping
+    a graph twice does no harm.
     """
     numbers: list[int] = []
     try:
@@ -44,7 +45,7 @@ def whole(executor: Executor, make: Callable[[Begun], CompiledGraph]) -> Compile
 def compiled_graph(
     executor: Executor, plan: Plan, config: Config, accounts: WeakSet[ProcessAccount]
 ) -> CompiledGraph:
-    """Lay the graph of ``plan``. Its account is entered among ``accounts``."""
+    """Deploy the graph of ``plan``. Its account is entered among ``accounts``."""
     return whole(executor, lambda begun: _compiled(executor, plan, config, accounts, begun))
 
 
@@ -66,7 +67,7 @@ def _compiled(
 
 
 def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> Supervision:
-    """Lay the graph of ``plan``."""
+    """Deploy the graph of ``plan``, and return its supervision."""
     laid = executor.lay(plan, config, begun)
     number, process = laid.number, executor.process
     name = config.name or f"graph {number}"
@@ -85,8 +86,8 @@ def assemble(
     how: str = "",
     short_way: ShortWay | None = None,
 ) -> CompiledGraph:
-    """The graph of these parts. how: in which way its actors run, where they are no processes. short_way: see
-    ``Submitter``."""
+    """Put the graph together from these parts. how: the way its actors run, if they are no processes.
+    short_way: see ``Submitter``."""
     plan, config = account.plan, account.config
     options = Options(reserved_inputs(plan), config.submit_timeout, config.deadline)
     return CompiledGraph(

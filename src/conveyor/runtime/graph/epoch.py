@@ -1,4 +1,4 @@
-"""The executing process's ends of a graph's channels, from one laying to the next."""
+"""The executor's ends of a graph's channels, from one deployment to the next."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("conveyor")
 
 
 class Epoch:
-    """Everything that is new when a graph is restarted."""
+    """Deployment of a graph: all of its state that a restart replaces."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Epoch:
         laid: Laid,
         first: int,
     ) -> None:
-        """Raises why an actor has died that has done so since it was laid.
+        """Open the executor's ends. Raises the death of an actor that has died since the deployment.
 
         name: the graph's. moved_refs: see ``Writer.moved_refs``. first: the number of the first execution.
         """
@@ -84,7 +84,7 @@ class Epoch:
             ended: Items(readers[edge], process, first, self.limits, task_of[edge])
             for ended, edge in plan.streams
         }
-        #: For each output that is a generator's: what makes the reference to its items.
+        #: For each output that is a generator's: the function that makes the reference to its items.
         self.streams: dict[int, Callable[[Ref, tuple[Ref, ...]], StreamRef]] = {
             ended: functools.partial(GraphStream, items) for ended, items in self._items.items()
         }
@@ -96,9 +96,9 @@ class Epoch:
             process.inbox,
             first,
         )
-        self.gate.deaths = 0  # whoever submits after a death looks first whose it was
+        self.gate.deaths = 0  # a submission after a death looks first whose it was
         self.gate.set_limits(self.limits)
-        # The end of a stream is waited for by who takes its items, and by nobody else.
+        # Only the reader of a stream's items waits for its end.
         ended = {edge for edge, _ in plan.streams}
         siblings = [i for i, edge in enumerate(result_edges(plan)) if edge not in ended]
         self.gate.set_failures(failures, config.fail_fast, siblings)
@@ -115,14 +115,14 @@ class Epoch:
         return tuple((member.slot, steps_of(self._number), text) for member in self.members)
 
     def leave(self) -> None:
-        """Keep the results that have come, for who still asks, and take no more: what comes late is
-        given back to its writer."""
+        """Keep the results that have come, for those who still ask, and take no more: later ones are given
+        back to their writers."""
         try:
             with contextlib.ExitStack() as each:
                 for items in self._items.values():
                     each.callback(items.close)
                 self.gate.leave()
         except SerializationError as error:
-            # Of a broken ring there is nothing to be had. The others have been emptied, and all are closed.
+            # A broken ring gives nothing more. The others have been emptied, and all are closed.
             logger.warning("%s: %s", self._name, str(error))
         self._process.sources.look()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 EMPTY = _core.EMPTY
 
-#: What a call is called whose arguments, and so its method's name, could not be read.
+#: Name of a call whose arguments, and so its method's name, could not be read.
 _UNREAD = "arguments"
 
 #: Calls served from one mailbox before others have a turn.
@@ -39,7 +39,7 @@ _TURN = 16
 
 
 class Calls:
-    """All mailboxes of the actor."""
+    """The calls of one actor, from all of its mailboxes."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class Calls:
         stop: Callable[[], object],
         leave: Callable[[SystemExit, str, int], object],
     ) -> None:
-        """``started`` is called when the constructor has run, before any call, and ``stop`` when the
+        """``started`` is called when the constructor has run, before any call. ``stop`` is called when the
         last call has come. ``leave`` is called on the thread of a method that leaves by ``sys.exit``, with
-        its name and its call."""
+        the method's name and its call."""
         self._process = process
         self._inbox = process.inbox
         self._instance = instance
-        #: Does what the driver has ordered, which comes before what is queued: it may be the end.
+        #: Carries out the driver's orders, which come before queued calls: one may be the end.
         self.serve_orders: Callable[[], object] = lambda: None
         self._started = started
         self._stop = stop
@@ -64,12 +64,12 @@ class Calls:
         #: Whether the actor runs one method at a time, on its main thread.
         self.one_by_one = False
         self._mailboxes: list[Mailbox] = []
-        # Calls that have overtaken the constructor's, which came another way.
+        # Calls that have overtaken the constructor's, which comes over another link.
         self._early: list[tuple[Mailbox, int, Call]] = []
-        #: Hears of each call that has failed, before its caller does: what was called, and the error, or what
-        #: has happened in words.
+        #: Called for each failed call, before its caller hears of the failure: with the method's name, and the
+        #: error, or what has happened in words.
         self.on_failure: Callable[[str, BaseException | str], object] = lambda *_: None
-        # Where calls run one by one, the last one that has begun: from where it has come, and its number.
+        # If calls run one by one, the last one that has begun: its mailbox, and its number.
         self._begun: tuple[Mailbox, int] | None = None
         self._running = 0  # in threads and coroutines
         self._running_lock = threading.Lock()
@@ -81,7 +81,7 @@ class Calls:
     def open(
         self, segment: _core.Segment, caller: tuple[int, int], arena: _core.ArenaView, bit: int
     ) -> Callable[[], None]:
-        """Take calls from here too; what is to be called when the bit is rung."""
+        """Take calls from another caller. Return the function to call when the bit is rung."""
         mailbox = Mailbox(self._process, segment, caller, arena, bit, self.one_by_one)
         self._mailboxes.append(mailbox)
         # Frames may have come before the handler was there.
@@ -89,13 +89,13 @@ class Calls:
         return lambda: self._serve(mailbox)
 
     def hang_up(self, bit: int) -> None:
-        """A caller is dead. What it has asked for is done; then its mailbox is let go of."""
+        """Do the calls of a caller that is dead, then let go of its mailbox."""
         mailbox = next(m for m in self._mailboxes if m.bit == bit and not m.hung_up)
         mailbox.hung_up = True
         self._serve_last(mailbox)
 
     def _serve_last(self, mailbox: Mailbox) -> None:
-        """Do what a caller has asked for that is dead; in so far as not all of it is here, later."""
+        """Do the calls of a dead caller; calls with missing values are done later."""
         while not (self._ending or mailbox.reader.empty) and mailbox.arriving is None:
             self._serve(mailbox)
         if mailbox.arriving is not None:
@@ -116,12 +116,12 @@ class Calls:
         self._ending = True
 
     def close(self) -> None:
-        """The actor ends: what calls still wait for is not needed."""
+        """Give up the values that calls still wait for: the actor ends."""
         for mailbox in self._mailboxes:
             mailbox.drop_arriving()
 
     def look_again(self) -> None:
-        """Something has happened: it may be that arguments have come which calls wait for."""
+        """Serve the mailboxes whose calls wait for arguments: these may have come."""
         for mailbox in [one for one in self._mailboxes if one.arriving is not None]:
             self._serve(mailbox)
             # An order that was served meanwhile may have let go of it.
@@ -129,12 +129,13 @@ class Calls:
                 self._serve_last(mailbox)
 
     def takes(self, bit: int) -> bool:
-        """Whether calls come with that bit."""
+        """Return whether calls come with that bit."""
         return any(mailbox.bit == bit for mailbox in self._mailboxes)
 
     def quiet(self) -> bool:
-        """Nothing is queued, nothing runs, and nobody may ask for more of a stream or of a value that has
-        stayed: an orderly stop may end the process. If not, the bell rings when that may have changed."""
+        """Return whether an orderly stop may end the process: nothing is queued, nothing runs, and nobody may
+        ask for more of a stream or for a stored value. If not, the doorbell rings when that may have
+        changed."""
         self._stopping = True
         if any(m.arriving is None and not m.reader.empty for m in self._mailboxes):
             self._process.ring()
@@ -161,7 +162,7 @@ class Calls:
             if self._ending:
                 return
             try:
-                # Who waits on the event loop's thread has all its coroutines wait.
+                # A wait on the event loop's thread would stop all of its coroutines.
                 call = mailbox.receive(self._instance, waits=self.coroutines is None)
             except SystemExit:  # it ends the actor, as that of a method does
                 first = reader.tag == 0 and not self._instance.started
@@ -209,7 +210,8 @@ class Calls:
             self._call(waiting, number, call)
 
     def _answer_stop(self, mailbox: Mailbox, tag: int) -> None:
-        """Answer a stop. Nobody gets the answer: an error that nobody has got either is logged with it."""
+        """Answer a stop. Nobody gets the answer: a constructor's error that nobody has got either is logged
+        with it."""
         instance = self._instance
         if instance.error is not None and not instance.told:
             mailbox.reply_error(tag, instance.error)
@@ -254,7 +256,7 @@ class Calls:
             self._call_now(mailbox, tag, call, function)
 
     def until(self) -> int:
-        """When the call that runs is over at the latest; see ``unwanted.until``."""
+        """Return when the running call is over at the latest; see ``unwanted.until``."""
         if self._begun is None:
             return 0
         mailbox, tag = self._begun
@@ -278,8 +280,8 @@ class Calls:
     def _submit(self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]) -> None:
         assert self.pool is not None
         self._count(1)
-        # Where no thread can be started the call has been queued all the same: for those that there are,
-        # or else, answered by then, for the first.
+        # If no thread can be started, the call has been queued all the same: for the threads that there are,
+        # or, if there are none, for the first one, when the call has been answered already.
         unanswered = [tag]
         try:
             given = mailbox.reader.given
@@ -376,14 +378,13 @@ class Calls:
             mailbox.running.pop(tag).cancel()
 
     def _came_back(self, name: str) -> None:
-        """User code has returned, or raised. A child that it has forked ends here: the answer is its
-        parent's."""
+        """End a forked child here: user code has returned, or raised, and the answer is the parent's."""
         if self._inbox.inherited:
             _core.end_forked_child(f"{self._instance.name}.{name}")
 
     def _reply(self, mailbox: Mailbox, tag: int, call: Call, results: list[Any]) -> bool:
-        """Answer the call. False: there is no memory, and the result is in ``results`` again."""
-        result = results.pop()  # nobody else of us has it: what was made in place moves
+        """Answer the call. Return False if there is no memory; the result is in ``results`` again then."""
+        result = results.pop()  # the only reference of ours: a value that was made in place moves
         name, _, _, returns, what = call
         self._came_back(name)
         try:
@@ -408,8 +409,8 @@ class Calls:
     def _late_reply(
         self, mailbox: Mailbox, tag: int, call: Call, results: list[Any], given: int | None = None
     ) -> Iterator[Sending]:
-        """Have the body answer the call as soon as there is memory. ``given``: bytes of its arguments, where
-        this thread runs others as well."""
+        """Have the body answer the call as soon as there is memory. ``given``: bytes of the call's arguments,
+        if this thread runs others as well."""
         board, name = self._process.board, call[0]
 
         def send() -> None:
@@ -448,7 +449,7 @@ class Calls:
 
 @contextmanager
 def _given(bytes: int) -> Iterator[None]:
-    """Have the body send the result of a coroutine that was given so many bytes."""
+    """Have the body send the result of a coroutine whose arguments had so many bytes."""
     _core.Arena.note_given(bytes)
     try:
         yield
@@ -457,7 +458,7 @@ def _given(bytes: int) -> Iterator[None]:
 
 
 def _taken(unanswered: list[int]) -> bool:
-    """Whether it is the caller who answers: the first to ask."""
+    """Return True to the first caller, which answers the call."""
     try:
         unanswered.pop()
     except IndexError:

@@ -1,4 +1,4 @@
-"""What ``execute`` is given, against what the graph takes: its inputs, and options of ``execute`` itself."""
+"""Arguments of ``execute``, matched with the graph's inputs and with the options of ``execute`` itself."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from conveyor.dag.parts import Key, Path, given
 from conveyor.exceptions import ArgumentsError
 from conveyor.plan.model import Passed, Plan
 
-#: The options of ``execute``, which inputs of the graph may be called as well.
+#: The options of ``execute``. Inputs of the graph may have the same names.
 RESERVED = ("timeout", "deadline")
 
 
 def reserved_inputs(plan: Plan) -> tuple[str, ...]:
-    """The inputs that are called as an option of ``execute`` is: they win over it."""
+    """Return the inputs of the graph with the name of an option of ``execute``: they win over it."""
     return tuple(name for name in RESERVED if name in plan.keywords)
 
 
@@ -29,7 +29,7 @@ class Options:
         submit_timeout: float | None = None,
         deadline: float | None = None,
     ) -> None:
-        """inputs: see ``reserved_inputs``. submit_timeout, deadline: what holds where none is given."""
+        """inputs: see ``reserved_inputs``. submit_timeout, deadline: the defaults."""
         self._timeout_is_input = "timeout" in inputs
         self._deadline_is_input = "deadline" in inputs
         self._submit_timeout = submit_timeout
@@ -38,8 +38,8 @@ class Options:
     def take(
         self, kwargs: dict[str, Any], timeout: Any, deadline: Any
     ) -> tuple[float | None, float | None]:
-        """The timeout and the deadline of an execution, both in seconds. What is an input goes to
-        ``kwargs``."""
+        """Return the timeout and the deadline of an execution, both in seconds. An option that is an input
+        goes to ``kwargs``."""
         if self._timeout_is_input:
             kwargs["timeout"] = timeout
             timeout = None
@@ -49,7 +49,7 @@ class Options:
         return timeout, self.deadline(kwargs, deadline)
 
     def deadline(self, kwargs: dict[str, Any], deadline: Any) -> float | None:
-        """The same for what has no timeout."""
+        """Return the deadline, as :meth:`take` does, for a submission without a timeout."""
         if self._deadline_is_input:
             if deadline is not None:
                 kwargs["deadline"] = deadline
@@ -60,7 +60,7 @@ class Options:
 def match_inputs(
     plan: Plan, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """The arguments as the frames of the plan's input edges, in the order of ``plan.inputs``.
+    """Return the arguments as the frames of the plan's input edges, in the order of ``plan.inputs``.
 
     ``name`` is the graph's. Raises ``ArgumentsError`` if they do not fit the graph's inputs.
     """
@@ -71,7 +71,7 @@ def match_inputs(
 
 
 def takes_parts(plan: Plan) -> bool:
-    """Whether parts of arguments are sent, or are results."""
+    """Return whether parts of arguments are sent, or are results."""
     keys = [key for bundle in plan.inputs for key in bundle.keys]
     if plan.shape is not None:
         keys += [leaf.key for leaf in plan.shape.leaves if isinstance(leaf, Passed)]
@@ -79,7 +79,8 @@ def takes_parts(plan: Plan) -> bool:
 
 
 def whole_arguments(plan: Plan) -> tuple[tuple[int | str, ...], ...] | None:
-    """The arguments that the frames of each input edge are made of; ``None``: parts of some are sent."""
+    """Return the arguments that the frames of each input edge are made of; ``None``: parts of some are
+    sent."""
     inputs = tuple([bundle.keys for bundle in plan.inputs])
     for key in itertools.chain.from_iterable(inputs):
         if not (type(key) is str or (type(key) is int and 0 <= key < plan.positional)):
@@ -88,7 +89,7 @@ def whole_arguments(plan: Plan) -> tuple[tuple[int | str, ...], ...] | None:
 
 
 def check_inputs(plan: Plan, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise ``ArgumentsError`` if there are too few or too many, or others than the graph takes."""
+    """Raise ``ArgumentsError`` if there are too few arguments or too many, or others than the graph takes."""
     if plan.whole_input:
         if kwargs or len(args) != 1:
             raise ArgumentsError(

@@ -38,7 +38,7 @@ class Need(Struct, frozen=True):
     bounded: bool = False
 
 
-#: Yields whenever it lacks something, and returns the results of ``execute`` at the end. Its caller closes it.
+#: Yields whenever it lacks something, and in the end returns the results of ``execute``. Callers close it.
 Attempt: TypeAlias = Generator[Need, None, Any]
 
 

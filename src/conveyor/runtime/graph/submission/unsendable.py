@@ -1,4 +1,5 @@
-"""What of a graph cannot be sent, in the user's terms: for the error, after it has failed."""
+"""Blame for values of a graph that cannot be sent, in the user's terms: for the error, after it has
+failed."""
 
 from __future__ import annotations
 
@@ -20,26 +21,30 @@ if TYPE_CHECKING:
 def blame_input(
     error: SerializationError, plan: Plan, name: str, inputs: tuple[Any, ...]
 ) -> SerializationError:
-    """``error`` of submitting ``inputs``, the frames of the plan's input edges, to the graph ``name``."""
+    """Return ``error`` with the argument to blame, after submitting ``inputs``, the frames of the plan's
+    input edges, to the graph ``name``."""
     return blamed(error, _of_inputs(plan, name, inputs))
 
 
 def blame_arguments(
     error: SerializationError, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> SerializationError:
-    """``error`` of submitting all arguments of ``execute`` to the graph ``name``."""
+    """Return ``error`` with the argument to blame, after submitting all arguments of ``execute`` to the graph
+    ``name``."""
     return blamed(error, arguments(f"{name}.execute", args, kwargs))
 
 
 def blame_tasks(error: SerializationError, name: str, tasks: Iterable[Task]) -> SerializationError:
-    """``error`` of telling an actor its tasks of the graph ``name``: of a constant, or of a function."""
+    """Return ``error`` with the constant or function to blame, after sending an actor its tasks of the graph
+    ``name``."""
     return blamed(error, _of_tasks(name, tasks))
 
 
 def blame_transports(
     error: SerializationError, actor: str, transports: Iterable[Transport]
 ) -> SerializationError:
-    """``error`` of telling an actor its part of a graph: of a transport that it is to open."""
+    """Return ``error`` with the transport to blame, after sending an actor its part of a graph, which is to
+    open it."""
     return blamed(error, _of_transports(actor, transports))
 
 

@@ -1,4 +1,4 @@
-"""Where an actor's Python code is, as py-spy sees it from outside."""
+"""Python stacks of actors, as py-spy sees them from outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TIMEOUT = 10.0
 
 
 def stack_of(pid: int) -> str:
-    """The Python stack of every thread of the process, or in brackets why there is none."""
+    """Return the Python stack of every thread of the process, or in brackets why there is none."""
     # Imported here: they are slow to import, and rarely needed.
     import shutil
     import subprocess
