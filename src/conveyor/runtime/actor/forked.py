@@ -39,7 +39,7 @@ def exit_code(error: SystemExit) -> int:
 
 
 def leave(error: SystemExit) -> NoReturn:
-    """End this process as ``sys.exit`` does, from a thread that ``sys.exit`` would only end itself."""
+    """End this process from another thread than the main one, as ``sys.exit`` on the main thread does."""
     code = exit_code(error)
     flush_files()
     os._exit(code)

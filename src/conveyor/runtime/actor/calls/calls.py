@@ -66,8 +66,8 @@ class Calls:
         self._mailboxes: list[Mailbox] = []
         # Calls that have overtaken the constructor's, which comes over another link.
         self._early: list[tuple[Mailbox, int, Call]] = []
-        #: Called for each failed call, before its caller hears of the failure: with the method's name, and the
-        #: error, or what has happened in words.
+        #: Called for each failed call, before its caller hears of the failure: with the method's name, and
+        #: the error, or what has happened in words.
         self.on_failure: Callable[[str, BaseException | str], object] = lambda *_: None
         # If calls run one by one, the last one that has begun: its mailbox, and its number.
         self._begun: tuple[Mailbox, int] | None = None

@@ -70,7 +70,7 @@ class Hosts(Protocol):
 
     The driver takes for granted that they are processes of this machine, under one kernel with it: they are
     given descriptors when they are spawned, they share the memory behind them, each has a pid, and its end is
-    told as a wait status. For a process on another node, the :class:`FarHost` makes this so; its pid is a
+    told as a wait status. For a process on another node, that node (:class:`FarHost`) does so; its pid is a
     number that no other process of the session has.
     """
 
