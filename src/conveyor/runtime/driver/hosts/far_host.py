@@ -1,8 +1,7 @@
 """A remote node, as the driver sees it: its processes share no memory with the driver's node.
 
 Such a node has a process table and a pump of its own, and an agent that does there what the driver does here:
-see :mod:`conveyor.engine.net.station`. The driver sends it orders:
-:mod:`conveyor.runtime.driver.hosts.far_host`.
+see :mod:`conveyor.engine.net.station`. The driver sends it orders (:class:`FarOrder`).
 """
 
 from __future__ import annotations
