@@ -23,24 +23,24 @@ CLAIMS = "claims"
 
 
 class Keeper(Protocol):
-    """Who knows what claims are."""
+    """Interface to the code above that knows what a claim is."""
 
     def confirm(self, claims: Sequence[Claim]) -> None:
         """Return when these claims, which were made here just now, can be made good."""
         ...
 
     def take(self, claims: Sequence[Claim]) -> Sequence[Any]:
-        """The refs, as far as they are still to be had."""
+        """Return the refs of these claims, as far as they still exist."""
         ...
 
     def give_up(self, claims: Sequence[Claim]) -> None:
-        """This process will not ask for these refs, or has asked for some of them before it failed: it counts
-        once. May be called by finalizers."""
+        """Note that this process will not ask for these refs, or asked for some of them before it failed.
+        Each claim counts once. Finalizers may call it."""
         ...
 
     def withdraw(self, claims: Sequence[Claim], readers: Sequence[Reader]) -> None:
-        """These processes, for which they were made, will never ask for them; none: for one that is not
-        known. May be called by finalizers."""
+        """Withdraw claims that these readers, for which the claims were made, will never make good. Empty
+        ``readers``: one unknown reader. Finalizers may call it."""
         ...
 
 
@@ -70,27 +70,27 @@ def confirm_noted(notes: dict[Any, Any], readers: Sequence[Reader]) -> None:
 
 
 def take(meta: bytes) -> Sequence[Any]:
-    """The refs that the value with these meta bytes (of ``DEFINING``) refers to: to be held as long as it
-    may be decoded."""
+    """Return the refs that the value with these meta bytes (of ``DEFINING``) refers to. The caller holds
+    them as long as the value may be decoded."""
     _, claims, _, _ = unpack(meta)
     return () if _keeper is None or not claims else _keeper.take(claims)
 
 
 def give_up(meta: bytes) -> None:
-    """This process, which is a reader of the value with these meta bytes, will not decode it."""
+    """Give up the claims of a value that this process, one of its readers, will not decode."""
     _, claims, _, _ = unpack(meta)
     if claims and _keeper is not None:
         _keeper.give_up(claims)
 
 
 def withdraw(claims: Sequence[Claim], readers: Sequence[Reader]) -> None:
-    """These processes, or the unknown one, that they were made for will not make them good."""
+    """Withdraw claims that these readers (empty: one unknown reader) will never make good."""
     if claims and _keeper is not None:
         _keeper.withdraw(claims, readers)
 
 
 def drop_noted(notes: dict[Any, Any], readers: Sequence[Reader]) -> None:
-    """What a pickler has claimed so far, for these, will not be sent."""
+    """Withdraw all claims that a pickler has made for these readers so far: its frame will not be sent."""
     made = notes.pop(CLAIMS, None)
     if made:
         withdraw([claim for _, claim in made.values()], readers)

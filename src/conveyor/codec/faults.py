@@ -36,8 +36,8 @@ _ctrl_c = True
 
 
 class NotThere(BaseException):
-    """What breaks off decoding where memory of the value has not come yet. ``ready()``: whether it is worth
-    being tried again; asked after every ring of the process's bell."""
+    """Raised to break off decoding where memory of the value has not come yet. ``ready()`` tells whether to
+    try again; it is asked after every ring of the process's doorbell."""
 
     def __init__(self, ready: Callable[[], bool]) -> None:
         super().__init__("a value that has stayed elsewhere has not come yet")
@@ -51,7 +51,7 @@ def nobody_presses_ctrl_c() -> None:
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether ``error`` is to be told as that of the value whose code has raised it."""
+    """Whether ``error`` is to be told as an error of the value whose code has raised it."""
     return isinstance(error, Exception) or (
         not isinstance(error, SystemExit) and is_of_value(error)
     )
@@ -67,7 +67,7 @@ def is_of_value(error: BaseException) -> bool:
 
 
 def _of_a_handler(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised it, which came just then."""
+    """Whether a signal handler that ran just then has raised ``error``."""
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
     trace = error.__traceback__
     while trace is not None:

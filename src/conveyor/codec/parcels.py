@@ -34,7 +34,7 @@ _length = struct.Struct("<I")
 
 
 class TensorSpec(NamedTuple):
-    """What is known of a tensor before it comes; it is contiguous.
+    """Description of a tensor before it comes; the tensor is contiguous.
 
     dtype: its name without ``torch.``: ``"float32"``.
     shape: its sizes.
@@ -70,7 +70,7 @@ class Parcel(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What has come of a parcel in its frame.
+    """Contents of a parcel's frame, as received.
 
     tensors: what comes beside it.
     note: of the transport.
@@ -122,7 +122,7 @@ def _kind(value: Any) -> str:
 
 
 def encode(parcel: Parcel, sent: SentDefinitions | None) -> Encoded:
-    """As :func:`conveyor.codec.frames.encode`."""
+    """Encode a parcel; see :func:`conveyor.codec.frames.encode`."""
     sent = SentDefinitions() if sent is None else sent
     keeper = sent.keeper = parcel.keeper
     device = None if keeper is None else keeper.device

@@ -9,7 +9,7 @@ from conveyor.codec.promises import Keeper, Promised
 
 
 def encode(promised: Promised, sent: SentDefinitions | None) -> Encoded:
-    """As :func:`conveyor.codec.frames.encode`."""
+    """Encode a value with promises; see :func:`conveyor.codec.frames.encode`."""
     sent = SentDefinitions() if sent is None else sent
     sent.keeper = promised.keeper
     try:
@@ -22,7 +22,8 @@ def encode(promised: Promised, sent: SentDefinitions | None) -> Encoded:
 
 
 def end_of(keeper: Keeper, sent: SentDefinitions, flags: int, meta: bytes) -> None:
-    """The value has been pickled; one that is not what was promised takes its definitions back."""
+    """Finish the pickling of a value with promises. If the value breaks a promise, its definitions are taken
+    back."""
     try:
         keeper.end()
     except BaseException:

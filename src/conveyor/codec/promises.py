@@ -108,7 +108,7 @@ class Keeper:
             self._found[id(tensor)] = tensor, _spec(tensor)
 
     def note_storage(self, storage: torch.UntypedStorage) -> None:
-        """What a tensor of another class is made of has been come to."""
+        """Note a storage that the pickler has reached in a tensor of another class."""
         if self._static_shape and id(storage) not in self._found:
             told = "bytes", (storage.nbytes(),), str(storage.device)
             self._found[id(storage)] = storage, told
@@ -125,7 +125,7 @@ class Keeper:
             self._compare(specs)
 
     def target(self, tensor: torch.Tensor | torch.UntypedStorage) -> str:
-        """Where the readers want ``tensor``."""
+        """Return the kind of device on which the readers want ``tensor``."""
         return self.device or tensor.device.type
 
     def _compare(self, specs: tuple[Spec, ...]) -> None:

@@ -32,10 +32,10 @@ def is_afar(where: Located, process: Any) -> bool:
 
 
 def fetch_afar(where: Located, process: Any) -> _core.Buffer:
-    """All of the value's memory: its ranges, each aligned, or joined.
+    """Fetch all of the value's memory: its ranges, each aligned, or joined.
 
     Raises:
-        OSError: as reading on one host would.
+        OSError: as reading on one node would.
         NotThere: it has not come yet, and this is for an await.
         RuntimeStateError: this process was forked from one of the session's.
         WaitTimeoutError: the ``get`` that needs it has no longer.
@@ -71,7 +71,7 @@ def fetch_afar(where: Located, process: Any) -> _core.Buffer:
 
 
 class _Fetch:
-    """One value that is on its way here, or has come."""
+    """Fetch of one value's memory from another node, under way or done."""
 
     def __init__(self, wanted: Wanted, process: Any, apart: bool = False) -> None:
         """``apart``: nothing that takes its time is done by this thread."""
@@ -122,7 +122,8 @@ class _Fetch:
         return gone
 
     def memory(self) -> _core.Buffer:
-        """What has come. ``OSError`` if it never will, as reading on one host would raise it."""
+        """Return the memory that has come. Raises ``OSError`` if it never will, as reading on one node would
+        raise it."""
         brought = self._brought
         if self._failed is not None:
             raise self._failed
@@ -137,7 +138,7 @@ class _Fetch:
         return memory
 
     def give_up(self) -> None:
-        """Nobody waits for it any more, if it has not come yet."""
+        """Stop the fetch, if the memory has not come yet: nobody waits for it any more."""
         self._wait.end()
         self._given_up = True
         if self._brought is None and self._stop is not None:

@@ -17,10 +17,10 @@ ResultT = TypeVar("ResultT")
 
 
 class Awaited(Protocol):
-    """What decoding has to wait for: memory that is on its way, or the end of a hold."""
+    """Anything that decoding has to wait for: memory that is on its way, or the end of a hold."""
 
     def give_up(self) -> None:
-        """Nobody waits for it any more, if it has not come yet."""
+        """Stop waiting for this, if it has not come yet."""
         ...
 
 
@@ -29,7 +29,8 @@ Stock = dict[object, Awaited]
 
 
 class _Deferral(threading.local):
-    """What the thread has asked for that decodes for an event loop; ``None`` on any other."""
+    """Stock of the values that the current thread has asked for while it decodes for an event loop. Its
+    ``stock`` is ``None`` on any other thread."""
 
     stock: Stock | None = None
 
@@ -46,7 +47,7 @@ class Attempts:
         self._stock: Stock = {}
 
     def of(self, decode: Callable[[], ResultT]) -> ResultT:
-        """What ``decode`` gives, over what has come by now.
+        """Run ``decode`` over the memory that has come by now.
 
         Raises:
             NotThere: something is missing, which is on its way from now on.
@@ -58,15 +59,15 @@ class Attempts:
             deferral.stock = before
 
     def end(self) -> None:
-        """There are no more: what is on its way still is not needed."""
+        """End the attempts: memory that is still on its way is not needed."""
         stock, self._stock = self._stock, {}
         for coming in stock.values():
             coming.give_up()
 
 
 async def when_there(decode: Callable[[], ResultT]) -> ResultT:
-    """What ``decode`` gives, once what it needs has come. Whoever is cancelled meanwhile leaves nothing under
-    way."""
+    """Return the result of ``decode``, once all that it needs has come. A cancelled caller leaves nothing
+    under way."""
     import asyncio  # slow to import, and whoever fetches anything has this module
 
     try:

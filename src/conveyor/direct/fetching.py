@@ -42,7 +42,6 @@ class _Held:
         self._wait = wait
 
     def give_up(self) -> None:
-        """Nobody waits for that any more."""
         self._wait.end()
 
 
@@ -167,7 +166,7 @@ def decode_with(
     tensors: Sequence[Any] | None,
     decode: Decode,
 ) -> Any:
-    """Decode a value, of which ``tensors`` have come in another way."""
+    """Decode a value some of whose ``tensors`` have come in another way."""
     if not tensors:
         return decode(codec, meta, buffers)
     with placing(tensors):
@@ -175,7 +174,7 @@ def decode_with(
 
 
 def _beside(where: Located, runtime: Any) -> Sequence[Any]:
-    """What is got in another way than by reading."""
+    """Get the tensors of a value that come by a route instead of by reading."""
     route, specs, note = Beside.unpack(where.beside)
     failed: Exception | None = None
     tensors: Sequence[Any] = ()

@@ -81,5 +81,5 @@ def objects() -> list[KeptObject]:
 
 
 def id_of(number: int) -> str:
-    """What a value of that number is called."""
+    """Format the number of a value as its id."""
     return f"{number:016x}"

@@ -71,14 +71,14 @@ def lies_at(value: Any, address: int) -> bool:
 
 
 def address_of(value: Any) -> int:
-    """Where the first element of a tensor or an array lies."""
+    """Return the address of the first element of a tensor or an array."""
     address: int = value.data_ptr() if is_tensor(value) else value.__array_interface__["data"][0]
     return address
 
 
 def memory_at(value: Any) -> tuple[int, int]:
-    """Address and bytes of what somebody offers; 0, 0 if that is nothing that torch or numpy knows, or a
-    tensor that has only the memory of its parts."""
+    """Return address and bytes of the memory that somebody offers; 0, 0 if neither torch nor numpy knows it,
+    or for a tensor that has only the memory of its parts."""
     if is_array(value) or (is_tensor(value) and str(value.layout) == "torch.strided"):
         return address_of(value), value.nbytes
     return 0, 0

@@ -40,7 +40,7 @@ _MOST_RUNS = 1 << 20
 
 
 def part_of(where: Located, index: Index) -> Located | None:
-    """Where ``value[index]`` lies; ``None``: the value is none of which a part could be fetched.
+    """Return the place of ``value[index]``; ``None``: no part of the value can be fetched alone.
 
     Raises:
         LookupError: there is no such part.
@@ -88,7 +88,7 @@ def _is_int(one: Any) -> bool:
 
 
 def _picked(shape: Sequence[int], index: Index) -> list[Picked] | None:
-    """What is picked of each dimension; ``None`` if it is not so simple."""
+    """Return the elements that are picked of each dimension; ``None`` if the index is not so simple."""
     if not all(isinstance(one, slice) or _is_int(one) for one in index):
         return None
     if len(index) > len(shape):
@@ -157,7 +157,8 @@ def _is_exact(shape: Sequence[int], picked: list[Picked], level: int) -> bool:
 
 
 def _of_container(where: Located, index: Index) -> Located | None:
-    """Where a part of any other value lies: what is in the value is known without its memory."""
+    """Return the place of a part of any other value. The contents of the value are known without its
+    memory."""
     # What is taken of whole blocks has no ranges of its own parts.
     if where.joined and where.codec == PICKLE and where.meta.startswith(_TAKES, _PICKLE_HEAD):
         return None
@@ -181,7 +182,7 @@ def _of_container(where: Located, index: Index) -> Located | None:
 
 
 def _located(skeleton: Skeleton, where: Located, part: Any) -> Located | None:
-    """Where something lies that is in the value."""
+    """Return the place of an object inside the value."""
     try:
         encoded = encode(part)
     except Exception:  # it is not to be sent alone
@@ -222,7 +223,7 @@ def _lying(
 
 
 class _Call:
-    """It is pickled as a call, with a buffer as the last argument."""
+    """Object that is pickled as a call, with a buffer as the last argument."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._made = function, (*args, pickle.PickleBuffer(bytearray()))

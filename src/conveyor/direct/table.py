@@ -22,7 +22,7 @@ _RANGE = struct.Struct("<QQ")
 
 
 class OnRoute(NamedTuple):
-    """What others get of a value in another way than by reading.
+    """Tensors of a value that others get by a route instead of by reading.
 
     route: that way.
     note: what it has said of the tensors.
@@ -96,13 +96,13 @@ class Stored:
 
     @property
     def anchor(self) -> int:
-        """Where the word lies that says it is here."""
+        """Address of the word that says that the value is here."""
         assert self._anchor is not None
         return self._anchor.address
 
 
 class _Rest:
-    """What keeps a value's memory when the value itself is not to be found any more."""
+    """Keeper of a value's memory after the value itself can no longer be found."""
 
     __slots__ = ("_beside", "_memory", "_number", "_table")
 
@@ -117,7 +117,8 @@ class _Rest:
 
 
 class Watched(Stored):
-    """One whose memory is looked at when it is got or let go of: nobody may have written to it meanwhile."""
+    """Stored value whose memory is checked when it is got or let go of: nobody may have written to it
+    meanwhile."""
 
     __slots__ = ("_checksum", "_keeper", "_method", "_told", "_value")
 
@@ -141,7 +142,7 @@ class Watched(Stored):
 
     @property
     def value(self) -> Any:
-        """As of any.
+        """The value, as of any ``Stored``.
 
         Raises:
             SharedWriteError: it was written to.
@@ -169,13 +170,13 @@ class Watched(Stored):
 
 
 class Table:
-    """All that is kept here."""
+    """Object store of this process: all values that are kept here."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is kept."""
+        """Start with nothing kept."""
         # Each process counts from a random number: who reads another one's memory finds none that it knows.
         self._numbers: Iterator[int] = itertools.count(_first_number())
         # Each value takes itself out. A dictionary of the standard library's that does so costs more than all
@@ -230,8 +231,8 @@ class Table:
         return stored
 
     def names(self, *what: Any) -> _core.LastingText:
-        """What the directory says of a value: its transport, its route, whether it is a snapshot, and the
-        method that has returned it, if that is known."""
+        """Return the directory's text about a value: its transport, its route, whether it is a snapshot, and
+        the method that has returned it, if that is known."""
         found = self._names.get(what)
         if found is None:
             transport, route, snapshot, *method = what
@@ -240,11 +241,12 @@ class Table:
         return found
 
     def hide(self, number: int) -> None:
-        """The value of that number is not to be found any more. Its memory may be read still."""
+        """Make the value of that number impossible to find. Its memory may still be read."""
         self._stored.pop(number, None)
 
     def forget(self, number: int, beside: OnRoute | None = None) -> None:
-        """The value of that number is garbage, and what others have got of it ``beside``."""
+        """Forget the value of that number, which is garbage, with all that others have got of it
+        ``beside``."""
         self.hide(number)
         self._lying.pop(number, None)
         # Any thread may have had it last: one that sends it, or that runs a method which took it.
@@ -277,11 +279,9 @@ class Table:
         return sorted([one for one in found if one is not None], key=lambda one: one.number)
 
     def holding(self, address: int, nbytes: int) -> set[int]:
-        """The numbers of those that have some of their memory among these bytes.
-
-        Who asks keeps none of them meanwhile: whoever else waits for them to go would find them here, and
-        hear of nothing afterwards.
-        """
+        """Return the numbers of the values that have some of their memory among these bytes. The caller must
+        keep none of them meanwhile. Otherwise another waiter would find them here, and hear of nothing
+        afterwards."""
         found = list(self._lying.items())  # one step, whatever other threads do
         return {number for number, ranges in found if _lies_in(ranges, address, nbytes)}
 
@@ -298,7 +298,7 @@ def _first_number() -> int:
 
 
 def _forget_in_child() -> None:
-    """What a forked child has inherited is its parent's."""
+    """Empty the table in a forked child: the values are its parent's."""
     TABLE.clear()
 
 

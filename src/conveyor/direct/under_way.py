@@ -11,7 +11,7 @@ _waits: dict[UnderWay, None] = {}
 
 
 class UnderWay:
-    """One wait, from its making to its end."""
+    """One wait for a value, from its creation to its end."""
 
     __slots__ = ("_about", "_process")
 

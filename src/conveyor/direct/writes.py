@@ -17,14 +17,14 @@ _RUNNING = 1
 
 
 def changed(where: Located, board: _core.Board) -> SharedWriteError:
-    """What is raised by who has fetched a value that was written to."""
+    """Make the error for a process that has fetched a value that was written to."""
     nbytes = sum(_core.lengths_of(where.ranges))
     method = _method_of(where, board)
     return SharedWriteError(in_words(where.number, where.keeper, nbytes, method))
 
 
 def in_words(number: int, keeper: str, nbytes: int, method: str) -> str:
-    """That a value was written to, and what helps."""
+    """Say that a value was written to, and how to avoid it."""
     by = f" and that its method {method} has returned" if method else ""
     return (
         f"memory of a value of {nbytes:,} bytes (id {number:016x}) that {keeper} keeps{by} was written to "
@@ -34,7 +34,8 @@ def in_words(number: int, keeper: str, nbytes: int, method: str) -> str:
 
 
 def keeper_and_method() -> tuple[str, str]:
-    """What this process is called, and what it runs; the latter is empty where that is not known."""
+    """Return this process's name, and the method that it runs; the latter is empty where that is not
+    known."""
     runtime = context.running()
     if runtime is None:
         return "this process", ""

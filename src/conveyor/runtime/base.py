@@ -124,7 +124,7 @@ class CallingRuntime:
         registrations.add(name, registration)
 
     def _known_link(self, actor: ActorId) -> Incarnation:
-        """As ``link`` gives it, and again the same one for as long as it can be used."""
+        """Return the link to an actor, the same one for as long as it can be used; see :meth:`link`."""
         link = self.links.get(actor.index)
         return self.link(actor) if link is None or link.gone else link
 
@@ -152,7 +152,8 @@ class CallingRuntime:
     def close_stream(
         self, link: Incarnation, method: str, key: Key, cancelled: bool = False
     ) -> None:
-        """Close a generator: nobody takes its items any more. ``cancelled``: nor wants its errors."""
+        """Close a generator: nobody takes its items any more. ``cancelled``: nobody wants its errors,
+        either."""
         if link.gone:
             return
         closed: Ref = link.call((method, (key,), None, 1, CLOSE))
@@ -172,7 +173,7 @@ class CallingRuntime:
         return PutRef(value if transport is None else Direct(value, transport, snapshot))
 
     def origins(self) -> Origins:
-        """Where results were got; of graphs in debug mode."""
+        """Record of the lines where results were got; of graphs in debug mode."""
         if self._origins is None:
             from conveyor.runtime.graph.origins import Origins
 

@@ -15,10 +15,10 @@ KNOWN: dict[str, bytes] = {}
 
 
 def add(name: str, registration: bytes) -> None:
-    """Note one.
+    """Note the registration of a transport.
 
     Raises:
-        ValueError: another one has the name.
+        ValueError: another transport has the name.
     """
     if KNOWN.setdefault(name, registration) != registration:
         raise ValueError(f"there is a transport {name!r} already")
@@ -28,8 +28,8 @@ logger = logging.getLogger("conveyor")
 
 
 class Chores:
-    """What one process has left to do, in the order in which it was noted. Noting takes no lock: it may
-    happen in any thread, in the middle of anything."""
+    """Queue of work that one process has left to do, in the order in which it was noted. Noting takes no
+    lock: it may happen in any thread, in the middle of anything."""
 
     def __init__(self, waker: _core.Waker, wake: Callable[[], object]) -> None:
         """``waker`` and ``wake()`` wake whoever calls :meth:`do`; the first does it in native code."""
@@ -38,10 +38,10 @@ class Chores:
         self._left: deque[Callable[[], object]] = deque()
 
     def will(self, work: Callable[[], object]) -> _core.Will:
-        """Whoever holds it has ``work`` done soon after its own end, by another thread or between two calls.
-        Without effect once the session has ended, and in a forked child.
+        """Return an object after whose end ``work`` is done soon, by another thread or between two calls. It
+        has no effect once the session has ended, nor in a forked child.
 
-        No finalizer in Python notes it, so none can swallow Ctrl-C.
+        No finalizer in Python notes the work, so none can swallow Ctrl-C.
         """
         return _core.Will(self._left.append, work, self.waker)
 
@@ -51,13 +51,13 @@ class Chores:
         self._wake()
 
     def again(self, work: Callable[[], object], error: Exception) -> None:
-        """Have ``work``, which has failed with ``error``, done with the next chores. It sees itself to it
-        that it is done once more should it fail again."""
+        """Have ``work``, which has failed with ``error``, done with the next chores. ``work`` reschedules
+        itself if it fails again."""
         logger.warning("something could not be said to an actor, and is said later: %s", str(error))
         self._left.append(work)
 
     def do(self) -> None:
-        """Do what there is now. What these leave to be done in their turn is for the next time."""
+        """Do all work that is noted by now. Work that this notes in its turn is for the next time."""
         for _ in range(len(self._left)):
             try:
                 work = self._left.popleft()

@@ -15,7 +15,7 @@ from conveyor.runtime.protocol import Runtime
 
 
 class Cluster(Protocol):
-    """What the session's actors are placed on, where that is more than this machine."""
+    """Cluster on which the session's actors are placed, where there is more than this machine."""
 
     def nodes(self) -> list[dict[str, Any]]: ...
 
@@ -70,7 +70,7 @@ def inherited() -> bool:
 
 
 def note_ray() -> None:
-    """A session of this process is to be on Ray."""
+    """Note that a session of this process is to be on Ray."""
     global _had_ray
     _had_ray = True
 
@@ -82,7 +82,8 @@ def inherited_ray() -> bool:
 
 
 def begin(start: Callable[[], Runtime]) -> None:
-    """Make the runtime that ``start`` starts this process's. If that is interrupted, there is none."""
+    """Start a runtime with ``start``, and make it this process's. If the start is interrupted, the process
+    has none."""
     try:
         install(start())
     except BaseException:
@@ -114,12 +115,13 @@ threads.fail_session = _fail
 
 
 def cluster() -> Cluster | None:
-    """What this process's session is placed on; ``None``: on this machine alone, or there is no session."""
+    """Return the cluster of this process's session; ``None``: it is on this machine alone, or there is no
+    session."""
     return _cluster
 
 
 def place_on(cluster: Cluster) -> None:
-    """The session of this process, which has just begun, is placed on ``cluster``."""
+    """Note that the session of this process, which has just begun, is placed on ``cluster``."""
     global _cluster
     _cluster = cluster
 

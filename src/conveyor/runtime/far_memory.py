@@ -41,17 +41,17 @@ class Wanted(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Of what comes."""
+        """Size of the fetched memory, in bytes."""
         if self.joined:
             return sum(_core.lengths_of(self.ranges))
         return _core.packed_size(self.ranges)
 
 
 class Brought(Struct, frozen=True):
-    """What has come of it: it is where it was to be put, or an error.
+    """Outcome of a fetch: the memory is where it was to be put, or there is an error.
 
-    data: it, where it is so small that no room was made for it.
-    error: of the system, as reading on one host would have given it; 0: it is there. why: in words.
+    data: the memory, where it is so small that no room was made for it.
+    error: of the system, as reading on one node would have given it; 0: the memory is there. why: in words.
     """
 
     data: bytes | None = None
@@ -84,7 +84,7 @@ class Room:
         self.fd, self.at = arena.file[0], offset + begins
 
     def memory(self) -> _core.Buffer:
-        """What is there, once it has been written."""
+        """Return the memory, once it has been written."""
         if self._memory is None:
             assert self._file is not None
             self._memory = _core.Buffer.copy_of(self._file.fd, self._size)
@@ -116,22 +116,22 @@ class FarMemory(Protocol):
     def fetch(
         self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
     ) -> Callable[[], object]:
-        """Have it fetched and put into ``room``, which is there until ``tell`` is called: once, by any
-        thread. ``None``: it is less than :data:`SMALL`, and told with the news. What this returns is called
-        where nobody waits any more."""
+        """Have memory fetched and put into ``room``, which is there until ``tell`` is called: once, by any
+        thread. Without ``room`` the memory is less than :data:`SMALL`, and is told with the outcome. Returns
+        a function to call if nobody waits any more."""
         ...
 
     def introduce(self, process: Reader) -> bool:
-        """Whether that process, of which this host knows nothing, lives on another one. If so, it is known
+        """Whether that process, of which this node knows nothing, lives on another one. If so, it is known
         from now on."""
         ...
 
     def kept(self) -> list[KeptAt]:
-        """What the processes of all other hosts keep for others, as far as these answer in time."""
+        """Return the stored values of the processes of all other nodes, as far as these answer in time."""
         ...
 
     def close(self) -> None:
-        """The process leaves its session."""
+        """Leave the session."""
         ...
 
 

@@ -15,12 +15,13 @@ _STARTING, _ALIVE = 1, 2
 
 
 class KeptAt(Struct, frozen=True):
-    """What one process keeps, with everybody's names.
+    """Object store of one process, with the names of all processes concerned.
 
-    values: number, bytes, age in nanoseconds, and what ``direct.table`` has noted of each.
-    held: the numbers of those that it has frames of, which it has made itself, and of those that it reads
-        where they lie.
-    sent: of those that it has sent frames of, the number, and who has not let go of it.
+    values: number, bytes, age in nanoseconds, and the names that ``direct.table`` has noted of each.
+    held: the numbers of the values whose frames this process has and made itself, and of the values that it
+    reads where they lie.
+    sent: number and holder of each value whose frames this process has sent, and whose holder has not let go
+    of it.
     """
 
     keeper: str
@@ -31,7 +32,8 @@ class KeptAt(Struct, frozen=True):
 
 
 def kept_on(board: _core.Board, own: int | None) -> list[KeptAt]:
-    """What each process of this host keeps that lives. ``own``: the slot of this one, if it has any."""
+    """List the stored values of each living process of this node. ``own``: the slot of this process, if it
+    has any."""
     found = []
     for slot in range(board.used):
         incarnation, pid = board.incarnation(slot), board.pid(slot)
@@ -62,8 +64,8 @@ def kept_on(board: _core.Board, own: int | None) -> list[KeptAt]:
 
 
 def others_have_values(board: _core.Board, own: int) -> bool:
-    """Whether another process that lives has references to values which this one, of slot ``own``, keeps. The
-    bell rings when one has let go of them."""
+    """Whether another living process has references to values that this process, of slot ``own``, keeps. The
+    doorbell rings when one has let go of them."""
     address = board.directory(own)
     if not address:
         return False

@@ -22,7 +22,7 @@ SIDES = "sending", "receiving"
 
 
 def other(side: Side) -> Side:
-    """The end at the other side."""
+    """Return the end at the other side."""
     return RECEIVING if side == SENDING else SENDING
 
 
@@ -42,28 +42,29 @@ def channel_blueprint(depth: int, sender: Reader, receiver: Reader) -> Blueprint
 
 
 class ClosedWord:
-    """The word that says that an end is closed. It is set once, and no lock is taken for it. Between hosts it
-    goes ahead of values that were sent before: so it bears how many there are."""
+    """Word that says that an end is closed. It is set once, without a lock. Between nodes the word overtakes
+    values that were sent before: so it bears the number of these values."""
 
     def __init__(self, segment: _core.Segment, side: Side) -> None:
         ring = _core.Segment.ring_bytes(segment.slots(0), CALL_STRIDE, 1)
         self._words = _core.Limits(segment, ring + side * _core.Limits.bytes(1, 0), 1, 0)
 
     def after(self, count: int) -> bool:
-        """Whether the end was closed when it had sent ``count`` values, and so no more come; 0 of an end that
-        sends none."""
+        """Whether the end was closed when it had sent ``count`` values, so that no more come. ``count`` is 0
+        for an end that sends none."""
         return self._words.cancelled(count)
 
     def mark(self, count: int = 0) -> None:
-        """Say it, with how many values the end has sent; whoever waits at the other end has to be rung."""
+        """Mark the end as closed, with the number of values that it has sent. The caller has to notify
+        whoever waits at the other end."""
         self._words.cancel(count)
 
 
 class Meeting(Struct, frozen=True):
-    """What the process at one end knows of the other. ``actor`` is ``None`` where that is the driver.
-    ``view``: of that process's arena; it keeps a descriptor, and is for who opens the receiving end.
-    ``spread``: the channel's memory is on other hosts than the driver's, which is told when an end is closed,
-    as they have to let go of it."""
+    """Knowledge of the process at one end about the other. ``actor`` is ``None`` where that is the driver.
+    ``view``: of the other process's arena; it keeps a descriptor, and is for whoever opens the receiving
+    end. ``spread``: the channel's memory is on other nodes than the driver's; the driver is told when an end
+    is closed, as these nodes have to let go of the memory."""
 
     segment: _core.Segment
     slot: int
@@ -74,27 +75,27 @@ class Meeting(Struct, frozen=True):
 
 
 def closed_error(number: int, side: Side) -> ChannelClosedError:
-    """End ``side`` of channel ``number`` is closed, which who needs it finds."""
+    """Make the error for whoever needs end ``side`` of channel ``number``, and finds it closed."""
     return ChannelClosedError(f"the {SIDES[side]} end of channel {number} is closed")
 
 
 class Introductions(Protocol):
-    """Has the processes at the ends of a channel meet. An end belongs to the process that first meets with
-    it, and cannot leave it any more."""
+    """Broker between the processes at the two ends of a channel. An end belongs to the process that first
+    uses it, and cannot leave that process any more."""
 
     def open(self, depth: int) -> int:
-        """A new channel, with both ends here: its number in the session."""
+        """Create a channel with both ends here, and return its number in the session."""
         ...
 
     def hold(self, number: int, side: Side) -> None:
-        """An end has come to this process, which has not used it yet."""
+        """Note that an end has come to this process, which has not used it yet."""
         ...
 
     def meet(self, number: int, side: Side, alone: bool) -> Meeting | None:
-        """This process uses an end. ``alone``: the other end is here as well. ``None``: the process that
-        has the other end does not use it yet; the bell is rung when it does. Raises the death of that
-        process, ``ChannelClosedError`` if the other end is closed, and ``RuntimeStateError`` if this end
-        is another process's."""
+        """Use an end in this process. ``alone``: the other end is here as well. ``None``: the process that
+        has the other end does not use it yet; the doorbell rings when it does. Raises the death of that
+        process, ``ChannelClosedError`` if the other end is closed, and ``RuntimeStateError`` if this end is
+        another process's."""
         ...
 
     def awaits(self, number: int, side: Side) -> bool:
@@ -103,9 +104,9 @@ class Introductions(Protocol):
         ...
 
     def close(self, number: int, side: Side) -> None:
-        """An end is closed whose process has not met the other, or whose channel is on other hosts."""
+        """Close an end whose process has not met the other, or whose channel is on other nodes."""
         ...
 
     def death(self, meeting: Meeting) -> ConveyorError:
-        """The error for who needs the process at the other end, which is no more."""
+        """Make the error for whoever needs the process at the other end, which is no more."""
         ...

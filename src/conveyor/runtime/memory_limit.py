@@ -8,8 +8,9 @@ from contextlib import suppress
 
 
 def memory_limit(root: str = "/") -> int:
-    """In bytes: the least of the machine's memory and the limits of the process's memory groups and of
-    those around them, whichever version they are. ``root``: where ``proc`` and ``sys`` are."""
+    """Return the memory limit in bytes: the least of the machine's memory and the limits of the process's
+    memory groups and of those around them, whichever version they are. ``root``: where ``proc`` and ``sys``
+    are."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for group in memory_groups(root):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -42,6 +43,6 @@ def memory_groups(root: str) -> Iterator[str]:
 
 
 def read_text(path: str) -> str:
-    """What is in a small file. (``pathlib``, which would do it, is slow to import.)"""
+    """Read a small file. (``pathlib``, which would do it, is slow to import.)"""
     with open(path, encoding="utf-8") as file:
         return file.read()

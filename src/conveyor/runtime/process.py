@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 class Pinning:
-    """One thread, there from the first block on that this process pins. It sleeps while nothing is pinned."""
+    """Thread that gives pinned memory up, started with the first block that this process pins. It sleeps
+    while nothing is pinned."""
 
     def __init__(self, board: _core.Board, slot: int, arena: _core.Arena, idle: float) -> None:
         self._words = _core.PinWords(board, slot)
@@ -56,7 +57,7 @@ class Pinning:
         pinned.set_current(self.pinned)
 
     def close(self) -> None:
-        """The session is over: nothing stays pinned but what a device still copies."""
+        """Give all pinned memory up at the end of the session, except for what a device still copies."""
         self._closed = True
         if pinned.current() is self.pinned:
             pinned.set_current(None)
@@ -142,8 +143,8 @@ class OthersArenas:
 
 
 class Keeping:
-    """One thread, there from the first frame on that something is kept for. It sleeps until somebody who had
-    such a frame has let go of it."""
+    """Thread that lets go of values kept for others, started with the first frame that keeps one. It sleeps
+    until a process that had such a frame has let go of it."""
 
     def __init__(self, ring: Callable[[], object]) -> None:
         """``ring`` wakes those who wait in this process for something to be let go of."""
@@ -156,7 +157,7 @@ class Keeping:
         self.started = False
 
     def start(self) -> None:
-        """Something is about to be kept.
+        """Start the thread: something is about to be kept.
 
         Raises:
             SystemLimitError: no thread is to be had, and nobody would let go of it.
@@ -229,8 +230,8 @@ def arena_size(arena_bytes: int | None = None) -> ArenaSize:
 
 
 class Place(Struct, frozen=True):
-    """One end of a ring: a process, and the bit of its bell that is rung there. A slot of the board has one
-    process after the other, so it says ``incarnation``, too."""
+    """One end of a ring: a process, and the bit of its doorbell that is rung there. A slot of the process
+    table has one process after the other, so ``incarnation`` is part of it."""
 
     slot: int
     incarnation: int
@@ -243,7 +244,7 @@ class Place(Struct, frozen=True):
 
     @property
     def bell(self) -> tuple[int, int]:
-        """What is rung."""
+        """Slot and bit to ring."""
         return self.slot, self.bit
 
 
@@ -349,14 +350,14 @@ class Process:
         return self.board.leaving(_DRIVER)
 
     def describe(self, slot: int, label: Label | None = None) -> str:
-        """What the process in ``slot`` is doing, in words, for an error. ``label`` names a (graph, node)."""
+        """Describe what the process in ``slot`` is doing, for an error. ``label`` names a (graph, node)."""
         return self.statuses([(slot, None)], label)[0].describe()
 
     def statuses(
         self, members: Sequence[tuple[int, int | None]], label: Label | None = None
     ) -> list[ActorStatus]:
-        """What these processes, by slot and incarnation, are doing. The driver asks other hosts, all of them
-        together, and not for long."""
+        """Return the status of these processes, given by slot and incarnation. The driver asks other nodes,
+        all of them together, and not for long."""
         found = [actor_status(self.board, *member, label) for member in members]
         far = [place for place, status in enumerate(found) if status.state == "elsewhere"]
         # A forked child has no connection to other hosts.
@@ -396,7 +397,7 @@ class Process:
             self._hanging_up.add(end)
 
     def hang_up(self) -> None:
-        """The session ends: nobody of this process sends or receives any more."""
+        """End all sending and receiving in this process: the session ends."""
         with self._reading_lock:
             ends = list(self._hanging_up)
         for end in ends:
@@ -437,8 +438,8 @@ class Process:
                         self.board.forget_eventfd(slot)
 
     def limit_spin(self, graph: int, microseconds: float | None) -> None:
-        """What this process may spin while it has a part in ``graph``; ``None``: that is over, or it
-        does not say."""
+        """Limit how long this process spins while it has a part in ``graph``. ``None``: the part is over, or
+        sets no limit."""
         before = self._spin_limits.pop(graph, None)
         if microseconds is not None:
             self._spin_limits[graph] = int(microseconds * 1000)
@@ -562,7 +563,7 @@ def _close_opened() -> None:
 
 
 class BellBits:
-    """Which bits of one process's bell are taken. Kept by the driver, who lays all channels."""
+    """Allocator of the bits of one process's doorbell. Belongs to the driver, which sets up all channels."""
 
     def __init__(self, reserved: int) -> None:
         """``reserved``: the highest bit that has a fixed meaning."""

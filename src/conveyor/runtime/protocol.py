@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class RefTable(Protocol):
-    """What a process knows of exported refs."""
+    """Directory of the exported refs that a process knows."""
 
     session: str
 
@@ -49,8 +49,8 @@ class RefTable(Protocol):
     def give_up(
         self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
     ) -> None:
-        """``readers`` (``None``: this process) will not come with these. Called by finalizers: takes no
-        lock."""
+        """Say that ``readers`` (``None``: this process) will not come with these tickets. Called by
+        finalizers: takes no lock."""
         ...
 
     def name(self, ref: Ref) -> ExportId:
@@ -77,7 +77,7 @@ are, or, if true, as they were then."""
 
 
 class NameTakenError(ValueError):
-    """Another actor has this name."""
+    """Raised if another actor has the name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -122,11 +122,11 @@ class Retries(Struct, frozen=True, eq=False):
 
 
 class MethodInfo(Struct, frozen=True):
-    """What a handle knows of one method without the class at hand; picklable.
+    """Description of one method for a handle that does not have the class at hand; picklable.
 
-    An asynchronous generator is both a generator and async. ``signature`` is without ``self``
-    (``None`` where Python cannot tell). ``tensor_transport``: how its results are to be moved, which stay
-    with the actor (``None``: they do not), and ``snapshot`` whether as they were when they were returned.
+    An asynchronous generator is both a generator and async. ``signature`` is without ``self`` (``None``
+    where Python cannot tell). ``tensor_transport``: how results that stay with the actor are to be moved
+    (``None``: they do not stay), and ``snapshot`` whether as they were when they were returned.
     ``received``: the names of parameters whose arguments it receives into memory of its own. ``retries``:
     ``None`` where a call is made once. ``may_stay``: whether the actor's options let results stay with it.
     ``by_decorator``: a generator is what a decorator of its own makes of one, or passes on.
@@ -161,8 +161,9 @@ class Attached(Struct, frozen=True, eq=False):
 
 
 class ProcessOptions(Struct, frozen=True):
-    """What is asked of an actor's process. ``num_cpus=None`` means one. ``placement``: options of Ray's that
-    say where it is to be, for hosts that can choose. ``attached``: it is there already, and this one."""
+    """Options of an actor's process. ``num_cpus=None`` means one. ``placement``: options of Ray's that say
+    where it is to be, for engines that can choose. ``attached``: the process exists already, and is this
+    one."""
 
     num_cpus: float | None
     num_gpus: float
@@ -212,54 +213,54 @@ class Functions(Protocol):
 
 
 class Runtime(Protocol):
-    """What ``api`` and ``dag`` need of the process they run in."""
+    """Interface that ``api`` and ``dag`` need of the process they run in."""
 
     #: The process that it was made in; a forked child has it too, and cannot use it.
     pid: int
 
     @property
     def inbox(self) -> _core.Inbox:
-        """This process's bell."""
+        """Doorbell of this process."""
         ...
 
     @property
     def lanes(self) -> Lanes:
-        """Who of this process's threads waits for whom."""
+        """Wait registry: which of this process's threads waits for whom."""
         ...
 
     @property
     def watcher(self) -> Watcher:
-        """Tells when refs are done."""
+        """Watcher that tells when refs are done."""
         ...
 
     @property
     def retrying(self) -> WeakValues[int, Retrying]:
-        """By the numbers of actors: where their calls are made again that have failed."""
+        """Failed calls of each actor that are made again, by the actor's number."""
         ...
 
     @property
     def exports(self) -> RefTable:
-        """The refs that were pickled here, and those that were loaded."""
+        """Directory of the refs that were pickled here, and of those that were loaded."""
         ...
 
     @property
     def chores(self) -> Chores:
-        """What is left to be done for what is garbage here."""
+        """Work that is left to be done for objects that are garbage here."""
         ...
 
     @property
     def introductions(self) -> Introductions:
-        """Has the processes at the ends of a channel meet."""
+        """Broker between the processes at the ends of a channel."""
         ...
 
     @property
     def collectives(self) -> Collectives:
-        """Has processes meet in groups."""
+        """Interface by which processes meet in groups."""
         ...
 
     @property
     def process(self) -> Process:
-        """What this process has in the session."""
+        """Endpoints of this process in the session."""
         ...
 
     #: Whether the engine has more than one place for an actor, so that the options that choose one count.
@@ -316,7 +317,7 @@ class Runtime(Protocol):
     def get(self, refs: Any, timeout: float | None) -> Any: ...
 
     def keep(self, value: Any) -> Any:
-        """Like ``put``, of anything: a ref to a ref as well."""
+        """Store a value like ``put``, but of any kind: a ref to a ref as well."""
         ...
 
     def put(self, value: Any, transport: str | None = None, snapshot: bool = False) -> Any: ...
@@ -330,7 +331,8 @@ class Runtime(Protocol):
         ...
 
     def add_transport(self, name: str, registration: bytes) -> None:
-        """Have the processes of this session find it. ``ValueError``: another one has the name."""
+        """Register a transport for the processes of this session. ``ValueError``: another one has the
+        name."""
         ...
 
     def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None: ...
@@ -342,8 +344,8 @@ class Runtime(Protocol):
         ...
 
     def share_graph(self, graph: Any, account: object) -> bool:
-        """A handle of ``graph`` is about to leave this process. False if it is not one of this session's,
-        by its ``account``."""
+        """Note that a handle of ``graph`` is about to leave this process. False if the graph is not one of
+        this session's, by its ``account``."""
         ...
 
     def load_graph(self, number: int, name: str, whole: bool, options: tuple[str, ...]) -> Any:
@@ -351,7 +353,7 @@ class Runtime(Protocol):
         ...
 
     def retain(self, actor: ActorId) -> object:
-        """A handle of ``actor`` came to be in this process, and lasts as long as what is returned."""
+        """Note a new handle of ``actor`` in this process. The handle lasts as long as the returned object."""
         ...
 
     def allocate(self, size: int) -> Any:
@@ -359,11 +361,11 @@ class Runtime(Protocol):
         ...
 
     def abandon(self) -> None:
-        """This process was forked from the runtime's: nothing of it may be used here."""
+        """Abandon the runtime: this process was forked from the runtime's, and may use nothing of it."""
         ...
 
     def share(self, actor: ActorId) -> None:
-        """A handle of ``actor`` is about to leave this process."""
+        """Note that a handle of ``actor`` is about to leave this process."""
         ...
 
     @property
@@ -376,8 +378,7 @@ class Runtime(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """End it: then it is nobody's runtime any more (see ``runtime.context``). What a signal handler
-        raises meanwhile comes out afterwards; should something be left all the same, another call sees to
-        it.
-        """
+        """End the session: then this is nobody's runtime any more (see ``runtime.context``). An exception
+        that a signal handler raises meanwhile comes out afterwards. Should something be left all the same,
+        another call sees to it."""
         ...

@@ -74,7 +74,7 @@ _name_of = type.__dict__["__name__"].__get__
 
 
 def in_words(error: BaseException) -> str:
-    """An error's class and message, of which not even its class has to be good."""
+    """Describe an error by its class and message. Neither has to be well-behaved."""
     name = _name_of(type(error))  # whatever its own class says
     try:
         text = f"has raised {name}: {error}"
@@ -85,8 +85,8 @@ def in_words(error: BaseException) -> str:
 
 
 class Membership(Struct, frozen=True):
-    """What a process learns when it joins: its rank, and the actor and the process of each rank, as slot and
-    incarnation."""
+    """Data for a process that joins a group: its rank, and the actor and the process of each rank, as slot
+    and incarnation."""
 
     rank: int
     actors: tuple[ActorId, ...]
@@ -127,8 +127,8 @@ def doing(
 
 
 class Collectives(Protocol):
-    """Has processes meet in groups. For whoever makes groups here: what is known by name, ``made`` of those
-    that this process has created, and ``entered`` of those that it is in."""
+    """Interface by which processes meet in groups. It also records for the group code of this process: by
+    name, the groups that this process has created (``made``), and the groups that it is in (``entered``)."""
 
     made: dict[str, Any]
     entered: dict[str, Any]
@@ -139,29 +139,29 @@ class Collectives(Protocol):
         ...
 
     def join(self, number: int) -> Joined:
-        """This process takes its place in a group."""
+        """Take this process's place in a group."""
         ...
 
     def leave(self, joined: Joined) -> None:
-        """This process has nothing to do with the group any more."""
+        """Leave the group: this process has nothing to do with it any more."""
         ...
 
     def close(self, number: int) -> None:
-        """Nothing goes on in this group any more: whoever is in an operation of it is told. Does nothing the
-        second time."""
+        """End all operations in this group: every rank in one is told. Does nothing the second time."""
         ...
 
     @property
     def until(self) -> Callable[[], int] | None:
-        """Gives when what runs here is over at the latest, on the monotonic clock in nanoseconds; 0: at no
-        time. Below 0: nobody waits for it any more; -2: its execution has failed. ``None``: several things
-        run side by side, and which of them asks is not known."""
+        """Return a function that gives the latest end of what runs here, on the monotonic clock in
+        nanoseconds; 0: none. Below 0: nobody waits for it any more; -2: its execution has failed. ``None``:
+        several things run side by side, and the one that asks is not known."""
         ...
 
     def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
-        """What the processes of these ranks do, in words that follow their names; none of the driver's."""
+        """Describe what the processes of these ranks do, in words that follow their names; empty for the
+        driver."""
         ...
 
     def death(self, joined: Joined, rank: int) -> ConveyorError:
-        """How the process of that rank has died."""
+        """Make the error that says how the process of that rank has died."""
         ...

@@ -21,17 +21,18 @@ class _Awaited(NamedTuple):
 
 
 class Unmet(Protocol):
-    """What will read from a process of which this one does not know yet."""
+    """Reading end that does not know its writing process yet."""
 
     @property
     def unmet(self) -> bool:
-        """Whether that is so still."""
+        """Whether the writing process is still unknown."""
 
 
 class Sources:
-    """From where frames come to one process. It takes no lock: each operation on a dictionary is one step.
+    """Registry of the processes that send frames to one process. It takes no lock: each operation on a
+    dictionary is one step.
 
-    What an end leaves behind is taken away by native code, and what follows from that is a chore
+    Native code removes the traces of an end that is gone, and the work that follows is a chore
     (``Chores.will``): a finalizer in Python would swallow a Ctrl-C that comes in it.
     """
 
@@ -42,12 +43,12 @@ class Sources:
         self._awaited: dict[int, _Awaited] = {}
 
     def expect(self, end: Unmet) -> None:
-        """Somebody may send to ``end`` from now on, and until it is known who, anybody may have."""
+        """Note that a process may send to ``end`` from now on. Until it is known which, it may be any."""
         number = next(self._numbers)
         self._unmet[number] = weakref.ref(end, partial(self._unmet.pop, number)), None
 
     def note(self, writer: Reader, end: _core.Reader) -> None:
-        """``end`` reads what ``writer`` sends."""
+        """Note that ``end`` reads the frames of ``writer``."""
         number = next(self._numbers)
         self._ends[number] = writer, weakref.ref(end, partial(self._ends.pop, number)), None
 
@@ -55,8 +56,8 @@ class Sources:
         self, writers: Iterable[Reader], then: Callable[[], object], chores: Chores
     ) -> None:
         """Have ``then()`` called, on any thread, once nothing that these processes have sent is left to be
-        read here: now, or as one of ``chores`` when the reading ends go that have something. They are dead,
-        and what was to come has come."""
+        read here. That is now, or as one of ``chores`` when the reading ends that have something go. The
+        processes are dead, and all frames that were to come have come."""
         self._awaited[next(self._numbers)] = _Awaited(tuple(writers), then)
         self.look()
         if not self._awaited:
@@ -73,7 +74,7 @@ class Sources:
         self.look()  # one of them may have gone meanwhile
 
     def look(self) -> None:
-        """A reading end may have nothing any more."""
+        """Look again whether reading ends are empty now, and call whoever waits for that."""
         if not self._awaited:
             return
         for number, (expected, _) in list(self._unmet.items()):

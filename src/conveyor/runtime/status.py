@@ -29,7 +29,7 @@ _DRIVER_SLOT = 0
 
 @dataclass(frozen=True, slots=True)
 class EdgeWait:
-    """What an actor's part of a graph needs next: ``source`` as ``graph.explain()`` calls it, of one
+    """Input that an actor's part of a graph needs next: ``source`` as ``graph.explain()`` calls it, of one
     execution, from ``writer`` (an actor's name or ``"driver"``)."""
 
     edge: int
@@ -87,21 +87,21 @@ class Decoding(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ActorStatus:
-    """What one actor is doing.
+    """Status of one actor.
 
     state: ``"stopped"`` by a signal or a debugger; ``"waiting"`` for the input in ``waits_for``;
-        ``"decoding"`` what it is to be called with;
-        ``"elsewhere"``: it lives, on another host, which has not said what it does.
+        ``"decoding"`` the arguments of its next call;
+        ``"elsewhere"``: it lives, on another node, which has not said what it does.
     method: what it runs (or ran, when it was stopped): a graph's task by its label, or a method.
     node, execution: of that task; the execution alone where it is between two steps, or in a
         coroutine that waits. call: the number of the call, where it is none of a graph's.
     fetches_from: whose memory it wants to read a value from, where that takes its time: it is on another
-        host, a device has not computed it yet, or it is held back (``conveyor.testing.hold_transfers``).
+        node, a device has not computed it yet, or it is held back (``conveyor.testing.hold_transfers``).
         fetching: which value, and how far it is.
     decoding: a value that it rebuilds from bytes, in a method or before it.
     since: when that began (``time.time()``). blocked_on: the actor whose result the method waits for.
     error: how it died. stack: where its Python code is, if that was asked for.
-    host: where it is, if not on the host of who asks. unknown: why what it does is not known.
+    host: where it is, if not on the node of the caller. unknown: why its status is not known.
     start_waits_for: the fork server, and what that does, where it has not forked the process yet.
     """
 
@@ -125,7 +125,7 @@ class ActorStatus:
     start_waits_for: str | None = None
 
     def describe(self) -> str:
-        """In words, to follow "the actor is"."""
+        """Describe the status, in words to follow "the actor is"."""
         if self.state == "dead":
             return "dead" + (f": {self.error.splitlines()[0]}" if self.error else "")
         if self.state == "elsewhere":
@@ -173,11 +173,12 @@ class ActorStatus:
 
 
 class Page(Struct, frozen=True):
-    """What a slot of a board says of its process, and ``/proc``, for who cannot read either.
+    """Process snapshot: a copy of a row of the process table, with facts from ``/proc``, for readers that
+    have access to neither.
 
     works: what it runs: graph, node, execution or call, since how many nanoseconds, and the method's name.
     blocked_on, fetching, decoding, start_waits_for: as in :class:`ActorStatus`. memory: its part of the
-    host's shared memory.
+    node's shared memory.
     """
 
     name: str
@@ -194,7 +195,7 @@ class Page(Struct, frozen=True):
 
 
 def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> Page:
-    """What the process in ``slot`` is doing (``incarnation``: which of its processes is meant)."""
+    """Take a snapshot of the process in ``slot`` (``incarnation``: which of its processes is meant)."""
     condition, pid, name = board.condition(slot), board.pid(slot), board.name(slot)
     if incarnation is not None and board.gone(slot, incarnation):
         return Page(name, pid, "dead")
@@ -241,7 +242,8 @@ def _text(path: str) -> str:
 
 
 def _blocked_on(board: _core.Board, slot: int, _work: int, text: str) -> str:
-    """Who that is, and of the driver what it is to do: what it does does not show elsewhere."""
+    """Name the process that is waited for. For the driver, name what it is to do: that does not show
+    elsewhere."""
     _, waits, what = text.partition(f" waits for {FOR_THE_DRIVER}")
     return f"{FOR_THE_DRIVER}{what}" if waits else board.name(slot)
 
@@ -275,7 +277,7 @@ def with_node(status: ActorStatus, name: Callable[[int], str | None]) -> ActorSt
 
 
 def status_of(page: Page, label: Label | None = None) -> ActorStatus:
-    """The same for users. ``label`` names a (graph, node)."""
+    """Convert a process snapshot to the status that users see. ``label`` names a (graph, node)."""
     status = ActorStatus(
         page.name,
         page.pid,
@@ -305,13 +307,13 @@ def status_of(page: Page, label: Label | None = None) -> ActorStatus:
 def actor_status(
     board: _core.Board, slot: int, incarnation: int | None = None, label: Label | None = None
 ) -> ActorStatus:
-    """What the process in ``slot`` is doing (``incarnation``: which of its processes is meant).
+    """Return the status of the process in ``slot`` (``incarnation``: which of its processes is meant).
     ``label`` names a (graph, node)."""
     return status_of(read_page(board, slot, incarnation), label)
 
 
 def describe_status(board: _core.Board, slot: int, label: Label | None = None) -> str:
-    """What the process in ``slot`` is doing, in words."""
+    """Describe what the process in ``slot`` is doing."""
     return actor_status(board, slot, None, label).describe()
 
 

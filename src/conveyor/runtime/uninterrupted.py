@@ -122,7 +122,7 @@ class _Job(Generic[T]):
         return self._claim.locked()
 
     def take_error(self) -> BaseException:
-        """What the work has raised. It refers to the job, which refers to it no more."""
+        """Return the error that the work has raised, and forget it here: the error refers to the job."""
         error, self.error = self.error, None
         assert error is not None
         return error

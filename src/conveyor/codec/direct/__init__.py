@@ -93,7 +93,8 @@ def _keep(
 
 
 def encode(value: Direct, sent: SentDefinitions | None, encode_any: EncodeAny) -> Encoded:
-    """As :func:`conveyor.codec.frames.encode`, which is ``encode_any``."""
+    """Encode a value that stays in this process; see :func:`conveyor.codec.frames.encode`, which is
+    ``encode_any``."""
     made = keep(value, encode_any, sent is not None and bool(sent.elsewhere()))
     if made is None:
         return encode_any(value.value, sent)

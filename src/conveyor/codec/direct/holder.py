@@ -25,24 +25,24 @@ class Unfetched:
 
     @property
     def where(self) -> Located:
-        """Where the value is."""
+        """Place of the value."""
         return Located.unpack(self.meta)
 
     def here(self) -> Any:
-        """What keeps it, if that is this process."""
+        """Return the object that keeps the value, if this process keeps it, else ``None``."""
         return holder().find(self.where.number)
 
     def fetch(self) -> Any:
-        """The value."""
+        """Fetch the value."""
         return holder().fetch(self.where, self._decode_any)
 
     def decode_with(self, buffers: list[Any]) -> Any:
-        """The value, with memory that need not have come yet."""
+        """Decode the value over ``buffers``, whose memory may be filled later."""
         where = self.where
         return self._decode_any(where.codec, where.meta, buffers)
 
     def where_part(self, index: tuple[Any, ...]) -> Located | None:
-        """Where a part of the value is; ``None``: only the whole can be fetched.
+        """Return the place of a part of the value; ``None``: only the whole can be fetched.
 
         Raises:
             IndexError: there is no such part.
@@ -50,22 +50,23 @@ class Unfetched:
         return holder().part(self.where, index)
 
     def part(self, index: tuple[Any, ...]) -> Any:
-        """A part of the value, fetched alone where that can be."""
+        """Return a part of the value, fetched alone where possible."""
         part = self.where_part(index) if self.here() is None else None
         if part is not None:
             return holder().fetch(part, self._decode_any)
         return self.fetch()[index[0] if len(index) == 1 else index]
 
     def moved(self, where: Located) -> Unfetched:
-        """The same with another place."""
+        """Return the same stand-in with another place."""
         return Unfetched(where.pack(), self._decode_any, self._keeper)
 
     def kept_by(self, keeper: Any) -> Unfetched:
-        """The same, to be sent: whoever gets it fetches the value, which is kept as long as ``keeper`` is."""
+        """Return the same stand-in, to be sent. The value is kept as long as ``keeper``, so that whoever
+        receives the stand-in can fetch it."""
         return Unfetched(self.meta, self._decode_any, keeper)
 
     def reduced(self, notes: dict[Any, Any]) -> Any:
-        """For a pickle."""
+        """Reduce this for a pickle."""
         sent = notes.get(SENT)
         if sent is None or sent.in_band or (sent.elsewhere() and self.where.beside):
             return itself, (
@@ -106,27 +107,28 @@ class Holder(Protocol):
         ...
 
     def begin(self) -> None:
-        """Something is about to be kept here as long as somebody has a frame."""
+        """Prepare for keeping something here as long as somebody has a frame."""
         ...
 
     def find(self, number: int) -> Any:
-        """What keeps the value of that number here, with its ``value``; ``None``: it is elsewhere."""
+        """Return the object that keeps the value of that number here, with its ``value``; ``None``: it is
+        elsewhere."""
         ...
 
     def part(self, where: Located, index: tuple[Any, ...]) -> Located | None:
-        """Where a part of a value is; see :meth:`Unfetched.where_part`."""
+        """Return the place of a part of a value; see :meth:`Unfetched.where_part`."""
         ...
 
     def fetch_small(self, meta: bytes) -> tuple[int, bytes, list[Any]] | None:
-        """What is to be decoded of a small value of another process, said by the meta bytes of its frame.
-        ``None``: :meth:`fetch` may have it all the same."""
+        """Fetch a small value of another process, found by the meta bytes of its frame. Returns the codec,
+        meta bytes and buffers to be decoded; ``None``: :meth:`fetch` may get it all the same."""
         ...
 
     def fetch(
         self, where: Located, decode: Callable[..., Any], sure: _core.InPlace | None = None
     ) -> Any:
-        """Fetch a value, which is decoded with ``decode(codec, meta, buffers)``. ``sure``: what keeps it
-        where it lies."""
+        """Fetch a value, which is decoded with ``decode(codec, meta, buffers)``. ``sure``: a lease that
+        keeps the value in place."""
         ...
 
 
@@ -134,7 +136,7 @@ _holder: Holder | None = None
 
 
 def holder() -> Holder:
-    """This process's, which is above and comes when it is first needed."""
+    """Return this process's holder, which is imported from above at the first need."""
     global _holder
     if _holder is None:
         _holder = import_later("conveyor.direct").HOLDER
@@ -142,7 +144,6 @@ def holder() -> Holder:
 
 
 def keep_beside(notes: dict[Any, Any], what: Any) -> None:
-    """Keep ``what`` as long as anybody has the frame of the value that is being pickled, whose notes are
-    these."""
+    """Keep ``what`` as long as anybody has the frame of the value that is being pickled with these notes."""
     holder().begin()
     notes.setdefault(KEPT, []).append(what)

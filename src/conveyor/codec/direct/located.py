@@ -11,17 +11,17 @@ _JOINED = 1 << 15
 
 
 class Located(NamedTuple):
-    """Where a value is, as its frame says it.
+    """Place of a direct value, as its frame gives it.
 
-    slot, incarnation: its process on the board.
+    slot, incarnation: its process in the process table.
     pid: of that process.
     number: the value's, which no other one has, in any process.
     anchor: the address of a word there that holds the number for as long as the value is kept.
     names: :attr:`keeper`, :attr:`transport` and :attr:`snapshot`.
     ranges: address and length of each of its buffers, as pairs of 64-bit numbers.
-    codec, meta: of the value, which is decoded with what the buffers hold.
-    beside: what :class:`~conveyor.codec.direct.routes.Beside` has packed, if some of the value's tensors are
-    got in another way than by reading.
+    codec, meta: of the value, which is decoded with the contents of the buffers.
+    beside: a packed :class:`~conveyor.codec.direct.routes.Beside`, if some of the value's tensors are got in
+    another way than by reading.
     lying: where the ranges lie in that process's arena, as ``_core.lying_in`` says it, with :class:`File` in
     front, if any does.
     joined: the ranges are the runs of one buffer, as those of a part are. They are copied one behind the
@@ -43,7 +43,7 @@ class Located(NamedTuple):
 
     @property
     def keeper(self) -> str:
-        """What that process is called."""
+        """Name of the process that keeps the value."""
         return self.names.split(b"\0")[1].decode()
 
     @property
@@ -53,7 +53,7 @@ class Located(NamedTuple):
 
     @property
     def snapshot(self) -> bool:
-        """Whether it is a copy that nobody writes to."""
+        """Whether the value is a copy that nobody writes to."""
         return self.names.endswith(b"\0snapshot")
 
     def pack(self) -> bytes:
@@ -62,7 +62,7 @@ class Located(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> Located:
-        """What :meth:`pack` has made."""
+        """Rebuild a place from the bytes of :meth:`pack`."""
         codec, named, slot, incarnation, pid, ranging, aside, placed, number, anchor = (
             _head.unpack_from(packed)
         )
@@ -100,7 +100,7 @@ def packed(
     lying: bytes = b"",
     joined: bool = False,
 ) -> bytes:
-    """What :meth:`Located.pack` makes, for who needs no ``Located``. ``native/python/located.h`` reads it,
+    """Make the bytes of :meth:`Located.pack` without a ``Located``. ``native/python/located.h`` reads them,
     too."""
     if joined:
         codec |= _JOINED
@@ -120,12 +120,12 @@ class File(NamedTuple):
     inode: int
 
     def pack(self) -> bytes:
-        """What stands in front of :attr:`Located.lying`."""
+        """Pack this as the front of :attr:`Located.lying`."""
         return _file.pack(*self)
 
     @classmethod
     def split(cls, lying: bytes) -> tuple[File, bytes]:
-        """What stands in front, and the rest."""
+        """Split the bytes of :attr:`Located.lying` into the file in front, and the rest."""
         return cls(*_file.unpack_from(lying)), lying[_file.size :]
 
 

@@ -26,29 +26,30 @@ class Route(ABC):
 
     @abstractmethod
     def collected(self) -> Collected:
-        """What the tensors are put into that are got by it, while the value is encoded."""
+        """Return the collection that takes the tensors of this route out of the value while the value is
+        encoded."""
 
     def specs(self, tensors: list[Any]) -> Sequence[TensorSpec]:
-        """What is said of the tensors beside the note."""
+        """Describe the tensors, for the frame, beside the note."""
         from conveyor.codec.parcels import TensorSpec
 
         return [TensorSpec.of(one) for one in tensors]
 
     def copied(self, tensor: Any) -> Any:
-        """A copy of one of them, for a snapshot."""
+        """Copy one of the tensors, for a snapshot."""
         return tensor.clone()
 
     @abstractmethod
     def offer(self, number: int, tensors: list[Any]) -> bytes | None:
-        """Let others have contiguous tensors, which are kept here until :meth:`forget`. Returns a note for
-        them; ``None``: they cannot have them.
+        """Offer contiguous tensors to others; they are kept here until :meth:`forget`. Returns a note for
+        the others; ``None``: they cannot have the tensors.
 
         number: of the value.
         """
 
     @abstractmethod
     def fetch(self, where: Located, specs: Sequence[TensorSpec], note: bytes) -> list[Any]:
-        """Get copies of tensors of the value at ``where``, which another process has offered. It returns when
+        """Get copies of tensors of the value at ``where``, which another process has offered. Returns when
         they are made."""
 
     def way(self, note: bytes) -> str:
@@ -56,14 +57,14 @@ class Route(ABC):
         return self.name
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:  # noqa: B027 - most have nothing
-        """The value is kept no more."""
+        """Let go of the tensors: the value is kept no more."""
 
 
 class Beside(NamedTuple):
-    """What a frame says of them.
+    """Description, in a frame, of the tensors that are got by a route.
 
     route: how they are got.
-    specs: what they are; none if the note says it.
+    specs: the shape and type of each; none if the note says it.
     note: of the route.
     """
 

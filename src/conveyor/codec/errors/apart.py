@@ -35,10 +35,10 @@ def completed(error: ErrorT) -> ErrorT:
 
 
 def afresh(error: ErrorT) -> ErrorT:
-    """One like ``error``, to be raised in its place by whoever keeps it.
+    """Copy ``error``, so that whoever keeps it can raise the copy in its place.
 
-    What is raised refers to the frames that it passes, and they to all that their functions have: what is
-    kept and raised would keep the streams, refs and tensors of whoever has caught it.
+    A raised error refers to the frames that it passes, and they to all that their functions have. An error
+    that is kept and raised would keep the streams, refs and tensors of whoever has caught it.
     """
     made = put_together(type(error), args_of(error), attributes_of(error))
     assert isinstance(made, type(error))
@@ -179,7 +179,7 @@ def _is_group(error: Any) -> bool:
 
 
 def args_of(error: BaseException) -> tuple[Any, ...]:
-    """What an exception of the same class and kind is made with."""
+    """Return the arguments to make an exception of the same class and kind with."""
     if _Group is not None and isinstance(error, _Group):
         return error.message, list(error.exceptions)
     return tuple(error.args)
@@ -208,7 +208,7 @@ _Field = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def attributes_of(error: BaseException) -> dict[str, Any]:
-    """What an exception has beside ``args``: fields of its C struct, slots, and ``__dict__``."""
+    """Return the state of an exception beside ``args``: fields of its C struct, slots, and ``__dict__``."""
     found: dict[str, Any] = {}
     for owner in type(error).__mro__:
         # A class that is Python's own has the same fields for ever.

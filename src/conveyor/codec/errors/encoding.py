@@ -38,7 +38,7 @@ def first_line(text: str) -> str:
 
 
 def summarize_error(meta: bytes) -> str:
-    """What has failed, on one line, of an error that ``encode_error`` has encoded."""
+    """Summarize, on one line, the failure in an error that ``encode_error`` has encoded."""
     frame = read_error(meta)
     first = first_line(frame.message)
     text = f"{frame.type_name}: {first}" if first else frame.type_name
@@ -66,7 +66,7 @@ _MOST_SHORT = 2000
 
 
 class _Frame(NamedTuple):
-    """What an error frame holds. Only strings and bytes: reading it cannot fail."""
+    """Contents of an error frame. Only strings and bytes: reading it cannot fail."""
 
     type_name: str
     message: str

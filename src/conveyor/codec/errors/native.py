@@ -19,7 +19,7 @@ _NOTHING_WOULD_DO = 0
 
 
 def refused(number: int, what: str) -> Exception:
-    """What to raise for the error ``number`` of a system call; ``what`` names the call and the error."""
+    """Make the exception for the error ``number`` of a system call; ``what`` names the call and the error."""
     if number == errno.ENOMEM:
         return OutOfMemoryError(
             f"this process has no memory, or no addresses, left for a value ({what}). Let go of values "

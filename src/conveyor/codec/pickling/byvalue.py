@@ -58,7 +58,7 @@ class Carrier(Protocol):
 
 
 class Entry:
-    """What this process knows of one live class or function: its token and its group."""
+    """Record of one live class or function in this process: its token and its group."""
 
     __slots__ = ("group", "ref", "token")
 

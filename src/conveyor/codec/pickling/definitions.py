@@ -33,7 +33,7 @@ _lock = threading.RLock()
 
 
 class SentDefinitions:
-    """Which groups a channel has carried. Belongs to the channel's writer."""
+    """Groups that a channel has carried. Belongs to the channel's writer."""
 
     __slots__ = (
         "__weakref__",

@@ -191,7 +191,8 @@ def forget_names() -> None:
 
 
 def _wrapped_at(obj: Any) -> tuple[str, str] | None:
-    """Where an importable module keeps a wrapper of ``obj``, such as the result of ``remote``.
+    """Find the place where an importable module keeps a wrapper of ``obj``, such as the result of
+    ``remote``.
 
     Sending the place keeps the reader's class that of its own module, with that module's globals.
     """
@@ -219,7 +220,8 @@ _Cached = type(functools.lru_cache(len))
 
 
 def _reduce_cached(function: Any) -> Any:
-    """Of ``functools.lru_cache``, which pickles by its name wherever it is: with an empty cache."""
+    """Reduce a function of ``functools.lru_cache``, with an empty cache. By itself it pickles by its name
+    wherever it is."""
     if function.__module__ not in by_value_modules() and _lookup(function) is not None:
         return function.__reduce__()
     return _make_cached, (function.__wrapped__, function.cache_parameters())

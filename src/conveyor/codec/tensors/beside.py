@@ -118,7 +118,7 @@ def placing(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def object_at(place: int) -> Any:
-    """What has come for that place, as it is."""
+    """Return the object that has come for that place, as it is."""
     return _beside.tensors[place]
 
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
-    """``tensor`` with its memory in one piece, and its strides if they are unusual. Of what is expanded
-    (a stride of 0) the memory is there once."""
+    """Return ``tensor`` with its memory in one piece, and its strides if they are unusual. An expanded
+    dimension (a stride of 0) takes memory once."""
     if tensor.is_contiguous():
         return tensor, None
     strides = tensor.stride()
@@ -54,8 +54,8 @@ def lies_within(tensor: torch.Tensor, first: torch.Tensor, offset: int) -> bool:
 
 
 def widest(first: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Of two that travel, in one storage, and do not lie in each other's memory at the reader: in which of
-    them more of what comes later may lie."""
+    """Return the tensor in which more of the later ones may lie. Both travel, are in one storage, and do not
+    lie in each other's memory at the reader."""
     offset = first.data_ptr() - tensor.data_ptr()
     return tensor if lies_within(first, tensor, offset) else first
 

@@ -60,8 +60,8 @@ class Block:
 
 
 class Use:
-    """That a copy from or to a block is under way, or may be: until :meth:`end`, or as long as it lives.
-    A signal handler may raise before who has asked for the block knows of it, or after it was handed on."""
+    """Mark that a copy from or to a block may be under way, until :meth:`end`, or as long as this lives. A
+    signal handler may raise before the caller knows of the block, or after the block was handed on."""
 
     __slots__ = ("_block",)
 
@@ -82,7 +82,7 @@ class Use:
 
 
 class Pinned:
-    """What a process of a session has pinned."""
+    """Registry of the memory that one process of a session has pinned."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Pinned:
         self._closed = False
 
     def here(self) -> bool:
-        """Whether this is the process that it is of, and not a forked child."""
+        """Whether this is the process that pinned the memory, and not a forked child."""
         return self._pid == os.getpid()
 
     def allocate(self, nbytes: int) -> _core.Buffer | None:

@@ -175,7 +175,7 @@ def _alias(tensor: torch.Tensor, first: torch.Tensor, offset: int) -> Any:
 
 
 def _reduce_placed(tensor: torch.Tensor, target: str, notes: Notes, export: _Export) -> Any:
-    """Of a tensor that is on another device here, or is to be there: by way of the host's memory."""
+    """Reduce a tensor that is on another device here, or is to be there, by way of the host's memory."""
     check(tensor)
     check_storage(tensor)
     storage = str(tensor.device), tensor.untyped_storage().data_ptr()
@@ -209,7 +209,7 @@ def _make_export(notes: Notes) -> _Export:
 
 
 def _staged(notes: Notes) -> Staged | None:
-    """What is finished before the buffers are read; ``None``: they are read at once."""
+    """Return the ``Staged`` that is finished before the buffers are read; ``None``: they are read at once."""
     sent = notes.get(SENT)
     if sent is None or sent.in_band:
         return None

@@ -47,7 +47,7 @@ class Staged:
         self._streams: list[Stream] = []
 
     def buffer(self, tensor: torch.Tensor) -> pickle.PickleBuffer:
-        """What stands for the bytes of a contiguous tensor of a device until :meth:`finish`."""
+        """Return a stand-in for the bytes of a contiguous tensor of a device until :meth:`finish`."""
         place = bytearray()  # writable, as a tensor is
         device = devices.of(tensor)
         assert device is not None

@@ -44,7 +44,7 @@ class _Open:
 
 
 class Opened:
-    """All of one process."""
+    """Cache of the memory of other processes that this process has open."""
 
     def __init__(self) -> None:
         self._clear()
@@ -126,7 +126,8 @@ class Opened:
         return list(self._open.items())  # one step: a signal handler may open some, too
 
     def forget(self) -> None:
-        """What a forked child has inherited is its parent's: it stays as it is, and nobody uses it."""
+        """Drop the cache in a forked child. The memory is its parent's: it stays as it is, and nobody uses
+        it."""
         _inherited.append(self._open)
         self._clear()
 

@@ -101,7 +101,7 @@ def _soon(filled: Event) -> bool:
 
 
 class _Filling:
-    """Values that are waited for."""
+    """Wait for the values of a device."""
 
     def __init__(self, filled: Event, where: Located, nbytes: int, process: Any) -> None:
         self._filled = filled
@@ -120,7 +120,6 @@ class _Filling:
         return gone or self._filled.query()
 
     def give_up(self) -> None:
-        """Nobody waits for them any more."""
         try:
             self._wait.end()
         finally:  # also where a signal handler has raised
@@ -128,13 +127,13 @@ class _Filling:
 
 
 class Looks:
-    """One thread for all that is waited for in this process."""
+    """Thread for all waits for device values in this process."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """What a forked child has inherited is its parent's."""
+        """Start afresh; also in a forked child, where the waits are its parent's."""
         self._lock = threading.RLock()  # a signal handler may fetch a value, too
         # Single steps change it.
         self._all: dict[_Filling, None] = {}
@@ -152,7 +151,6 @@ class Looks:
         self._more.set()
 
     def end(self, one: _Filling) -> None:
-        """Nobody waits for that any more."""
         self._all.pop(one, None)
 
     def _run(self) -> None:
@@ -217,11 +215,11 @@ class Devices(Route):
         self._filled: dict[int, list[Event]] = {}
 
     def collected(self) -> Collected:
-        """As the base says."""
+        """See :meth:`Route.collected`."""
         return _Exportable(_accepted)
 
     def offer(self, number: int, tensors: list[Any]) -> bytes | None:
-        """As the base says."""
+        """See :meth:`Route.offer`."""
         places: dict[Any, list[int]] = {}
         for place, tensor in enumerate(tensors):
             places.setdefault(tensor.device, []).append(place)
@@ -278,7 +276,7 @@ class Devices(Route):
         by_host.send(asked, stored.beside.tensors, self._filled.get(ask.number, ()))
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:
-        """As the base says."""
+        """See :meth:`Route.forget`."""
         events = self._filled.pop(number, None)
         if events is not None:  # else it was offered by the process that this was forked from
             SENDER.end()
@@ -334,7 +332,7 @@ class _Theirs:
     """Tensors of another process, opened here.
 
     filled: events that happen when their values are there.
-    memory: what stays as it is while it is copied from.
+    memory: the memory to copy from, which stays as it is meanwhile.
     """
 
     def __init__(self, part: _Part, where: Located) -> None:
@@ -348,18 +346,18 @@ class _Theirs:
         self.filled = [device.open_event(part.filled, index)] if part.filled else []
 
     def bytes_of(self, _place: int, memory: int, begin: int, nbytes: int) -> Any:
-        """Those of one tensor."""
+        """Return the bytes of one tensor."""
         return self.memory[memory][begin : begin + nbytes]
 
 
 class _Mine:
-    """The same of this process's own."""
+    """Tensors of this process, in the form of ``_Theirs``."""
 
     def __init__(self, tensors: list[Any], filled: Sequence[Event]) -> None:
         self.memory, self.filled = tensors, filled
 
     def bytes_of(self, place: int, _memory: int, _begin: int, _nbytes: int) -> Any:
-        """Those of one tensor."""
+        """Return the bytes of one tensor."""
         import torch
 
         return self.memory[place].detach().view(-1).view(torch.uint8)

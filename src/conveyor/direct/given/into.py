@@ -40,7 +40,7 @@ Place = tuple[str, int, int]
 
 
 def place_of(one: Any) -> Place:
-    """Where a tensor or an array lies that has memory of its own."""
+    """Return the place of a tensor or an array that has memory of its own."""
     return _where(one), address_of(one), nbytes_of(one)
 
 
@@ -94,8 +94,8 @@ def _where(one: Any) -> str:
 
 
 def unwritten(leaves: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
-    """What each of ``targets`` is to take: its leaf; or a copy, if one of them is to be written to where that
-    leaf lies."""
+    """Return the leaf that each of ``targets`` is to take. It is a copy of the leaf if some target is to be
+    written to where the leaf lies."""
     written: dict[str, list[tuple[int, int]]] = {}
     for leaf, target in zip(leaves, targets, strict=True):
         if nbytes_of(target) and not is_there(leaf, target):
@@ -216,7 +216,8 @@ class Targets:
         self.find_rooms()
 
     def find_rooms(self) -> None:
-        """Look where they lie. It stays theirs as long as this is there, whatever becomes of them."""
+        """Find where the targets lie. The memory stays theirs as long as this object is there, whatever
+        becomes of them."""
         self._held = [hold_memory(one) for one in self._all.values()]
         self.rooms = {id(one): self._room_in(key, one) for key, one in self._all.items()}
 
@@ -230,7 +231,7 @@ class Targets:
             raise type(error)(f"{where} of {self._what.removesuffix('=')}: {error}") from None
 
     def place_of(self, one: Any) -> Place:
-        """Where one of them lies."""
+        """Return the place of one of the targets."""
         room = self.rooms[id(one)]
         return place_of(one) if room is None else ("cpu", *room)
 
@@ -386,8 +387,8 @@ def _overlap(rooms: Iterable[tuple[int, int]]) -> bool:
 
 
 def _tell_autograd(targets: Sequence[Any]) -> None:
-    """That these are written to: a gradient for which one of them was saved then raises, as it would after
-    any other write. Before the write, which may fail halfway."""
+    """Tell autograd that these tensors are written to. A gradient for which one of them was saved then
+    raises, as after any other write. Call it before the write, which may fail halfway."""
     tensors = [target for target in targets if is_tensor(target)]
     if tensors:
         from torch.autograd.graph import increment_version

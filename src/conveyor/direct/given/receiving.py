@@ -78,7 +78,7 @@ def receiving(function: Callable[..., Any], places: Places) -> Callable[..., Any
 
 @contextmanager
 def _not_begun() -> Iterator[None]:
-    """What is raised here is raised in the place of a method, which will not run."""
+    """Mark each error raised inside as raised in the place of a method, which will not run."""
     try:
         yield
     except Exception as error:
@@ -87,7 +87,7 @@ def _not_begun() -> Iterator[None]:
 
 
 class _Argument:
-    """One that goes to memory that the instance has."""
+    """Argument that is received into memory of the instance."""
 
     def __init__(self, method: str, name: str, value: Any, instance: Any, place: Any) -> None:
         self._method, self.name = method, name
@@ -96,7 +96,7 @@ class _Argument:
         self._into = place(instance) if callable(place) else _found(method, name, instance, place)
 
     def receive(self) -> Any:
-        """The argument, where it belongs. If that is broken off, it can be done again."""
+        """Return the argument, in its place. A call that was broken off can be repeated."""
         value = self._value
         try:
             targets = Targets(self._into, f"receive_into of {self.name!r}")

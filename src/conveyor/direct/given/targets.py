@@ -93,7 +93,7 @@ def checked_device(device: Any) -> str:
 
 
 def receive(ref: Ref, targets: Any, timeout: float | None) -> Any:
-    """What ``get`` of ``ref`` gives, for which ``targets`` was kept."""
+    """Get the value of ``ref`` in the ``targets`` that were kept for it."""
     ref._settled(timeout)
     value = ref._unfetched()
     if isinstance(targets, str):

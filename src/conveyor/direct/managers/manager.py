@@ -36,9 +36,9 @@ def abort(manager: TensorTransportManager, transport: str, obj_id: str, communic
 
 
 class Ended:
-    """Whether a thread has come to its end.
+    """End of a thread, as a descriptor that others can wait for.
 
-    over: a descriptor that is readable then; -1 once nobody waits for it any more.
+    over: a descriptor that is readable after the end; -1 once nobody waits for it any more.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class Ended:
 
     @property
     def told(self) -> bool:
-        """Whether it has ended."""
+        """Whether the thread has ended."""
         return not self._end
 
     def tell(self) -> None:
-        """The thread ends."""
+        """Tell that the thread ends."""
         end = self._end.pop()
         try:
             with suppress(OSError):  # nobody waits for it
@@ -62,7 +62,7 @@ class Ended:
             os.close(end)
 
     def close(self) -> None:
-        """Nobody waits for it any more."""
+        """Stop waiting for the end."""
         over, self.over = self.over, -1
         if over >= 0:
             os.close(over)
@@ -76,7 +76,7 @@ class Ended:
 
 @dataclass
 class TensorTransportMetadata:
-    """What the consumer is told of a value. To be subclassed; it is pickled.
+    """Description of a value for the consumer. To be subclassed; it is pickled.
 
     tensor_meta: shape and dtype of each tensor.
     tensor_device: the kind of device that they are on, or the device itself.
@@ -88,7 +88,7 @@ class TensorTransportMetadata:
 
 @dataclass
 class CommunicatorMetadata:
-    """What both ends are told of one transfer. To be subclassed; it is pickled."""
+    """Description of one transfer for both of its ends. To be subclassed; it is pickled."""
 
 
 @dataclass
@@ -143,12 +143,12 @@ class TensorTransportManager(ABC):
     def get_communicator_metadata(
         self, src_actor: Any, dst_actor: Any, backend: str
     ) -> CommunicatorMetadata:
-        """What both ends need to know of one transfer; called by the consumer.
+        """Return all that both ends need to know of one transfer; called by the consumer.
 
         Args:
-            src_actor: who has the value, as a value with a ``name`` and an ``index`` that can be compared;
-                ``None``: the driver.
-            dst_actor: who gets it, likewise.
+            src_actor: the actor that has the value, as an object with a ``name`` and an ``index`` that can
+                be compared; ``None``: the driver.
+            dst_actor: the actor that gets the value, likewise.
             backend: the name that the transport was registered by.
         """
 
@@ -179,7 +179,8 @@ class TensorTransportManager(ABC):
         tensor_transport_meta: TensorTransportMetadata,
         tensors: list[Any],
     ) -> None:
-        """Nobody can ask for a value any more. Called once, in the process that has made it."""
+        """Let go of a value that nobody can ask for any more. Called once, in the process that has made
+        it."""
 
     @abstractmethod
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:

@@ -104,7 +104,8 @@ def _of_class(manager_class: type) -> Iterator[Given]:
 
 
 def _checked(data_type: Any) -> type | None:
-    """``None``: torch tensors, for which torch need not be imported yet."""
+    """Check the type of the values to be moved. ``None`` stands for torch tensors, for which torch need not
+    be imported yet."""
     if data_type is None:
         return None
     if not isinstance(data_type, type):

@@ -54,7 +54,7 @@ def receive(
     metadata: Any,
     source: Source,
 ) -> Any:
-    """What the manager gets of a value that ``source`` keeps.
+    """Receive, by the manager, a value that ``source`` keeps.
 
     Raises:
         TransportError: the producer could not send, or has died.
@@ -213,9 +213,9 @@ def _me() -> str:
 
 
 class _Receiving:
-    """A thread that receives. One that cannot be ended is left: then its transfer fails, and nothing else.
+    """Thread that receives. If it cannot be ended, it is left running: its transfer fails, and nothing else.
 
-    error: why it could not, when it has ended.
+    error: why it could not receive, when it has ended.
     """
 
     def __init__(self) -> None:
@@ -245,12 +245,12 @@ class _Receiving:
         return self._begun and not self._ended.told
 
     def took(self) -> Any:
-        """What has come."""
+        """Return the received values."""
         self._ended.close()
         return self._came
 
     def left(self) -> None:
-        """Nobody wants it any more."""
+        """Drop the transfer: nobody wants its values any more."""
         if self.running:
             readable([self.over], _GRACE)
         self._ended.close()
@@ -269,7 +269,7 @@ _log = logging.getLogger("conveyor")
 
 
 class _Note(NamedTuple):
-    """What a consumer is told.
+    """Note to the consumer about a value.
 
     metadata: of the manager.
     source: where the value is.
@@ -286,7 +286,7 @@ class _Note(NamedTuple):
 
 
 class ManagerRoute(Route):
-    """One of the registered transports, in this process."""
+    """Route of one registered transport, in this process."""
 
     takes_all = True
 
@@ -307,7 +307,7 @@ class ManagerRoute(Route):
             import_later("conveyor.codec.pickling.objects").take_out(data_type)
 
     def forget_manager(self) -> None:
-        """This is another process now."""
+        """Forget the manager, which belongs to another process: this one was forked."""
         self._manager: TensorTransportManager | None = None
         self._making = threading.RLock()
         #: Values that are kept here, and have been offered.
@@ -315,7 +315,7 @@ class ManagerRoute(Route):
 
     @property
     def manager(self) -> TensorTransportManager:
-        """This process's."""
+        """Manager of this process, made when it is first needed."""
         made = self._manager
         if made is None:
             with self._making:
@@ -325,7 +325,7 @@ class ManagerRoute(Route):
         return made
 
     def collected(self) -> Collected:
-        """As the base says."""
+        """See :meth:`Route.collected`."""
         if self._type is None:
             return Collected(_accepted)
         made: Collected = import_later("conveyor.codec.pickling.objects").CollectedObjects(
@@ -334,15 +334,15 @@ class ManagerRoute(Route):
         return made
 
     def specs(self, tensors: list[Any]) -> Sequence[TensorSpec]:
-        """They are in the note."""
+        """Return nothing: the specs are in the note."""
         return ()
 
     def copied(self, tensor: Any) -> Any:
-        """As the base says."""
+        """See :meth:`Route.copied`."""
         return tensor.clone() if self._type is None else copy.deepcopy(tensor)
 
     def offer(self, number: int, tensors: list[Any]) -> bytes | None:
-        """As the base says.
+        """See :meth:`Route.offer`.
 
         Raises:
             ValueError: a tensor is on a device that the transport does not move from.
@@ -379,11 +379,11 @@ class ManagerRoute(Route):
         return note
 
     def fetch(self, where: Located, specs: Sequence[TensorSpec], note: bytes) -> list[Any]:
-        """As the base says.
+        """See :meth:`Route.fetch`.
 
         Raises:
             TransportError: it could not be got.
-            ActorDiedError: who kept it has died.
+            ActorDiedError: the process that kept it has died.
             WaitTimeoutError: it has not come in time.
         """
         number = where.number
@@ -415,7 +415,7 @@ class ManagerRoute(Route):
         send_by_manager(asked, ask, stored)
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:
-        """As the base says."""
+        """See :meth:`Route.forget`."""
         if number not in self._offered:  # it was offered by the process that this was forked from
             return
         self._offered.discard(number)
@@ -488,7 +488,7 @@ def _named(name: str) -> ManagerRoute:
 
 
 def name_of(number: int) -> str:
-    """What a manager calls a value."""
+    """Format the number of a value as a manager's name for it."""
     return f"{number:016x}"
 
 
@@ -503,6 +503,6 @@ def _accepted(_tensor: Any) -> None:
 
 
 def _shape_of(value: Any) -> str | None:
-    """What arrays have of any library's."""
+    """Return shape and dtype of an array of any library, in words; ``None``: the value has none."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     return None if shape is None or dtype is None else f"shape {tuple(shape)} and {dtype}"

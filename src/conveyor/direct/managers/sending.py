@@ -35,7 +35,7 @@ _PATIENCE = 30.0
 
 
 class Sender:
-    """Listens as long as there is a value here that can be asked for."""
+    """Listener for consumers, open as long as there is a value here that can be asked for."""
 
     def __init__(self) -> None:
         self._clear()
@@ -51,7 +51,7 @@ class Sender:
         self._values = 0
 
     def begin(self) -> tuple[str, bytes]:
-        """There is one value more. Where it can be asked for, and the key of that socket."""
+        """Count one value more. Returns the address where it can be asked for, and the key of that socket."""
         with self._lock:
             if self._listener is None:
                 key, over = new_key(), Flag()
@@ -66,7 +66,7 @@ class Sender:
             return self._listener.name, self._key
 
     def end(self) -> None:
-        """There is one less."""
+        """Count one value less; the listener stops after the last one."""
         with self._lock:
             self._values -= 1
             if self._values or self._listener is None:
@@ -76,7 +76,7 @@ class Sender:
         listener.stop()  # the thread closes it
 
     def forget(self) -> None:
-        """What a forked child has inherited is its parent's."""
+        """Forget the listener in a forked child: it is the parent's."""
         listener = self._listener
         self._clear()
         if listener is not None:

@@ -30,10 +30,10 @@ DONE = b"d"
 
 
 class Source(NamedTuple):
-    """Who has a value.
+    """Process that keeps a value.
 
-    name, actor: what it is called, and its identity (``None``: the driver).
-    slot, incarnation: its process on the board.
+    name, actor: its name, and its identity (``None``: the driver).
+    slot, incarnation: its place in the process table.
     address: the name of the socket where it is asked to send; empty where it need not.
     key: of that socket.
     """
@@ -69,7 +69,7 @@ class Source(NamedTuple):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
-    """What the consumer says.
+    """Request of the consumer.
 
     number: of the value.
     communicator: pickled.
@@ -80,7 +80,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What the producer says when it is done.
+    """Response of the producer when it is done.
 
     error: why it could not send, in words.
     """

@@ -142,7 +142,6 @@ class _Putting(pickle.Unpickler):
         self._known: dict[tuple[int, int], Any] = {}
 
     def persistent_load(self, name: Any) -> Any:
-        """What was named so."""
         is_one, number = name
         if not is_one:
             return self._kept[number]

@@ -58,13 +58,15 @@ class Skeleton:
         return _core.untouched(self._room)
 
     def range_of(self, leaf: Any) -> int | None:
-        """Which of the ranges a tensor or an array is, element by element; ``None``: none of them."""
+        """Return the number of the range that a tensor or an array is, element by element; ``None``: it is
+        none of them."""
         if (is_tensor(leaf) and not leaf.is_cpu) or not is_plain(leaf):
             return None
         return self._places.get((address_of(leaf) - self._base, nbytes_of(leaf)))
 
     def sources_of(self, address: int, length: int) -> bytes | None:
-        """Where in the other process that lies which lies here; ``None``: it is none of the value's."""
+        """Return the ranges in the other process for memory of this skeleton; ``None``: the memory is none
+        of the value's."""
         offset = address - self._base
         i = bisect_right(self._starts, offset) - 1
         if i < 0:

@@ -114,8 +114,8 @@ def take_result(result: Any) -> tuple[_core.Snapshot, Sequence[Any]]:
 
 
 def lacked(call: Call) -> Ref | None:
-    """The first of the refs among its arguments that is not done, or whose result some thread is just taking:
-    whoever sends has the link's lock, for which that thread may wait."""
+    """Return the first ref among the arguments that is not done, or whose result some thread is just taking.
+    The sender has the link's lock, for which that thread may wait."""
     args, kwargs = call[1], call[2]
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Ref) and not values.at_hand(value):
@@ -124,8 +124,9 @@ def lacked(call: Call) -> Ref | None:
 
 
 def await_soon(first: Ref | None, seconds: float) -> None:
-    """Wait a little for what a call lacks. To prepare for a wait that may be long, be described and take
-    part in finding deadlocks costs more than most arguments take to come."""
+    """Wait a little for an argument that a call lacks. It spares what a possibly long wait costs: to
+    prepare, be described, and take part in finding deadlocks. That costs more than most arguments take to
+    come."""
     if first is None:
         return
     gate: _core.Gate | None = first._gate
@@ -173,8 +174,8 @@ def _warn_of_sharing(ref: Ref, sent: object, actor: tuple[int, int], site: Site 
 
 
 def outcome_of(error: BaseException) -> BaseException:
-    """What the ref of a call raises whose arguments could not be sent. Nobody who asks for it is to be
-    interrupted or to leave."""
+    """Return the error that the ref of a call raises if its arguments could not be sent. Errors that would
+    interrupt or end the process are replaced, for whoever asks for the result."""
     if isinstance(error, values.RefFailed):
         return error.error
     if isinstance(error, Exception):

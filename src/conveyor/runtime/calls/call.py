@@ -41,8 +41,8 @@ def find_method(
 
 
 def find(instance: Any, generators: OpenGenerators, call: Call) -> tuple[Callable[..., Any], bool]:
-    """What ``call`` calls with its arguments, and whether it is a coroutine function. Calls of generators are
-    told apart here, in the order in which they have come, whatever runs them then."""
+    """Return the function that ``call`` calls with its arguments, and whether it is a coroutine function.
+    Calls of generators are told apart here, in the order in which they have come, whatever runs them then."""
     name, args, kwargs, _, what = call
     if what == METHOD:
         return find_method(instance, name)
@@ -111,9 +111,10 @@ _WHOLE = (str, bytes, bytearray, memoryview)
 
 
 def returned(value: Any, returns: Returns, what: int, label: str) -> Any:
-    """What is sent for ``value``, which ``label``, called as ``what``, has returned.
+    """Return the value to send for ``value``, which ``label``, called as ``what``, has returned.
 
-    Raises ``ValueError`` if there are not as many results as are wanted, and what a generator raises.
+    Raises ``ValueError`` if there are not as many results as are wanted, and any error that a generator
+    raises.
     """
     if type(returns) is int:
         return value if returns == 1 else elements(value, returns, label)

@@ -28,7 +28,8 @@ EXIT_HOOK = "__conveyor_exit__"
 def call_exit_hook(
     instance: Any, actor: str, run: Callable[[Coroutine[Any, Any, Any]], object]
 ) -> KeyboardInterrupt | None:
-    """Call it, if ``instance`` has one. What it raises is printed, and ends nothing else."""
+    """Call the exit hook of ``instance``, if it has one. An error that it raises is printed, and ends
+    nothing else."""
 
     def call() -> None:
         hook = _of_the_class(instance, EXIT_HOOK)
@@ -113,8 +114,8 @@ class Constructor(Struct, frozen=True):
 
 
 class Kept(Struct, frozen=True):
-    """A constructor as whoever may have to send it again keeps it: with the refs among its arguments, and
-    those inside of them (``inner``)."""
+    """Constructor as kept by a process that may have to send it again: with the refs among its arguments,
+    and those inside of them (``inner``)."""
 
     constructor: Constructor
     refs: tuple[Ref, ...]
@@ -122,7 +123,8 @@ class Kept(Struct, frozen=True):
 
     @classmethod
     def received(cls, constructor: Constructor) -> Kept:
-        """One that another process has made, which holds the refs inside until this returns."""
+        """Make one of a constructor that another process has made. That process holds the refs inside until
+        this returns."""
         return cls(constructor, (), constructor.take())
 
     def start(self, link: Incarnation) -> Any:

@@ -15,7 +15,7 @@ Key = tuple[int, int]
 
 
 class StreamWriter:
-    """One generator that a caller has opened. Its methods may be called by several threads."""
+    """Generator that a caller has opened. Its methods may be called by several threads."""
 
     def __init__(self, make: Callable[[], Any], ended: Callable[[], object]) -> None:
         """``make()`` calls the method, before the first item.
@@ -97,7 +97,7 @@ class StreamWriter:
         return to_close
 
     def close(self) -> None:
-        """Nobody takes its items any more."""
+        """Close the generator: nobody takes its items any more."""
         with self._lock:
             before, self._closed = self._closed, True
             to_close = not (before or self._busy)

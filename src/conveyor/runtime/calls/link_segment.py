@@ -35,7 +35,7 @@ def reply_offset(segment: _core.Segment) -> int:
 
 
 def link_limits(segment: _core.Segment) -> _core.Limits:
-    """Which calls of a link are cancelled."""
+    """Open the marks that say which calls of a link are cancelled."""
     depth = segment.slots(0)
     return _core.Limits(segment, 2 * _ring_bytes(depth), depth, 0)
 

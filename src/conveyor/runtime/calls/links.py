@@ -47,15 +47,15 @@ from conveyor.runtime.waiting.works import CALLS, Again, Blockers, call_of
 
 @runtime_checkable
 class Queue(Protocol):
-    """Where calls of one actor wait until they can be sent."""
+    """Queue of one actor's calls that cannot be sent yet."""
 
     actor_name: str
 
     def lacks(self) -> Ref | None:
-        """What the first call lacks that waits there; nothing, if it lacks no argument."""
+        """Return the argument that the first waiting call lacks; nothing, if it lacks none."""
 
     def does(self) -> str:
-        """What the actor is doing."""
+        """Describe what the actor is doing."""
 
 
 @runtime_checkable
@@ -67,9 +67,12 @@ class Repeated(Protocol):
 
 
 def held_up(queue: Queue) -> str:
-    """What the calls wait for that cannot be sent yet, and what those do who are to make it; nothing, if they
-    lack nothing. That may be a call that waits likewise, for another actor: so the last one is named, which
-    has been sent, and which all of them wait for."""
+    """Describe what the calls that cannot be sent yet wait for, and what the processes that are to make it
+    do. Empty, if the calls lack nothing.
+
+    The missing argument may be the result of a call that waits likewise, for another actor. So the last call
+    of such a chain is named: it has been sent, and all of the others wait for it.
+    """
     lacking, queues = queue.lacks(), [queue]
     while lacking is not None:
         last = next((part for part in lacking.parts() if not part.done()), None)
@@ -235,8 +238,9 @@ class Link:
         return self._on_death()
 
     def fail_pending(self) -> None:
-        """The session is over: fail what waits to be sent. Not where another thread sends just now, whose
-        value's code may take its time, or wait for somebody; then who waits for a call does it."""
+        """Fail the calls that wait to be sent: the session is over. If another thread sends just now,
+        whoever waits for a call does this instead: the code of a value that is being sent may take its time,
+        or wait for somebody."""
         if self.lock.acquire(blocking=False):
             try:
                 self.flush()
@@ -449,7 +453,7 @@ class Link:
             return self._wait(ref, patience, wait, attending)
 
     def lacks(self) -> Ref | None:
-        """What the first call that waits here waits for, and so do all behind it."""
+        """Return the argument that the first waiting call lacks; all calls behind it wait for it, too."""
         return lacked_now(self._pending, self.lock)
 
     def _wait(

@@ -69,19 +69,20 @@ class Waiting(deque[Entry]):
 
 
 def place_of(waiting: Waiting, ref: Ref) -> int | None:
-    """Where the call of ``ref`` waits."""
+    """Return the place of the call of ``ref`` in the queue."""
     # By identity: arguments need not be comparable.
     return next((i for i, (r, *_) in enumerate(waiting) if r is ref), None)
 
 
 def first_lacked(waiting: Waiting) -> Ref | None:
-    """What the first call that waits lacks, if it is an argument."""
+    """Return the argument that the first waiting call lacks, if it lacks one."""
     _, call, _, site = waiting[0] if waiting else (None, None, None, None)
     return lacked(call) if call is not None and site is not None else None
 
 
 def lacked_now(waiting: Waiting, lock: threading.RLock) -> Ref | None:
-    """The same, without waiting for ``lock``: whoever has it may wait himself. ``None`` then."""
+    """Like :func:`first_lacked`, without waiting for ``lock``: the thread that has it may wait itself.
+    ``None`` then."""
     if not lock.acquire(blocking=False):
         return None
     try:
@@ -99,7 +100,7 @@ def withdraw(waiting: Waiting, ref: Ref) -> bool:
 
 
 class Pending(Protocol):
-    """What has calls that wait to be sent."""
+    """Sender that has calls waiting to be sent."""
 
     @property
     def has_pending(self) -> bool: ...
@@ -125,10 +126,11 @@ class Pump:
         self._closed = False
 
     def add(self, sender: Pending) -> None:
-        """It has calls that wait. What it can send by now, it sends once more itself afterwards.
+        """Note that ``sender`` has calls that wait. Afterwards the sender itself sends once more all that it
+        can send by now.
 
         Raises:
-            SystemLimitError: no thread is to be had, and they might wait for ever.
+            SystemLimitError: no thread is to be had, and the calls might wait for ever.
         """
         with self.lock:
             if self._thread is None and not self._closed:
@@ -137,11 +139,11 @@ class Pump:
         self._note(sender)
 
     def knows(self, sender: Pending) -> bool:
-        """Whether it sends what waits there."""
+        """Whether the pump sends the calls that wait in ``sender``."""
         return id(sender) in self._senders
 
     def sent(self, sender: Pending) -> None:
-        """None of its calls waits any more."""
+        """Note that no call of ``sender`` waits any more."""
         if id(sender) not in self._senders:
             return
         self._wait.end(id(sender))

@@ -51,7 +51,7 @@ class RetriedRef(Ref):
 
 
 class Tries:
-    """One call, and where the result comes from."""
+    """Call that is tried again where it fails, as the source of its result."""
 
     cancel_with_await = True
     get_timeout: float | None = None

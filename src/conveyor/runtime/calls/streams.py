@@ -37,23 +37,24 @@ class Incarnation(Protocol):
 
 
 class Caller(Protocol):
-    """Whoever calls: the driver, or an actor."""
+    """Caller of generators: the driver, or an actor."""
 
     @property
     def process(self) -> Process: ...
 
     @property
     def stream_numbers(self) -> Iterator[int]:
-        """Each names one of its streams."""
+        """Iterator of numbers; each names one stream of this caller."""
 
     @property
     def chores(self) -> Chores:
-        """What is left to be done for those that are garbage."""
+        """Work that is left to be done for streams that are garbage."""
 
     def close_stream(
         self, link: Incarnation, method: str, key: Key, cancelled: bool = False
     ) -> None:
-        """Close a generator: nobody takes its items any more. ``cancelled``: nor wants its errors."""
+        """Close a generator: nobody takes its items any more. ``cancelled``: nobody wants its errors,
+        either."""
 
 
 class CallStream(StreamRef):
