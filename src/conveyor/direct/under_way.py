@@ -11,20 +11,20 @@ _waits: dict[UnderWay, None] = {}
 
 
 class UnderWay:
-    """One wait for a value, from its creation to its end."""
+    """Wait for a value, from its creation to its end."""
 
     __slots__ = ("_about", "_process")
 
     def __init__(self, process: Any, keeper: int, number: int, total: int = 0) -> None:
-        """``keeper``: the slot of whose memory it is. ``number``, ``total``: of the value, and its bytes; 0:
-        it is held back."""
+        """``keeper``: the slot of the process whose memory it is. ``number``, ``total``: of the value, and
+        its bytes; 0: it is held back."""
         self._process = process
         self._about = keeper, number, total, _core.monotonic_ns()
         _waits[self] = None
         self._tell()
 
     def end(self) -> None:
-        """The wait is over. Nothing happens the second time."""
+        """End the wait. Nothing happens the second time."""
         if self in _waits:
             _waits.pop(self, None)
             self._tell()

@@ -230,8 +230,8 @@ def arena_size(arena_bytes: int | None = None) -> ArenaSize:
 
 
 class Place(Struct, frozen=True):
-    """One end of a ring: a process, and the bit of its doorbell that is rung there. A slot of the process
-    table has one process after the other, so ``incarnation`` is part of it."""
+    """End of a ring: a process, and the bit of its doorbell that is rung there. A slot of the process table
+    has one process after the other, so ``incarnation`` is part of it."""
 
     slot: int
     incarnation: int

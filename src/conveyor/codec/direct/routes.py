@@ -64,7 +64,7 @@ class Beside(NamedTuple):
     """Description, in a frame, of the tensors that are got by a route.
 
     route: how they are got.
-    specs: the shape and type of each; none if the note says it.
+    specs: shape, dtype and device of each; none if the note says them.
     note: of the route.
     """
 
@@ -73,10 +73,10 @@ class Beside(NamedTuple):
     note: bytes
 
     def pack(self) -> bytes:
-        """For ``Located.beside``."""
+        """Pack this for ``Located.beside``."""
         return pickle.dumps(tuple(self), 5)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Beside:
-        """What :meth:`pack` has made."""
+        """Rebuild a description from the bytes of :meth:`pack`."""
         return cls(*pickle.loads(packed))

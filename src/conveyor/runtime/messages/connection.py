@@ -24,11 +24,11 @@ _MOST = 256
 
 
 class WithFile(Protocol):
-    """What has a file that goes with a message, and keeps it until then."""
+    """Object with a file that goes with a message; the object keeps the file until then."""
 
     @property
     def fd(self) -> int:
-        """Negative: it has none."""
+        """Return the descriptor of the file; negative: there is none."""
         ...
 
 
@@ -36,23 +36,23 @@ _Item: TypeAlias = "tuple[Any, WithFile | None] | Callable[[], object] | None"
 
 
 class Node(Protocol):
-    """Another host, to which processes are connected: files that go with messages come there once."""
+    """Node to which processes are connected: files that go with messages come there once."""
 
     #: In the session.
     number: int
 
     def hold(self, fd: int) -> None:
-        """Processes there are sent messages with that file, maybe more than one."""
+        """Note that processes there are sent messages with that file, maybe more than one."""
         ...
 
     def let_go(self, fd: int) -> None:
-        """None of them has anything of it any more."""
+        """Note that no process there needs the file any more."""
         ...
 
 
 class Connection:
-    """One end. Two threads: sending never blocks its caller, who may be a finalizer; and a message is
-    handled where nobody waits for anything else."""
+    """End of a connection between two processes, with two threads. So sending never blocks its caller, who
+    may be a finalizer; and messages are handled where nobody waits for anything else."""
 
     def __init__(
         self,
@@ -84,8 +84,9 @@ class Connection:
             raise
 
     def send(self, message: Any, whose: WithFile | None = None) -> None:
-        """Send it in its turn. ``whose``: the snapshot whose parts it has, or the room that it names; its
-        file goes with it, if it has one. Nothing happens if the other side is gone: ``on_end`` tells."""
+        """Send a message in its turn. ``whose``: the snapshot whose parts it has, or the room that it names;
+        its file goes with the message, if it has one. Nothing happens if the other side is gone: ``on_end``
+        tells."""
         self._outgoing.put((message, whose))
         if self._nobody_sends:
             self._let_go()
@@ -148,7 +149,7 @@ class Connection:
         send_message(self._socket, messages, [fd] if fd >= 0 else [])
 
     def _let_go(self) -> None:
-        """What is left is not sent: its snapshots, and what they keep, are nobody's."""
+        """Drop what is left to be sent: its snapshots, and all that they keep, are let go of."""
         with suppress(queue.Empty):
             while True:
                 self._outgoing.get_nowait()

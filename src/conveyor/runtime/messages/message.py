@@ -29,7 +29,7 @@ class Message(Struct, frozen=True):
 
 
 def members(family: type[M]) -> frozenset[type[M]]:
-    """The messages of a family: all that a receiver has to know."""
+    """Return the messages of a family: all that a receiver has to know."""
     return frozenset(family.__subclasses__())
 
 
@@ -41,15 +41,15 @@ def send_with_ticket(sock: socket.socket, ticket: int, fds: list[int]) -> None:
 
 
 def greeting() -> bytes:
-    """What this process says first to another one."""
+    """Return the first bytes that this process sends to another one."""
     from conveyor import __version__  # the package is whole by now
 
     return f"conveyor {__version__} protocol {PROTOCOL}\n".encode()
 
 
 def check_greeting(said: bytes) -> bytes:
-    """What comes after the greeting that ``said`` begins with. ``RuntimeStateError`` if it is another one
-    than this process's own."""
+    """Return the bytes behind the greeting that ``said`` begins with. ``RuntimeStateError`` if the greeting
+    differs from this process's own."""
     own = greeting()
     if said.startswith(own):
         return said[len(own) :]

@@ -31,19 +31,19 @@ _PATIENCE, _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 0.001, 0.1
 
 
 class Missing(Struct, frozen=True):
-    """Why the files of a message are not there. ``errno``: the system's."""
+    """Reason why the files of a message are not there. ``errno``: the system's."""
 
     errno: int
     text: str
 
     @classmethod
     def of(cls, error: OSError | MemoryError) -> Missing:
-        """What is raised for it elsewhere is an error like this one."""
+        """Make a reason of an error, so that another process can raise an error like it."""
         number = error.errno if isinstance(error, OSError) else None
         return cls(number or errno.ENOMEM, str(error))
 
     def error(self) -> OutOfMemoryError | SystemLimitError:
-        """To be raised by whoever needs the files."""
+        """Make the error for a process that needs the files."""
         if self.errno in NO_MEMORY:
             return OutOfMemoryError(self.text)
         return SystemLimitError(self.errno, self.text)
@@ -85,7 +85,8 @@ def send_pickled(
 
 
 def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
-    """The next message with its descriptors, or fewer (see `all_of`). ``ConnectionError`` at the end."""
+    """Receive the next message with its descriptors, or fewer (see `all_of`). ``ConnectionError`` at the
+    end."""
     data, fds = receive_pickled(sock)
     # Both ends are this program: the actor's process was forked by our own fork server, or has shown its
     # secret.
@@ -93,7 +94,7 @@ def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
 
 
 def receive_pickled(sock: socket.socket) -> tuple[bytes, Files]:
-    """The same for who passes it on."""
+    """Receive the next message as bytes, for a process that passes it on."""
     parts: list[bytes] = []
     fds = Files()
     while True:
@@ -127,9 +128,9 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int], int, Any]:
 
 
 def all_of(fds: list[int], count: int) -> list[int]:
-    """``fds``, which came with a message that had ``count``. ``OSError`` or ``MemoryError`` if some are
-    missing: whoever has passed it on says why, or the kernel has dropped those for which this process has
-    no number left."""
+    """Return ``fds``, which came with a message that had ``count``. ``OSError`` or ``MemoryError`` if some
+    are missing. Either a process that has passed the message on says why, or the kernel has dropped those
+    for which this process has no number left."""
     if len(fds) < count:
         if isinstance(fds, Files) and fds.missing is not None:
             raise fds.missing.error()
@@ -138,13 +139,14 @@ def all_of(fds: list[int], count: int) -> list[int]:
 
 
 def _none_left() -> Missing:
-    """The kernel has dropped descriptors, for which this process has no number left."""
+    """Make the reason that the kernel has dropped descriptors: this process had no number left for them."""
     refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return Missing(errno.EMFILE, f"cannot receive a file: {refused.strerror}; {hint(refused)}")
 
 
 def _patiently(operation: Callable[[], T]) -> T:
-    """Half a message cannot be taken back, and one that is lost is waited for in vain."""
+    """Repeat an operation on a socket for a while if the system has no memory for it. Half a message cannot
+    be taken back, and a lost one is waited for in vain."""
     until, pauses = _core.monotonic() + _PATIENCE, Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
     while True:
         try:

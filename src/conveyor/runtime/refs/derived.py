@@ -148,7 +148,7 @@ class UnreadRef(DerivedRef):
 
 
 class _Unread:
-    """What is sent for a ref whose value has stayed elsewhere."""
+    """Value to send for a ref whose value has stayed elsewhere."""
 
     __slots__ = ("sent",)
 
@@ -157,9 +157,9 @@ class _Unread:
 
 
 class Arriving:
-    """An argument that has not been fetched. It keeps the value until :meth:`fetched`.
+    """Argument that has not been fetched. It keeps the value until :meth:`fetched`.
 
-    value: what has not been fetched.
+    value: the stand-in for the value.
     """
 
     __slots__ = ("_frame", "value")
@@ -169,7 +169,7 @@ class Arriving:
         self._frame = frame
 
     def fetched(self) -> None:
-        """It is needed no more."""
+        """Let go of the value: it is needed no more."""
         self._frame = None
 
 
@@ -198,12 +198,12 @@ add_reducers(_make_reducers)
 
 
 def elements_of(whole: Ref, count: int) -> Any:
-    """The refs of ``count`` results: ``whole`` itself, where there is one."""
+    """Return the refs of ``count`` results: ``whole`` itself, where there is one."""
     return whole if count == 1 else [ElementRef(whole, i) for i in range(count)]
 
 
 class ElementRef(DerivedRef):
-    """One of them."""
+    """Ref of one of several results."""
 
     __slots__ = ("_index",)
 

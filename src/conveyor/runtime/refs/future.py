@@ -15,7 +15,7 @@ from conveyor.runtime.refs.streams import StreamRef
 
 
 def future_of(ref: Ref[Any]) -> RefFuture:
-    """Return a new one, which is done soon after ``ref``, whoever holds either."""
+    """Return a new future, which is done soon after ``ref``, whoever holds either."""
     if isinstance(ref, StreamRef):
         raise TypeError(
             f"{ref!r} has items, and no one result that a future could have: iterate over it"
@@ -27,8 +27,8 @@ def future_of(ref: Ref[Any]) -> RefFuture:
 
 
 class RefFuture(Future[Any]):
-    """Who waits for it waits as by ``get``: such a wait takes part in finding deadlocks, and does not need
-    the thread on which callbacks run."""
+    """Future of a ref. Waiting for it is waiting as by ``get``: it takes part in finding deadlocks, and does
+    not need the thread on which callbacks run."""
 
     def __init__(self, ref: Ref[Any]) -> None:
         super().__init__()
@@ -39,7 +39,8 @@ class RefFuture(Future[Any]):
         self._told = False
 
     def result(self, timeout: float | None = None) -> Any:
-        """As ``get``; ``concurrent.futures.TimeoutError`` when the time is over."""
+        """Return the result like ``get``; raises ``concurrent.futures.TimeoutError`` when the time is
+        over."""
         __tracebackhide__ = True  # by pytest
         self._wait(timeout)
         try:
@@ -50,12 +51,13 @@ class RefFuture(Future[Any]):
             raise self._failure from None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What ``result`` raises; ``None`` if it returns. Raises when it was cancelled."""
+        """Return the exception that ``result`` raises; ``None`` if it returns. Raises when the future was
+        cancelled."""
         self._wait(timeout)
         return super().exception(timeout)
 
     def cancel(self) -> bool:
-        """Cancel what the ref is a result of. False if it is done already."""
+        """Cancel the execution or call of the ref. False if it is done already."""
         ref = self._ref
         if self.done() or ref is None or not ref.cancel():
             return self.cancelled()
@@ -67,7 +69,7 @@ class RefFuture(Future[Any]):
         return self.cancelled()
 
     def finish(self) -> None:
-        """The ref is done, or will never be: have its result."""
+        """Take the result of the ref, which is done or will never be."""
         with self._turn:
             if self._is_open():
                 assert self._ref is not None

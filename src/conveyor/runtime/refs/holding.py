@@ -8,8 +8,8 @@ from conveyor import _core
 
 
 class Holding:
-    """As an argument, what a ref has received, whose value refers to other refs, or is kept elsewhere for
-    this one: it is encoded later, and until then that ref may be garbage to everybody else."""
+    """Received value of a ref as an argument, for a value that refers to other refs, or is kept elsewhere
+    for this one. It is encoded later; until then the ref may be garbage to everybody else."""
 
     __slots__ = ("ref", "snapshot")
 
@@ -22,5 +22,5 @@ class Holding:
 
 
 def same(value: Any) -> Any:
-    """In a pickle: what stands there for something else."""
+    """Return ``value``: a pickle calls this to put one object in the place of another."""
     return value

@@ -15,7 +15,7 @@ _NOTHING = (1 << 64) - 1
 
 
 class Items:
-    """One generator task's items, of all executions of its graph, in the order of the ring."""
+    """Items of one generator task, of all executions of its graph, in the order of the ring."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Items:
         self._ended: deque[int] = deque()
 
     def take(self, number: int) -> Any:
-        """The next item of execution ``number``, or ``EMPTY``."""
+        """Return the next item of execution ``number``, or ``EMPTY``."""
         try:
             with self._lock:
                 item = self._take(number)
@@ -64,7 +64,7 @@ class Items:
             self._tidy()
 
     def end(self, number: int) -> None:
-        """Nobody wants more of execution ``number``. May be called by a finalizer."""
+        """Let go of the items of execution ``number``: nobody wants more. May be called by a finalizer."""
         self._ended.append(number)
         self._tidy()
 
@@ -103,7 +103,8 @@ class Items:
         return found
 
     def _tidy(self) -> None:
-        """Also after others have held the lock: who is dropped meanwhile does not wait for it."""
+        """Do the clean-up that finalizers have noted, unless another thread holds the lock. That thread
+        calls this afterwards: a finalizer does not wait for it."""
         while self._ended and self._lock.acquire(blocking=False):
             try:
                 while self._ended:

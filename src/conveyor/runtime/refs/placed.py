@@ -10,32 +10,35 @@ from conveyor.later import import_later
 
 
 class Placed:
-    """What a ref says of that. All of it waits until the value is there."""
+    """Mixin of refs that tells where the value is. All of its methods wait until the value is there."""
 
     __slots__ = ()
 
     def route(self) -> str:
-        """How its value is got in this process: ``"frame"``, it came with the ref; ``"here"``, it has stayed,
-        in this very process; ``"read"``, it has stayed elsewhere, and is read there; ``"network"``, it has
-        stayed on another node, which sends its memory; ``"ipc"``, it has tensors of a device, whose memory is
-        opened; ``"host"``, such tensors come by way of the host's memory, since this process does not see
-        the device; else by the transport of that name, a user's. ``"lost"``: it had stayed with a process
-        that is dead.
+        """Return how this process gets the value, which is waited for:
 
-        It waits until the value is there.
+        - ``"frame"``: it came with the ref;
+        - ``"here"``: it has stayed, in this very process;
+        - ``"read"``: it has stayed elsewhere, and is read there;
+        - ``"network"``: it has stayed on another node, which sends its memory;
+        - ``"ipc"``: it has tensors of a device, whose memory is opened;
+        - ``"host"``: such tensors come by way of the host's memory, since this process does not see the
+        device;
+        - the name of a user's transport;
+        - ``"lost"``: it had stayed with a process that is dead.
         """
         found: str = import_later("conveyor.direct.placed").route_of(self)
         return found
 
     def tensor_transport(self) -> str | None:
-        """The transport with which its value has stayed where it was made; ``None``: it came with the ref. It
-        waits until the value is there."""
+        """Return the transport with which the value has stayed where it was made; ``None``: it came with the
+        ref. Waits until the value is there."""
         found: str | None = import_later("conveyor.direct.placed").transport_of(self)
         return found
 
     def value_id(self) -> str | None:
-        """The ``id`` of its value among :func:`conveyor.objects`; ``None``: it came with the ref. Refs that
-        name the same value have the same. It waits until the value is there."""
+        """Return the ``id`` of the value among :func:`conveyor.objects`; ``None``: it came with the ref.
+        Refs that name the same value have the same id. Waits until the value is there."""
         found: str | None = import_later("conveyor.direct.placed").value_id_of(self)
         return found
 

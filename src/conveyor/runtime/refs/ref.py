@@ -45,11 +45,11 @@ _Snapshot = _core.Snapshot
 
 
 class Source(Protocol):
-    """Where a ref's result comes from: a graph, or a caller's link to an actor."""
+    """Source of a ref's result: a graph, or a caller's link to an actor."""
 
     @property
     def gate(self) -> _core.Gate:
-        """What results are taken out of; ``None`` where they are there from the beginning."""
+        """Gate that results are taken out of; ``None`` where they are there from the beginning."""
         ...
 
     @property
@@ -63,9 +63,8 @@ class Source(Protocol):
         ...
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
-        """The result as the gate gave it; raises what ended the wait instead. The slow path.
-
-        ``EMPTY`` if the ref may have got its outcome meanwhile in another way: look again."""
+        """Wait for the result, and return it as the gate gave it; raises what ended the wait instead. The
+        slow path. ``EMPTY`` if the ref may have got its outcome meanwhile in another way: look again."""
         ...
 
     def is_ready(self, ref: Ref) -> bool:
@@ -77,21 +76,21 @@ class Source(Protocol):
         ...
 
     def cancel(self, ref: Ref) -> bool:
-        """Cancel what ``ref``, which is not done, is the result of. False if that cannot be."""
+        """Cancel the execution or call of ``ref``, which is not done. False if that cannot be."""
         ...
 
     def stopped(self, ref: Ref, overdue: bool) -> BaseException:
-        """The error of what was not run: it was cancelled, or its deadline had passed."""
+        """Make the error of work that was not run: it was cancelled, or its deadline had passed."""
         ...
 
     def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
-        """Who has to do something before ``ref``, which is not done, is; see ``waiting.works``."""
+        """Return who has to do something before ``ref``, which is not done, is; see ``waiting.works``."""
         ...
 
     def describe(self, ref: Ref) -> str: ...
 
     def doing(self) -> str:
-        """What those that make the result are doing now, in words."""
+        """Describe what the processes that make the result are doing now."""
         ...
 
 
@@ -178,13 +177,14 @@ class Ref(_RefCore[ValueT], Placed):
         return (self,)
 
     def _settled(self, timeout: float | None) -> Any:
-        """What it keeps, which is waited for as by ``get``."""
+        """Wait for the outcome, as by ``get``, and return it as it is kept."""
         timeout = check_timeout(timeout)
         outcome = self._outcome
         return self._settle(timeout) if outcome is EMPTY else outcome
 
     def _unfetched(self) -> Any:
-        """Its value, which is there, with ``Unfetched`` in the place of what has stayed elsewhere."""
+        """Return the value, which is there, with ``Unfetched`` in the place of each part that has stayed
+        elsewhere."""
         return self._value_of(self._settled(None), False)
 
     def _get(self, timeout: float | None) -> Any:
@@ -222,7 +222,8 @@ class Ref(_RefCore[ValueT], Placed):
             self._inner = claims.take(snapshot.meta)
 
     def to_send(self) -> Any:
-        """What is sent for this ref, which is done: its value, or what that came as. Raises as ``get``."""
+        """Return the object to send for this ref, which is done: its value, or the frame of the value.
+        Raises as ``get``."""
         outcome = self._settled_now()
         if outcome is EMPTY:
             outcome = self._settle(None)
@@ -275,7 +276,7 @@ class Ref(_RefCore[ValueT], Placed):
         return patience.left()
 
     def _arrived(self, value: Any) -> None:
-        """What came out of the channel, as it is kept, is the outcome."""
+        """Set the outcome to a value that came out of the channel, as it is kept."""
         if type(value) is ErrorFrame:
             meta = value.meta
             if meta in (_CANCELLED, _OVERDUE):
@@ -285,7 +286,7 @@ class Ref(_RefCore[ValueT], Placed):
         self._outcome = value
 
     def _fail(self, error: BaseException, again: Callable[[], BaseException] | None = None) -> None:
-        """``error`` is the outcome; ``again()`` makes another one like it."""
+        """Set the outcome to ``error``; ``again()`` makes another one like it."""
         self._outcome = Failure(error, again)
 
     def __await__(self) -> Generator[Any, None, ValueT]:
@@ -302,11 +303,12 @@ class Ref(_RefCore[ValueT], Placed):
         return self.get()
 
     def _awaited_as(self) -> Hashable:
-        """The same for all that are cancelled together."""
+        """Return a key that is the same for all refs that are cancelled together."""
         return id(self)
 
     def _abandon(self) -> None:
-        """The last task that awaited it has been cancelled."""
+        """Cancel the execution or call where the source wants it: the last task that awaited this has been
+        cancelled."""
         if self._source.cancel_with_await:
             self.cancel()
 
@@ -321,19 +323,21 @@ class Ref(_RefCore[ValueT], Placed):
         return load_pickled, made
 
     def claim(self, readers: Sequence[Reader]) -> tuple[Any, ...]:
-        """What this ref is loaded with, once by each of ``readers``; none: by one that is not known."""
+        """Make the claim that this ref is loaded with, once by each of ``readers``. Empty: by one unknown
+        reader."""
         from conveyor.runtime.refs.pickled.imports import claim
 
         return claim(self, readers)
 
     def hex(self) -> str:
-        """A name of the ref, which no other one of the session has but its copies in other processes."""
+        """Return a name of the ref, which no other one of the session has but its copies in other
+        processes."""
         process, number = context.current().exports.name(self)
         return f"{process:08x}{number:016x}"
 
     def __getitem__(self, index: Any) -> Ref[Any]:
-        """A ref to ``value[index]``, a part of the value. Of an array or a tensor that has stayed on its
-        actor only the part is fetched."""
+        """Return a ref to ``value[index]``, a part of the value. Of an array or a tensor that has stayed on
+        its actor only the part is fetched."""
         part: Ref[Any] = import_later("conveyor.runtime.refs.derived").PartRef(self, index)
         return part
 
@@ -391,7 +395,7 @@ def asyncio_waits() -> ModuleType:
 
 
 def blockers_of(ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
-    """Who has to do something before ``ref`` is done; nobody, if it is. See ``waiting.works``."""
+    """Return who has to do something before ``ref`` is done; nobody, if it is. See ``waiting.works``."""
     for part in ref.parts():
         if not part.done():
             source: Source = part._source
@@ -412,7 +416,7 @@ def final(error: BaseException) -> Exception:
 
 
 def cancelled_error(what: str) -> BaseException:
-    """The error of whoever wants the result of ``what``."""
+    """Make the error for whoever wants the result of ``what``."""
     from conveyor.exceptions import ExecutionCancelledError  # slow to import, and rarely needed
 
     return ExecutionCancelledError(f"{what} was cancelled")

@@ -10,7 +10,8 @@ from conveyor.runtime.refs.holding import Holding
 
 
 def located(sent: Any) -> Located | None:
-    """Where a value is that has stayed where it was made, by what is sent for it; ``None`` of any other."""
+    """Return the place of a value that has stayed where it was made, from the object that is sent for it.
+    ``None`` for any other."""
     if type(sent) is Unfetched:
         return sent.where
     snapshot = sent.snapshot if type(sent) is Holding else sent
@@ -20,8 +21,8 @@ def located(sent: Any) -> Located | None:
 
 
 def shared_at(sent: Any) -> tuple[int, int] | None:
-    """Slot and incarnation of the process that a value has stayed in, by what is sent for it; ``None`` of any
-    other, and of one that nobody writes to."""
+    """Return slot and incarnation of the process that a value has stayed in, from the object that is sent
+    for it. ``None`` for any other, and for a snapshot, which nobody writes to."""
     if type(sent) is Unfetched:
         where = sent.where
         return None if where.snapshot else (where.slot, where.incarnation)

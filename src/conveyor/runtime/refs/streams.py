@@ -39,11 +39,11 @@ class NoGenerator(TypeError):
 
 
 class StreamRef(Ref[list[ItemT]]):
-    """The items that a generator method yields, as they come: ``for item in ref``, ``async for``, or
+    """Items that a generator method yields, as they come: ``for item in ref``, ``async for``, or
     ``ref.next(timeout)``. Each item can be had once; ``get`` gives a list of those that are left.
 
-    The generator runs ahead by as many items as its credit allows (``Config.stream_items``) and then
-    waits. Dropping the reference closes it. An error that it raises comes after its items.
+    The generator runs ahead by as many items as its credit allows (``Config.stream_items``) and then waits.
+    Dropping the reference closes it. An error that it raises comes after its items.
     """
 
     __slots__ = ("_back", "_begun", "_collecting", "_gathering", "_is_whole", "_sent")
@@ -62,8 +62,8 @@ class StreamRef(Ref[list[ItemT]]):
         self._sent: Any = EMPTY
 
     def _look(self) -> Any:
-        """The next item; ``EMPTY`` if it is not there yet. Raises ``StopIteration`` at the end, and
-        what the generator has raised."""
+        """Return the next item; ``EMPTY`` if it is not there yet. Raises ``StopIteration`` at the end, and
+        any error that the generator has raised."""
         raise NotImplementedError
 
     def _is_there(self) -> bool:
@@ -75,15 +75,15 @@ class StreamRef(Ref[list[ItemT]]):
         return False
 
     def _blockers(self, question: int) -> Blockers | None:
-        """Who has to do something before the next item comes; see ``waiting.works``."""
+        """Return who has to do something before the next item comes; see ``waiting.works``."""
         return ()
 
     def _describe(self) -> str:
-        """What is waited for."""
+        """Describe the item that is waited for."""
         raise NotImplementedError
 
     def _doing(self) -> str:
-        """What the actor is doing."""
+        """Describe what the actor is doing."""
         raise NotImplementedError
 
     def next(self, timeout: float | None = None) -> ItemT:
@@ -339,7 +339,7 @@ class ExecutionStream(StreamRef):
         return self._ended.has_failed() or all(effect.done() for effect in self._effects)
 
     def _end(self) -> NoReturn:
-        """All items have been taken. Raises what is left to be raised."""
+        """Raise what is left to be raised, after all items have been taken."""
         self._ended.get()
         for effect in self._effects:
             effect.get()
@@ -347,7 +347,7 @@ class ExecutionStream(StreamRef):
         raise StopIteration
 
     def _awaited(self) -> Ref:
-        """What has to be done before the stream is over."""
+        """Return the ref that has to be done before the stream is over."""
         return next((ref for ref in (self._ended, *self._effects) if not ref.done()), self._ended)
 
     def parts(self) -> tuple[Ref, ...]:

@@ -13,28 +13,28 @@ T = TypeVar("T")
 
 
 class Companion(Protocol):
-    """What may stand among several that are waited for: a ref, or what can only fail."""
+    """Member of a group of things that are waited for together: a ref, or something that can only fail."""
 
     def has_failed(self) -> bool:
-        """Whether ``get`` would raise. What makes it so rings the bell of who waits."""
+        """Whether ``get`` would raise. A failure rings the doorbell of the process that waits."""
 
     def get(self, timeout: float | None) -> Any:
-        """Raise what has failed, if anything has."""
+        """Raise the failure, if there is one."""
 
     def parts(self) -> Sequence[Companion]:
-        """Return those that it is made of: itself, as a rule."""
+        """Return the members that this is made of: itself, as a rule."""
 
 
 class CompanionFailed(Exception):
-    """Who waits for one of several need not go on: ``companion``, which is among them, has failed."""
+    """Raised to end the wait for one of several because ``companion``, another of them, has failed."""
 
     def __init__(self, companion: Companion) -> None:
         self.companion = companion
 
 
 class _Company(threading.local):
-    """What the thread gets, of several at once: every ref that they are made of, by its identity; made when
-    a wait is long."""
+    """Refs that the thread gets together, and all parts that they are made of, by identity. The parts are
+    collected when a wait is long."""
 
     refs: Sequence[Companion] = ()
     parts: dict[int, Companion] | None = None
@@ -44,7 +44,7 @@ _company = _Company()
 
 
 def get_together(refs: Sequence[Companion], get: Callable[[], T]) -> T:
-    """What ``get()`` returns, which gets all refs of ``refs`` one after the other."""
+    """Return the result of ``get()``, which gets all refs of ``refs`` one after the other."""
     before = _company.refs, _company.parts
     while True:
         _company.refs, _company.parts = refs, None
@@ -65,11 +65,12 @@ def get_or_wait(
     deaths: int,
     every_ring: bool = False,
 ) -> Any:
-    """``Gate.get`` of what ``ref`` stands for, which also ends when one that is got with it has failed.
-    Not called before a wait has lasted so long that it may cost something to be woken.
+    """Call ``Gate.get`` for ``ref``; the wait also ends when a ref that is got with it has failed. Not
+    called before a wait has lasted so long that it may cost something to be woken.
 
-    ``every_ring``: it ends whenever the bell rings. ``seen`` is the inbox's count before the caller
-    looked whether anything else has ended the wait."""
+    ``every_ring``: it ends whenever the doorbell rings. ``seen`` is the inbox's count before the caller
+    looked whether anything else has ended the wait.
+    """
     gate = ref._gate
     parts = _parts() if timeout != 0 else {}
     # Otherwise it is got by code that runs while one of them is decoded.

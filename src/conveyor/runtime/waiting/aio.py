@@ -19,7 +19,7 @@ from conveyor.weak import WeakKeys
 
 
 class LoopWatch:
-    """One event loop's view of the bell: futures, each with the condition that completes it."""
+    """Watch of one event loop over the doorbell: futures, each with the condition that completes it."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ _watches: WeakKeys[asyncio.AbstractEventLoop, LoopWatch] = WeakKeys()
 
 
 async def wait_until(ready: Callable[[], bool], ask: Ask | None = None) -> None:
-    """Wait until ``ready()``, which is asked after every ring of this process's bell. ``ask``: who has
-    to do something before that, if it is known: then the wait takes part in finding deadlocks."""
+    """Wait until ``ready()``, which is asked after every ring of this process's doorbell. ``ask`` tells who
+    has to do something before that, if it is known: then the wait takes part in finding deadlocks."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -148,7 +148,7 @@ async def wait_or_cancel(
 
 
 async def cancel_all_tasks() -> None:
-    """Of the running loop, which ends; returns when they have ended."""
+    """Cancel all tasks of the running loop, which ends. Returns when the tasks have ended."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

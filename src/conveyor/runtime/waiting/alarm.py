@@ -19,8 +19,8 @@ class Timed(Protocol):
 
 
 class Alarm:
-    """One thread, there only while something with a deadline is waited for in general: by
-    ``conveyor.wait``, an event loop, or a descriptor. ``get`` watches the clock itself."""
+    """Thread that rings the doorbell at deadlines. It exists only while something with a deadline is waited
+    for in general: by ``conveyor.wait``, an event loop, or a descriptor. ``get`` watches the clock itself."""
 
     def __init__(self, ring: Callable[[], object]) -> None:
         self._ring = ring

@@ -34,8 +34,8 @@ _TIMERS = 16
 
 
 class Activity:
-    """One coroutine that others may wait for, with the tasks that it has started. There is one for every
-    step and call, so it has little of its own until it has waited for some time."""
+    """Coroutine that others may wait for, with the tasks that it has started. There is one for every step
+    and call, so it has little of its own until it has waited for some time."""
 
     #: See ``waiting.works``.
     work: int
@@ -69,7 +69,7 @@ class Activity:
         self.task = self._timers = None
 
     def has_timers(self, now: float) -> bool:
-        """Whether a timer that was set in it may still do something: end one of its waits, say."""
+        """Whether a timer that was set in the coroutine may still do something: end one of its waits, say."""
         return any(_may_do_something(timer, now) for timer in self._timers or ())
 
     def add_timer(self, timer: asyncio.TimerHandle, now: float) -> None:
@@ -135,12 +135,12 @@ _own: Awaits | None = None
 
 
 def awaits_of(loop: asyncio.AbstractEventLoop) -> Awaits | None:
-    """Who looks for cycles in ``loop``, if that is an actor's."""
+    """Return the ``Awaits`` of ``loop``, if that is an actor's."""
     return _own if _own is not None and _own.loop is loop else None
 
 
 class Awaits:
-    """What the coroutines of one actor wait for. Everything here is called on its event loop's thread."""
+    """Wait registry of one actor's coroutines. Everything here is called on its event loop's thread."""
 
     def __init__(
         self,
@@ -170,8 +170,9 @@ class Awaits:
     def begin(
         self, future: asyncio.Future[None], ready: Callable[[], bool], ask: Ask
     ) -> Activity | None:
-        """``future`` is about to be awaited, which is done once ``ready()``; ``ask``: who has to do
-        something before. Returns in what it is awaited; ``None``: in nothing that others wait for."""
+        """Note that ``future`` is about to be awaited. The future is done once ``ready()``; ``ask`` tells
+        who has to do something before. Returns the activity in which it is awaited; ``None``: none that
+        others wait for."""
         of = activity.get()
         if of is None or of.over:
             return None
@@ -188,7 +189,7 @@ class Awaits:
         return of
 
     def end(self, of: Activity, future: asyncio.Future[None]) -> None:
-        """It is not awaited any more."""
+        """Note that the future is not awaited any more."""
         assert isinstance(of.awaits, dict)
         del of.awaits[future]
         if of.wait is not None:
@@ -196,11 +197,11 @@ class Awaits:
             self.stir()
 
     def stir(self) -> None:
-        """What is noted may be out of date: look again soon."""
+        """Look again soon: the notes may be out of date."""
         self._look_at(self.loop.time() + FIRST_REFRESH)
 
     def rung(self) -> None:
-        """The bell has been rung, for whatever reason."""
+        """React to a ring of the doorbell, for whatever reason."""
         waits = self._lanes.coroutines
         answered = self._lanes.reports.answers != self._answers
         asked = self._inbox.asked != self._asked
@@ -257,8 +258,8 @@ class Awaits:
     def _examine(
         self, asked: int, now: float, all_due: bool
     ) -> tuple[list[Activity], list[Activity]]:
-        """Those that are kept from going on, as far as is known, and those among them for which it was
-        due to look just now."""
+        """Return the activities that are kept from going on, as far as is known, and those among them that
+        were due for a look just now."""
         found, due = [], []
         # The steps come first: should there be more than can be noted, it is those that others wait for.
         for of in sorted(self._known, key=_come_last):
@@ -291,7 +292,7 @@ class Awaits:
         return found, due
 
     def _waits_only_for(self, of: Activity, now: float) -> tuple[asyncio.Future[None], ...] | None:
-        """The results without any of which that activity does not go on; ``None``: it may."""
+        """Return the results without any of which that activity does not go on; ``None``: it may go on."""
         if of.has_timers(now):
             return None
         found: dict[asyncio.Future[None], None] = {}
@@ -319,7 +320,7 @@ class Awaits:
         return tuple(found) or None
 
     def _note_full(self, asked: int, now: float) -> None:
-        """A call that cannot begin waits for those that run."""
+        """Note that a call that cannot begin waits for those that run."""
         running, queued = self._full() or ((), ())
         if not queued or any(of.wait is None for of in running):
             return
@@ -343,7 +344,7 @@ def _come_last(of: Activity) -> bool:
 
 
 def _passive(lanes: Lanes, work: int, blockers: Blockers, text: str) -> Wait:
-    """A wait that is only noted."""
+    """Make a wait that is only noted."""
     return Wait(lanes, work, lambda _: blockers, False, text, mode=FULL)
 
 
@@ -352,6 +353,6 @@ def _ask_all(asks: Sequence[Ask], question: int) -> Blockers | None:
 
 
 def _belongs(task: asyncio.Task[Any], of: Activity) -> bool:
-    """Whether the timers that ``task`` has set are known as those of that activity."""
+    """Whether the timers that ``task`` has set are known as timers of that activity."""
     context = getattr(task, "get_context", None)  # since Python 3.12
     return context is not None and context().get(activity) is of

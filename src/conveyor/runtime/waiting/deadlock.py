@@ -51,7 +51,7 @@ LONGEST_REFRESH = 1.0
 
 
 class _Note(Struct, frozen=True):
-    """What keeps a work from being done."""
+    """Note of the waits that keep a work from being done."""
 
     stamp: int
     answered: int
@@ -64,11 +64,11 @@ class _BeingNoted(Exception):
 
 
 class _Abroad(Exception):
-    """What is noted leads to processes of other hosts."""
+    """Raised if the notes lead to processes of other nodes."""
 
 
 def _follow(board: _core.Board, first: Sequence[Node]) -> dict[Node, _Note] | None:
-    """All notes that ``first`` lead to; ``None`` if one of the works need not wait."""
+    """Return all notes that ``first`` lead to; ``None`` if one of the works need not wait."""
     notes: dict[Node, _Note] = {}
     ahead = list(first)
     abroad = False
@@ -100,14 +100,15 @@ _DRIVER = 0
 
 
 def _is_abroad(board: _core.Board, slot: int) -> bool:
-    """Whether that process is on another host. One that has no proxy here is not on the driver's."""
+    """Whether that process is on another node. A process without a proxy here is not on the driver's."""
     return board.elsewhere(slot) or (
         board.condition(slot) == _FREE and bool(board.elsewhere(_DRIVER))
     )
 
 
 class Wait:
-    """One lane's wait, or one coroutine's. :meth:`look` is asked whenever it has been looked at in vain."""
+    """Wait of one lane, or of one coroutine. :meth:`look` is called whenever its result has been looked for
+    in vain."""
 
     def __init__(
         self,
@@ -158,15 +159,14 @@ class Wait:
 
     @property
     def pending(self) -> bool:
-        """Whether another process has been asked who is waited for, and has not answered; or the driver has
-        answered what it was asked."""
+        """Whether an answer is pending or new: another process has been asked who is waited for, and has not
+        answered; or the driver has answered its question."""
         return self._pending is not None or self.found is not None
 
     def look(self, asked: int) -> float | None:
-        """Look for a cycle, after what is waited for has been looked for in vain. Seconds after which
-        to look again; ``None``: when the bell rings. ``asked``: of the inbox, before that was.
-
-        Raises ``DeadlockError``."""
+        """Look for a cycle, after the awaited result has been looked for in vain. Returns seconds after
+        which to look again; ``None``: when the doorbell rings. ``asked``: the number of the inbox's last
+        question before the result was looked for. Raises ``DeadlockError``."""
         now = _core.monotonic()
         if now < self._begins:
             return self._begins - now
@@ -174,7 +174,7 @@ class Wait:
         return self._again(now) if self.bounded else self.judge(now)
 
     def resolve(self, asked: int, now: float) -> None:
-        """The first half of a look: note who is waited for, seen anew where that is due."""
+        """Do the first half of a look: note who is waited for, seen anew where that is due."""
         while self._pending is not None or asked != self.answered or now >= self._refresh_at:
             if self._pending is None:
                 self._pending = self._lanes.next_question(), asked
@@ -188,7 +188,7 @@ class Wait:
             self._lanes.update(self, blockers, then)
 
     def judge(self, now: float) -> float | None:
-        """The second half: follow the notes, this one's among them."""
+        """Do the second half of a look: follow the notes, with this wait's among them."""
         if self._heed():
             return _FIRST_RECHECK
         abroad = False
@@ -210,8 +210,9 @@ class Wait:
         return max(self._refresh_at - now, 0.001) if self._changes else None
 
     def _heed(self) -> bool:
-        """Raise what the driver has found, if it is of this wait as it is now. True: at the next look; what
-        is waited for may have come, and then that have been found, since it was looked for in vain."""
+        """Raise the cycle that the driver has found, if it concerns this wait as it is now. Returns true if
+        that has to be left to the next look: the awaited result may have come, and the cycle have been
+        found, since the result was looked for in vain."""
         with self._lanes.lock:
             found = self.found
             if found is None or found.stamp != self.stamp:
@@ -249,7 +250,7 @@ class Wait:
             return True
 
     def _is_mine(self, node: Node) -> bool:
-        """Whether it is this wait that keeps that work from being done."""
+        """Whether this wait is the one that keeps that work from being done."""
         slot, work = node
         if slot != self._lanes.slot:
             return False
@@ -285,7 +286,7 @@ def _since(answered: int, asked: int) -> bool:
 
 
 def _advice(kinds: Collection[tuple[int, int]]) -> str:
-    """What would resolve it. ``kinds``: mode and work of all that take part."""
+    """Advise how to resolve the deadlock. ``kinds``: mode and work of all that take part."""
     modes = {mode for mode, _ in kinds}
     calls = any(lane_of(work) == CALLS for _, work in kinds)
     async_step = any(mode == BESIDE and lane_of(work) == STEPS for mode, work in kinds)

@@ -27,7 +27,8 @@ _LIVING = (1, 2)
 
 
 def look_at_waits(board: _core.Board, pump: _core.HostPump | None, look: LookAtWaits) -> WaitsThere:
-    """Answer on the host that has that board; on any thread. ``pump``: its own, if it has one."""
+    """Answer a round on the node that has that process table; on any thread. ``pump``: the node's own, if it
+    has one."""
     has = pump is None or all(pump.has(host, frames) for host, frames in look.has.items())
     asked = {
         slot: board.ask(slot) for slot, incarnation in look.ask if not board.gone(slot, incarnation)
@@ -48,7 +49,7 @@ def look_at_waits(board: _core.Board, pump: _core.HostPump | None, look: LookAtW
 
 
 def due_to(pump: _core.HostPump, host: int) -> Frames:
-    """The frames that ``host`` is to have of what was published where that pump is."""
+    """Return the frames that ``host`` is to have of all that was published where that pump is."""
     return tuple((segment, ring, upto) for to, segment, ring, upto in pump.due() if to == host)
 
 
@@ -62,8 +63,8 @@ Frames: TypeAlias = "tuple[tuple[int, int, int], ...]"
 
 
 class LookAtWaits(Struct, frozen=True):
-    """What one host is asked. ask: have these processes look once more. has: whether these frames have come,
-    by the host that has sent them."""
+    """Request to one node. ask: have these processes look once more. has: whether these frames have come, by
+    the node that has sent them."""
 
     ask: tuple[Reader, ...] = ()
     has: dict[int, Frames] = field(default_factory=dict)
@@ -86,7 +87,7 @@ NOBODY = WaitsThere(True, {}, {}, {})
 
 
 class Waiting(Struct, frozen=True):
-    """One wait of a process that asks: its work, its lane (-1: none), and its stamp."""
+    """Wait of a process that asks: its work, its lane (-1: none), and its stamp."""
 
     work: int
     lane: int
@@ -94,9 +95,9 @@ class Waiting(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """That wait would never end. way: the slots of the cycle from the wait's own process on, each with the
-    words of its wait. kinds: mode and work of all that take part. waits: these, by process and stamp.
-    stamps: those of this process."""
+    """Verdict that a wait would never end. way: the slots of the cycle from the wait's own process on, each
+    with the words of its wait. kinds: mode and work of all that take part. waits: these, by process and
+    stamp. stamps: those of this process."""
 
     wait: Waiting
     way: tuple[tuple[int, str], ...]
@@ -134,7 +135,7 @@ class _Note(Struct, frozen=True):
 
 
 class _Seen:
-    """What is known of processes, of whatever hosts."""
+    """Snapshot of the processes' waits, from all nodes that have answered."""
 
     def __init__(self, doomed: Callable[[Reader], Collection[int]]) -> None:
         self.hosts: dict[int, WaitsThere] = {}
@@ -150,7 +151,7 @@ class _Seen:
         return self._processes.get(slot, (0, ()))[0]
 
     def rows(self, slot: int) -> Sequence[Row]:
-        """What the process notes, but for waits that are about to end with an error."""
+        """Return the waits that the process notes, but for waits that are about to end with an error."""
         incarnation, rows = self._processes.get(slot, (0, ()))
         if rows is None:
             raise _BeingNoted
@@ -158,8 +159,8 @@ class _Seen:
         return [row for row in rows if row[1] not in doomed] if doomed else rows
 
     def note(self, node: Node) -> _Note | None:
-        """What keeps a work from being done for ever: the waits of its lane, or its own; ``None``: nothing
-        does."""
+        """Return the waits that keep a work from being done for ever: those of its lane, or its own.
+        ``None``: there are none."""
         slot, work = node
         rows = self.rows(slot)
         found = [row for row in rows if row[0] == lane_of(work)] or [
@@ -187,8 +188,8 @@ def inquire(
     host_of: Callable[[int], int],
     doomed: Callable[[Reader], Collection[int]],
 ) -> Inquiry:
-    """Find out whether one of ``waits`` of ``process`` is part of a cycle. ``host_of(slot)``: where that
-    process is. ``doomed``: the stamps of waits of a process that have been found before, and will end."""
+    """Find out whether one of ``waits`` of ``process`` is part of a cycle. ``host_of(slot)``: the node of
+    that process. ``doomed``: the stamps of a process's waits that have been found before, and will end."""
     while True:
         seen = _Seen(doomed)
         try:
@@ -222,8 +223,8 @@ def _first_round(
 def _cycle(
     seen: _Seen, process: Reader, wait: Waiting, host_of: Callable[[int], int], needed: set[int]
 ) -> _Cycle | None:
-    """The cycle of one wait, if the notes make one. Hosts that have to be looked at before that is known
-    are added to ``needed``."""
+    """Return the cycle of one wait, if the notes make one. Nodes that have to be looked at before that is
+    known are added to ``needed``."""
     slot, incarnation = process
     if seen.incarnation(slot) != incarnation:
         return None

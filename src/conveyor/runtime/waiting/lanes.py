@@ -24,12 +24,12 @@ from conveyor.runtime.waiting.works import (
 
 
 class Serving(Protocol):
-    """What the main thread does beside waiting."""
+    """Work that the main thread does beside waiting."""
 
     def turn(self) -> object: ...
 
     def end(self) -> object:
-        """The wait is over."""
+        """End the work: the wait is over."""
         ...
 
 
@@ -69,9 +69,9 @@ class Lanes:
         running: Callable[[], str],
         serving: Callable[[], Serving] | None = None,
     ) -> None:
-        """This process is an actor, and the calling thread its main one, which runs its loop. ``threads``:
-        how many run its calls, with ``THREADS``. ``running()``: what its main thread runs. ``serving()``:
-        what else the main thread does while a method there waits."""
+        """Make this process an actor's, with the calling thread as its main one, which runs its loop.
+        ``threads``: how many run its calls, with ``THREADS``. ``running()``: what its main thread runs.
+        ``serving()``: what else the main thread does while a method there waits."""
         with self.lock:
             self._mode, self._threads, self._main = mode, threads, threading.get_ident()
             self._running, self._serving = running, serving
@@ -79,7 +79,7 @@ class Lanes:
 
     @contextmanager
     def running(self, method: str, work: int) -> Iterator[None]:
-        """The thread is one of those for calls, and runs ``method`` for this one."""
+        """Note that the calling thread, one of those for calls, runs ``method`` for this work."""
         self._pooled.call = method, work
         try:
             yield
@@ -90,8 +90,8 @@ class Lanes:
     def waiting(
         self, ask: Ask, changes: bool = False, bounded: bool = False
     ) -> Iterator[Wait | None]:
-        """This thread waits for what ``ask`` tells (``changes``: not always the same). ``None``: it
-        keeps the actor from nothing. ``bounded``: the wait ends by itself, so it is part of no cycle."""
+        """Register this thread's wait for what ``ask`` tells (``changes``: not always the same). ``None``:
+        it keeps the actor from nothing. ``bounded``: the wait ends by itself, so it is part of no cycle."""
         call = getattr(self._pooled, "call", None)
         pooled = call is not None
         if self._mode < 0 or not (pooled or threading.get_ident() == self._main):
@@ -121,7 +121,7 @@ class Lanes:
                 serving.end()
 
     def noted_waits(self) -> list[Wait]:
-        """Those that may be part of a cycle. With the lock."""
+        """Return the waits that may be part of a cycle. Call it with the lock."""
         waits = (*self._waits, *self.coroutines)
         return [wait for wait in waits if wait.blockers and not wait.bounded]
 
@@ -131,7 +131,7 @@ class Lanes:
             return self._questions
 
     def update(self, wait: Wait, blockers: Blockers, asked: int) -> None:
-        """``wait`` waits for ``blockers``, and has looked in vain since question ``asked``."""
+        """Note that ``wait`` waits for ``blockers``, and has looked in vain since question ``asked``."""
         with self.lock:
             if blockers != wait.blockers:
                 wait.blockers, wait.stamp = blockers, next(self._stamps)
@@ -140,7 +140,7 @@ class Lanes:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """What changes in the body is noted when it ends."""
+        """Collect the changes made in the body, and note them when it ends."""
         with self.lock:
             self._at_once = True
             try:
@@ -150,7 +150,7 @@ class Lanes:
                 self._note()
 
     def end(self, wait: Wait) -> None:
-        """With the lock."""
+        """Remove a wait. Call it with the lock."""
         for waits in (self._waits, self.coroutines):
             if wait in waits:
                 waits.remove(wait)
@@ -163,14 +163,14 @@ class Lanes:
         return (self._mode != THREADS or lane_of(work) == lane) and bool(self._of(lane))
 
     def _of(self, lane: int) -> list[Wait]:
-        """The waits that keep that lane from its work; none if there is a thread left."""
+        """Return the waits that keep that lane from its work; none if there is a thread left."""
         if self._mode != THREADS:
             return self._waits[-1:]  # of waits inside each other only the innermost goes on
         waits = {wait.thread: wait for wait in self._waits if wait.lane == lane}
         return list(waits.values()) if len(waits) >= (self._threads if lane == CALLS else 1) else []
 
     def _note(self) -> None:
-        """Have on the board what keeps this process from its work."""
+        """Note in the process table what keeps this process from its work."""
         if self._at_once:
             return
         works = [(lane, self._mode, self._of(lane)) for lane in (STEPS, CALLS)]

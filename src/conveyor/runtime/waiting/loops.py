@@ -32,8 +32,8 @@ class ActorSelector(selectors.EpollSelector):
         self._name = name
 
     def be_its_own(self) -> None:
-        """In a forked child, which ends where it would wait for more. Until then it leaves the parent's
-        epoll instance alone: any change here would change it there."""
+        """Detach from the parent, in a forked child, which ends where it would wait for more. Until then it
+        leaves the parent's epoll instance alone: any change here would change it there."""
 
         def end(timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
             return _core.end_forked_child(f"a coroutine of {self._name}")
@@ -50,7 +50,7 @@ class ActorSelector(selectors.EpollSelector):
 
 
 class ActorLoop(asyncio.SelectorEventLoop):
-    """What runs an actor's coroutines. It knows which timers belong to which activity."""
+    """Event loop for an actor's coroutines. It knows which timers belong to which activity."""
 
     def __init__(self, selector: ActorSelector) -> None:
         super().__init__(selector)
@@ -82,8 +82,8 @@ class ActorLoop(asyncio.SelectorEventLoop):
         self._forking = asyncio.current_task(self)
 
     def in_child(self) -> None:
-        """This process has been forked, maybe by one of the callbacks that are due. The others are the
-        parent's."""
+        """Drop the parent's callbacks in a forked child. One of the callbacks that are due may have forked
+        the process; the others are the parent's."""
         self._actor_selector.be_its_own()
         if self._thread_id == threading.get_ident():  # type: ignore[attr-defined]  # likewise
             # The child goes on inside of the task that has forked it. Python 3.14 has taken that away, and

@@ -112,7 +112,7 @@ def wait_patiently(
 
 
 def outstanding(refs: Sequence[Any]) -> str:
-    """Which of ``refs`` are not there yet, and what those do who should make them."""
+    """Describe which of ``refs`` are not there yet, and what the processes that are to make them do."""
     # One that is made of others is not there because they are not.
     made = [part for ref in refs for part in ref.parts()]
     missing = list({id(ref): ref for ref in made if not ref.done()}.values())

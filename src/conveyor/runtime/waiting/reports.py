@@ -26,8 +26,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 class Found(Struct, frozen=True):
-    """A cycle that the wait with that work and stamp is part of. chain: each wait of it, in words. names:
-    its actors. kinds: see :class:`conveyor.runtime.waiting.inquiry.Verdict`."""
+    """Cycle that the wait with that work and stamp is part of. chain: each wait of it, in words. names: its
+    actors. kinds: see :class:`conveyor.runtime.waiting.inquiry.Verdict`."""
 
     work: int
     stamp: int
@@ -41,7 +41,8 @@ Ask = Callable[[Sequence[Waiting], Callable[["Found | Exception | None"], object
 
 
 class Reports:
-    """What one process tells of its waits; nothing is told before there is somebody to tell (``open``)."""
+    """Reports of one process's waits to the driver. None is sent before there is somebody to tell
+    (``open``)."""
 
     def __init__(self, lanes: Lanes, ring: Callable[[], object]) -> None:
         self._lanes = lanes
@@ -59,8 +60,9 @@ class Reports:
         self._ask = ask
 
     def tell(self, wait: Wait, now: float) -> float | None:
-        """``wait`` leads to another host: have the driver look, if it has not since this process's waits
-        are what they are. Seconds after which to come again; ``None``: when the bell rings."""
+        """Have the driver look at ``wait``, which leads to another node, unless it has looked since the
+        process's waits last changed. Returns seconds after which to call again; ``None``: when the doorbell
+        rings."""
         lanes = self._lanes
         with lanes.lock:
             if self._ask is None or self._asking or wait.told == lanes.version:

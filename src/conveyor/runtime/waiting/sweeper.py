@@ -17,9 +17,9 @@ _MOST_LINES = 20
 
 
 class Sweeper:
-    """One thread, there from the first channel on that brings results to this process. It sleeps while
-    no result is dropped that is still to come, and wakes up once for all that are dropped within
-    ``quiet`` seconds."""
+    """Thread that lets go of dropped results, started with the first channel that brings results to this
+    process. It sleeps while no result is dropped that is still to come, and wakes up once for all that are
+    dropped within ``quiet`` seconds."""
 
     def __init__(self, inbox: _core.Inbox, quiet: float) -> None:
         self._leftovers = inbox.leftovers
@@ -34,14 +34,15 @@ class Sweeper:
         self.failed_actors: deque[str] = deque(maxlen=256)
 
     def start(self) -> None:
-        """Results will come. Not called by finalizers, which drop them: they may start no thread."""
+        """Start the thread: results will come. Not called by finalizers, which drop results: they may start
+        no thread."""
         with self._lock:
             if self._thread is None and not self._closed:
                 with suppress(RuntimeError):  # no thread is to be had: the next channel tries again
                     self._thread = threads.serve(self._run, "sweeper")
 
     def close(self) -> None:
-        """Nothing more is let go of by itself."""
+        """End the thread, after a last sweep."""
         with self._lock:
             self._closed = True
             thread = self._thread

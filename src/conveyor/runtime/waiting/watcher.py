@@ -17,13 +17,13 @@ from conveyor.weak import WeakKeys
 
 
 class Awaited(Protocol):
-    """A ref, or part of one."""
+    """Ref, or part of one."""
 
     def done(self) -> bool: ...
 
 
 class Watcher:
-    """One thread that sleeps on this process's bell, there only while somebody has asked about a ref
+    """Thread that sleeps on this process's doorbell. It exists only while somebody has asked about a ref
     that is not done."""
 
     def __init__(self, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
@@ -41,7 +41,7 @@ class Watcher:
         self.completions = Completions()
 
     def fileno(self, ref: Ref) -> int:
-        """The descriptor of ``ref``, made if it has none; it is closed with the ref."""
+        """Return the descriptor of ``ref``, made if it has none; it is closed with the ref."""
         with self._lock:
             fd = self._descriptors.get(ref)
             if fd is None:
@@ -58,7 +58,7 @@ class Watcher:
 
     def watch(self, ref: Awaited, callback: Callable[[], object]) -> object:
         """Call back once when ``ref`` is done, on the watcher's thread or here; at the latest when the
-        session ends. Not if the ref becomes garbage before. Returns what stands for this request."""
+        session ends. Nothing is called if the ref becomes garbage before. Returns a key for this request."""
         key = object()
         if ref.done():
             callback()
@@ -80,7 +80,7 @@ class Watcher:
 
     @property
     def closed(self) -> bool:
-        """Whether the session is over: nobody is told later any more, but at once."""
+        """Whether the session is over: callbacks then run at once, and none later."""
         return self._closed
 
     def close(self) -> None:

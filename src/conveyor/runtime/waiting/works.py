@@ -11,18 +11,19 @@ Node: TypeAlias = "tuple[int, int]"
 
 
 class Noted(Protocol):
-    """What keeps a work from being done."""
+    """Note of the waits that keep a work from being done."""
 
     @property
     def waits(self) -> Sequence[tuple[int, int, str]]:
-        """Whom it waits for (slot, work), and what that is in words."""
+        """Works that are waited for (slot, work), each with its description."""
         ...
 
 
 def way_back(
     notes: Mapping[Node, Noted], start: Node, is_mine: Callable[[Node], bool]
 ) -> list[tuple[int, str]] | None:
-    """The shortest way from ``start`` to a work of the one that asks: each process with what it waits for."""
+    """Return the shortest way from ``start`` to a work of the process that asks: each process with a
+    description of its wait."""
     ways: dict[Node, list[tuple[int, str]]] = {start: []}
     ahead = [start]
     for node in ahead:
@@ -43,13 +44,13 @@ PLACE = 3
 
 
 def steps_of(graph: int) -> int:
-    """The work that is the steps of one graph."""
+    """Return the work that stands for the steps of one graph."""
     return graph << 1 | STEPS
 
 
 def call_of(slot: int, incarnation: int, number: int) -> int:
-    """The work that is one call: the caller's place on the board, which of the processes there it is, and
-    the number of the call on its link."""
+    """Return the work that stands for one call: the caller's slot in the process table, which of the
+    processes there it is, and the number of the call on its link."""
     caller = (incarnation & 0xFFFF) << 16 | (slot & 0xFFFF)
     return ((number & 0x7FFFFFFF) << 32 | caller) << 1 | CALLS
 
@@ -79,7 +80,7 @@ Again: TypeAlias = "Callable[[], object]"
 
 
 def any_of(found: Sequence[Blockers | None]) -> Blockers | None:
-    """The blockers of something that goes on once one of several has come, given those of each."""
+    """Merge the blockers of each of several things, for a wait that goes on once one of them has come."""
     known = [blockers for blockers in found if blockers is not None]
     if len(known) < len(found):
         return None
@@ -87,8 +88,8 @@ def any_of(found: Sequence[Blockers | None]) -> Blockers | None:
 
 
 class _Look:
-    """One look at the question of another process. An object, since a function that passes itself on refers
-    to itself: only garbage collection would end what it asks about."""
+    """Look at the question of another process. It is an object, since a function that passes itself on
+    refers to itself: only garbage collection would end what it asks about."""
 
     __slots__ = ("_ask", "_question", "_tell")
 
@@ -109,6 +110,6 @@ class _Look:
 def tell_another(
     ask: Callable[[int, Again], Blockers | None], question: int, tell: Callable[[Blockers], object]
 ) -> None:
-    """Answer the question of another process, whose wait this is one of: have ``tell`` told, now or later,
+    """Answer the question of another process, whose wait this is one of. ``tell`` is called, now or later,
     on any thread."""
     _Look(ask, question, tell)()

@@ -19,7 +19,7 @@ Parts = tuple[int, int, int, "bytes | None"]
 
 
 class ToRendezvous(Message, frozen=True):
-    """What an actor says to the driver."""
+    """Message from an actor to the driver."""
 
 
 class Export(ToRendezvous, frozen=True):
@@ -58,7 +58,7 @@ class GiveUp(ToRendezvous, frozen=True):
 
 
 class Ask(ToRendezvous, frozen=True):
-    """Who has to do something before the ref is done? Answered by :class:`Answer`."""
+    """Question of who has to do something before the ref is done. Answered by :class:`Answer`."""
 
     export: ExportId
     question: int
@@ -74,7 +74,7 @@ class Tell(ToRendezvous, frozen=True):
 
 
 class Made(ToRendezvous, frozen=True):
-    """What this actor's own ref has come to."""
+    """Outcome of this actor's own ref."""
 
     export: ExportId
     ok: bool
@@ -89,7 +89,7 @@ class Dry(ToRendezvous, frozen=True):
 
 
 class FromRendezvous(Message, frozen=True):
-    """What the driver says to an actor."""
+    """Message from the driver to an actor."""
 
 
 class Refused(FromRendezvous, frozen=True):
@@ -106,7 +106,7 @@ class Confirmed(FromRendezvous, frozen=True):
 
 
 class Forget(FromRendezvous, frozen=True):
-    """Nobody wants the outcome of the actor's own ref any more."""
+    """Notice that nobody wants the outcome of the actor's own ref any more."""
 
     export: ExportId
 
@@ -120,7 +120,7 @@ class Whom(FromRendezvous, frozen=True):
 
 
 class Answer(FromRendezvous, frozen=True):
-    """Who has to do something before a ref is done."""
+    """Answer to :class:`Ask`: who has to do something before a ref is done."""
 
     export: ExportId
     question: int
@@ -128,7 +128,7 @@ class Answer(FromRendezvous, frozen=True):
 
 
 class Arrived(FromRendezvous, frozen=True):
-    """What a ref that was loaded here has come to."""
+    """Outcome of a ref that was loaded here."""
 
     export: ExportId
     ok: bool

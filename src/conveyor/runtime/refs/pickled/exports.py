@@ -175,7 +175,7 @@ class Holder(Protocol):
 
 
 class Exported:
-    """One of them."""
+    """Entry of one exported ref."""
 
     __slots__ = ("holders", "outcome", "owner", "ref", "subscribers", "tickets", "watched")
 
@@ -193,7 +193,7 @@ _Tell: TypeAlias = "Callable[[ExportId, int, Blockers], object]"
 
 
 class Exports(Imports):
-    """The driver's."""
+    """Directory of exported refs in the driver."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class Exports(Imports):
             return ref
 
     def see_out(self) -> None:
-        """Whoever loads here is the driver."""
+        """Return at once: the process that loads here is the driver."""
 
     def will(self, export: ExportId) -> _core.Will:
         return self._chores.will(partial(self._dropped, export))
@@ -274,7 +274,7 @@ class Exports(Imports):
     # Tickets
 
     def actor_ended(self, reader: Reader) -> None:
-        """A process of an actor is dead, for everybody: ``gone`` says so already."""
+        """Note that a process of an actor is dead, for everybody: ``gone`` says so already."""
         with self.lock:
             self._tickets.reader_ended(reader)
             self.orphans.reader_ended(reader)
@@ -298,7 +298,7 @@ class Exports(Imports):
             self._release(export, entry)
 
     def _look_at_node(self, entry: Exported, left: Holder | None) -> None:
-        """``left`` has nothing of it any more: has anybody else there?"""
+        """Look whether anybody else on its node still has the ref, now that ``left`` has nothing of it."""
         if left is None or left.node is None or entry.outcome is None:
             return
         nodes = [holder.node for holder in entry.holders if holder is not None]
@@ -313,7 +313,7 @@ class Exports(Imports):
             entry.owner.connection.send(Forget(export))
 
     def _look(self, export: ExportId, entry: Exported) -> None:
-        """Have the outcome now, where that costs nothing."""
+        """Take the outcome now, where that costs nothing."""
         if entry.outcome is None and entry.ref is not None:
             outcome = Outcome.at_hand(entry.ref)
             if outcome is not None:
@@ -344,7 +344,7 @@ class Exports(Imports):
         self.settled(export, Outcome.of(ref))
 
     def settled(self, export: ExportId, outcome: Outcome) -> None:
-        """The outcome of an exported ref has come."""
+        """Note that the outcome of an exported ref has come."""
         with self.lock:
             entry = self._entries.get(export)
             if entry is None or entry.outcome is not None:
@@ -366,8 +366,8 @@ class Exports(Imports):
     def peer_exports(
         self, peer: Holder, export: ExportId, ticket: int, readers: Sequence[Reader]
     ) -> None:
-        """An actor pickles a ref: one of its own, or a copy that it holds. ``ticket``: a number that no other
-        pickle of the session has."""
+        """Export a ref that an actor pickles: one of its own, or a copy that it holds. ``ticket``: a number
+        that no other pickle of the session has."""
         with self.lock:
             if export not in self._entries:
                 original = self._originals.get(export)
@@ -390,7 +390,8 @@ class Exports(Imports):
             self._tickets.use(ticket, (peer.reader,))
 
     def _subscribe(self, peer: Holder, export: ExportId) -> bool:
-        """Have ``peer``, which has a copy from now on, told the outcome. Whether it is still to be had."""
+        """Have ``peer``, which has a copy from now on, told the outcome. Returns whether the outcome is
+        still to be had."""
         entry = self._entries.get(export)
         if entry is None:
             ref = self._originals.get(export)
@@ -417,14 +418,14 @@ class Exports(Imports):
             self._let_go(export, peer)
 
     def peer_asks(self, peer: Holder, export: ExportId, question: int) -> None:
-        """Who has to do something before a ref is done that an actor waits for?"""
+        """Find out, for an actor that waits, who has to do something before a ref is done."""
         self._pass_on(export, question, peer.number, peer.answer)
 
     def ask(self, export: ExportId, question: int) -> None:
         self._pass_on(export, question, self._process, self.told)
 
     def _pass_on(self, export: ExportId, question: int, asker: int, tell: _Tell) -> None:
-        """A question of ``asker``'s, to whoever has made the ref."""
+        """Pass a question of ``asker`` on to the process that has made the ref."""
         with self.lock:
             entry = self._entries.get(export)
             if entry is not None and entry.owner is not None and entry.outcome is None:
@@ -455,12 +456,12 @@ class Exports(Imports):
         self.orphans.look()
 
     def close(self, error: BaseException) -> None:
-        """The session is over, with ``error`` for who still waits."""
+        """End the directory with the session; ``error`` is for whoever still waits."""
         with self.lock:
             self._closed = True
         self.all_fail(error)
 
     @property
     def kept(self) -> int:
-        """Entries that there are."""
+        """Number of entries."""
         return len(self._entries)

@@ -65,8 +65,8 @@ class Asked:
 
 
 def tell_of(ref: Ref | None, tell: Callable[[Blockers], object]) -> None:
-    """Have ``tell`` told, now or later, on any thread, who has to do something before this process's ref is
-    done. ``None``: it is not needed any more."""
+    """Tell ``tell``, now or later, on any thread, who has to do something before this process's ref is done.
+    ``None``: the ref is not needed any more."""
     if ref is None:
         tell(())
     else:
@@ -81,7 +81,8 @@ Claim = tuple[str, ExportId, int]
 
 
 def claim(ref: Ref, readers: Sequence[Reader]) -> Claim:
-    """For a pickle of ``ref`` that is loaded once by each of ``readers``; none: by one that is not known."""
+    """Make the claim for a pickle of ``ref`` that each of ``readers`` loads once. Empty: one unknown reader
+    loads it."""
     table = _table_of(ref)
     return (table.session, *table.export(ref, readers))
 
@@ -111,8 +112,8 @@ def reduce_done(ref: Ref) -> tuple[Any, ...] | None:
 
 
 def _value_at_hand(ref: Ref, most: int) -> Any:
-    """What the ref has come to, if that has at most ``most`` bytes, none of the user's code runs when it is
-    encoded, and nothing is kept for it; else ``EMPTY``."""
+    """Return the ref's value, if it can travel with the ref; else ``EMPTY``. It has at most ``most`` bytes,
+    its encoding runs none of the user's code, and nothing is kept for it."""
     value = ref._outcome
     if value is EMPTY and type(ref) is ImportedRef and ref._parcel is not None and ref._parcel.ok:
         value = ref._parcel.snapshot
@@ -129,7 +130,7 @@ def _value_at_hand(ref: Ref, most: int) -> Any:
 
 
 class Claims:
-    """What ``codec.claims`` asks about them."""
+    """Keeper of claims for ``codec.claims``."""
 
     def confirm(self, claims: Sequence[Claim]) -> None:
         runtime = context.running()
@@ -171,7 +172,7 @@ def load_done(session: str, export: ExportId, value: Any) -> Ref:
 
 
 def load_small(session: str, export: ExportId, parts: Parts) -> Ref:
-    """The same, of an encoded value."""
+    """Load a ref whose encoded value has come with it."""
     return load_done(session, export, _core.Snapshot.received(*parts, -1))
 
 
@@ -224,7 +225,7 @@ class ImportedRef(Ref):
 
 
 class Outcome:
-    """What a ref has come to, as it travels."""
+    """Outcome of a ref, as it travels."""
 
     __slots__ = ("_inner", "ok", "snapshot")
 
@@ -243,13 +244,13 @@ class Outcome:
             self._inner = claims.take(self.snapshot.meta)
 
     def give_up(self) -> None:
-        """Nobody wants it."""
+        """Give up the claims of the outcome: nobody wants it."""
         if self.snapshot.has_refs:
             claims.give_up(self.snapshot.meta)
 
     @classmethod
     def of(cls, ref: Ref) -> Outcome:
-        """Of a ref that is done."""
+        """Make the outcome of a ref that is done."""
         try:
             return cls(True, _core.Snapshot(ref.to_send(), SentDefinitions(), SHARE_FROM))
         except Exception as error:
@@ -257,8 +258,8 @@ class Outcome:
 
     @classmethod
     def at_hand(cls, ref: Ref) -> Outcome | None:
-        """Of a ref that is done and whose value goes in a message, if its encoding runs none of the user's
-        code."""
+        """Make the outcome of a ref that is done and whose value goes in a message, if its encoding runs
+        none of the user's code. Else ``None``."""
         try:
             ref._settled_now()
         except Exception as error:
@@ -267,12 +268,13 @@ class Outcome:
 
     @property
     def stays_afar(self) -> bool:
-        """Whether it can go to another host as it is: what it keeps can be fetched from there."""
+        """Whether the outcome can go to another node as it is: all that it keeps can be fetched from
+        there."""
         return stays_afar(self.snapshot)
 
     def whole(self, readers: tuple[Reader, ...] = ()) -> Outcome:
-        """The same for ``readers`` on another host: what they could not fetch from where it was made is
-        fetched here, now."""
+        """Return the outcome for ``readers`` on another node. Values that they could not fetch from where
+        they were made are fetched here, now."""
         if self.stays_afar:
             return self
         sent = SentDefinitions(readers, lambda: "another host")
@@ -298,14 +300,14 @@ class Outcome:
 
     @classmethod
     def prepare(cls) -> None:
-        """Have something to say when there is no memory left to say anything."""
+        """Prepare an outcome to send when there is no memory left to make any."""
         if cls._unsaid is None:
             text = "there was no memory left to pass on the outcome of a pickled ref"
             cls._unsaid = _core.Snapshot(OutOfMemoryError(text), SentDefinitions(), SHARE_FROM)
 
     @classmethod
     def received(cls, message: Made | Arrived, fds: list[int]) -> Outcome:
-        """What ``send`` has sent."""
+        """Rebuild the outcome that ``send`` has sent."""
         try:
             return cls(message.ok, received(message.parts, fds))
         except Exception as error:  # it cannot be mapped

@@ -99,7 +99,7 @@ MAX_TICKETS = 10_000
 
 
 class Tickets:
-    """All that there are. Whoever has them holds a lock while anything is called here."""
+    """Collection of all tickets. The owner holds a lock while anything is called here."""
 
     def __init__(
         self, gone: Callable[[int, int], bool], on_used: Callable[[ExportId, int], object]
@@ -129,8 +129,8 @@ class Tickets:
         maker: Maker | None = None,
         number: int = 0,
     ) -> int:
-        """A new one, for these; none: for one that is not known. It is one of ``noted`` first. ``maker``: the
-        actor that makes the pickle, which has given it that ``number``."""
+        """Create a ticket for these readers (empty: one unknown reader). It is one of ``noted`` first.
+        ``maker``: the actor that makes the pickle, which has given it that ``number``."""
         ticket = number or next(self._numbers)
         self._exports[ticket] = export
         noted.add(ticket)
@@ -145,19 +145,21 @@ class Tickets:
         return ticket
 
     def made_by_actors(self) -> Iterator[tuple[int, Maker, set[Reader]]]:
-        """Those with known readers, of actors: with who may still come."""
+        """Iterate over the tickets of actors with known readers: number, maker, and readers that may still
+        come."""
         for ticket, maker in self._makers.items():
             yield ticket, maker, self._readers[ticket]
 
     def reader_ended(self, reader: Reader) -> None:
-        """It is dead, for everybody."""
+        """Use up the tickets of a reader that is dead, for everybody."""
         for ticket in list(self._readers):
             if reader in self._readers.get(ticket, ()):
                 self.use(ticket, (reader,))
 
     def use(self, ticket: int, readers: Iterable[Reader]) -> None:
-        """These have loaded it, or will not. May be said of the same reader again, for another reason, and
-        of one that it was not made for, which has got the pickle from another reader."""
+        """Note that these readers have loaded the pickle, or will not. It may be called for the same reader
+        again, for another reason. The same goes for a reader that the pickle was not made for, and that has
+        got it from another reader."""
         awaited = self._readers.get(ticket)
         if awaited is not None:
             awaited.difference_update(readers)
