@@ -59,7 +59,8 @@ def confirm(claims: Sequence[Claim]) -> None:
 
 
 def confirm_noted(notes: dict[Any, Any], readers: Sequence[Reader]) -> None:
-    """Confirm what a pickler has claimed for these readers. Withdraws the claims where that raises."""
+    """Confirm the claims that a pickler has made for these readers. If that raises, the claims are
+    withdrawn."""
     made = notes.get(CLAIMS)
     if made:
         try:

@@ -45,7 +45,8 @@ class NotThere(BaseException):
 
 
 def nobody_presses_ctrl_c() -> None:
-    """In an actor's process, which gets no SIGINT: a ``KeyboardInterrupt`` was raised by the code itself."""
+    """Count each ``KeyboardInterrupt`` from now on as raised by the code itself: an actor's process gets no
+    SIGINT."""
     global _ctrl_c
     _ctrl_c = False
 

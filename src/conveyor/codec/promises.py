@@ -89,21 +89,21 @@ class Keeper:
 
     @property
     def fresh(self) -> bool:
-        """Whether there was no first execution yet."""
+        """Whether there has been no first execution yet."""
         return self._expected is None
 
     def forget(self) -> None:
-        """The execution was not the first one: it has not begun."""
+        """Forget the first execution: it has not begun."""
         self._expected = self._usual = None
 
     # While a value is pickled.
 
     def begin(self) -> None:
-        """The value is pickled from its beginning."""
+        """Begin to pickle the value from its beginning."""
         self._found.clear()
 
     def note(self, tensor: torch.Tensor) -> None:
-        """A tensor of the value has been come to."""
+        """Note a tensor of the value that the pickler has reached."""
         if self._static_shape and id(tensor) not in self._found:
             self._found[id(tensor)] = tensor, _spec(tensor)
 
@@ -114,7 +114,7 @@ class Keeper:
             self._found[id(storage)] = storage, told
 
     def end(self) -> None:
-        """The value has been pickled.
+        """End the pickling of the value.
 
         Raises:
             TransportError: its tensors are not those of the first execution.

@@ -26,11 +26,11 @@ from conveyor.runtime.protocol import Runtime
 
 
 class _Me(NamedTuple):
-    """This process, as the frames of its values name it.
+    """Identity of this process, as the frames of its values name it.
 
     place: slot, incarnation and pid.
     file: its arena's.
-    names: by transport, and by whether it is of snapshots, what ``Located.names`` is.
+    names: by transport, and by whether it is of snapshots, the bytes for ``Located.names``.
     """
 
     process: Process
@@ -50,7 +50,7 @@ class _Me(NamedTuple):
 
 
 class _Holder:
-    """This process's: see ``codec.direct.Holder``."""
+    """Store of this process for direct values: see ``codec.direct.Holder``."""
 
     def __init__(self) -> None:
         self._me: _Me | None = None

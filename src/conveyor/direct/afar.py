@@ -74,7 +74,7 @@ class _Fetch:
     """Fetch of one value's memory from another node, under way or done."""
 
     def __init__(self, wanted: Wanted, process: Any, apart: bool = False) -> None:
-        """``apart``: nothing that takes its time is done by this thread."""
+        """``apart``: this thread does nothing that takes time."""
         self._process, self._wanted = process, wanted
         self._brought: Brought | None = None
         self._failed: BaseException | None = None
@@ -115,7 +115,7 @@ class _Fetch:
         self._process.ring()
 
     def done(self) -> bool:
-        """Whether it has come, or never will."""
+        """Whether the memory has come, or never will."""
         if self._brought is not None or self._failed is not None:
             return True
         gone: bool = self._process.board.gone(*self._wanted.process)

@@ -36,7 +36,7 @@ _HELD, _FAILING = 1, 2
 
 
 class _Held:
-    """A value that an event loop wants, and that is held back."""
+    """Value that an event loop wants, and that is held back."""
 
     def __init__(self, wait: UnderWay) -> None:
         self._wait = wait
@@ -246,7 +246,8 @@ def read_into(where: Located, room: bytes) -> None:
 
 
 def _cut(where: Located, room: bytes) -> bytes:
-    """A part of the only one for each of the value's ranges, which lie there one behind the other."""
+    """Cut the only range of the room into one for each of the value's ranges, which lie there one behind the
+    other."""
     start, size = _RANGE.unpack(room)
     lengths = _core.lengths_of(where.ranges)
     if sum(lengths) != size:
@@ -319,7 +320,7 @@ def _is_kept(where: Located, process: Any) -> bool:
 
 
 def _is_of_another_session(where: Located, process: Any) -> bool:
-    """Whether its place is another process's in this session, or nobody's."""
+    """Whether the place of the value belongs to another process in this session, or to nobody."""
     board, slot = process.board, where.slot
     if slot >= board.used:
         # Of processes of other hosts an actor's host may never have heard. The driver's has.

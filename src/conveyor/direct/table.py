@@ -87,9 +87,9 @@ class Stored:
         self._lingers.end()
 
     def lies_in(self, arena: _core.Arena, value: Any, *what: Any) -> None:
-        """Some of the memory of ``value``, which this keeps, is the arena's. Others may read it there: it
-        stays until they have let go of it, also if the owner of the reference has died. ``what``: see
-        :meth:`Table.names`."""
+        """Note that some of the memory of ``value``, which this keeps, is the arena's. Others may read it
+        there: it stays until they have let go of it, also if the owner of the reference has died. ``what``:
+        see :meth:`Table.names`."""
         rest = _Rest(self._table, self.number, (value, self._buffers), self.beside)
         names = self._table.names(*what)
         self._lingers = _core.Lingers(arena, self.number, self.ranges, names, rest)

@@ -106,7 +106,8 @@ class CallingRuntime:
         return self._known_link(actor).call(call, again)
 
     def end_links(self) -> None:
-        """The session is over: who waits for a call has the error, and no call waits to be sent."""
+        """Fail all waiting calls at the end of the session. Whoever waits for a call has the error, and no
+        call waits to be sent."""
         links = list(self.links.values())
         for link in links:
             link.gate.closed = True
@@ -181,7 +182,7 @@ class CallingRuntime:
         return self._origins
 
     def keep(self, value: Any) -> Ref:
-        """Like ``put``, of anything: a ref to a ref as well."""
+        """Store a value like ``put``, but of any kind: a ref to a ref as well."""
         return PutRef(value)
 
     def wait(

@@ -38,7 +38,7 @@ _start_default: Callable[[], Runtime] | None = None
 
 
 def set_default_start(start: Callable[[], Runtime]) -> None:
-    """How to start a runtime where none was asked for: ``conveyor.init()`` is optional."""
+    """Set the function that starts a runtime where none was asked for: ``conveyor.init()`` is optional."""
     global _start_default
     _start_default = start
 
@@ -77,7 +77,7 @@ def note_ray() -> None:
 
 def inherited_ray() -> bool:
     """Whether this process was forked from one that was connected to Ray, then or before. Ray's threads are
-    not here: whatever is asked of it, the end of the connection and a new one too, waits for ever."""
+    not here: each request to Ray, also to end the connection or to open a new one, would wait for ever."""
     return _inherited_ray
 
 

@@ -32,7 +32,7 @@ _told = threading.local()  # whether this thread has had its error
 
 
 def begin() -> None:
-    """The calling thread ends the program."""
+    """Note that the calling thread ends the program."""
     global _ender
     if _ender is not None:
         return
@@ -61,8 +61,8 @@ def begun_here() -> bool:
 
 
 def ended() -> SessionEndedError:
-    """The error for who needs a session that is over. A thread that has had it, and comes back although
-    the program is over, sleeps for ever: not to be called with a lock held."""
+    """Make the error for whoever needs a session that is over. A thread that has had it, and comes back
+    although the program is over, sleeps for ever: not to be called with a lock held."""
     if begun_elsewhere():
         if getattr(_told, "once", False):
             _core.sleep_for_ever()
@@ -72,7 +72,7 @@ def ended() -> SessionEndedError:
 
 
 def error() -> SessionEndedError:
-    """The same, with a lock held."""
+    """Make the error like :func:`ended`, for a caller that holds a lock."""
     if fault:
         return SessionEndedError(
             f"the session has ended: {fault}; "
@@ -102,7 +102,7 @@ def with_program(end: Callable[[], object]) -> None:
 
 
 def not_with_program(end: Callable[[], object]) -> None:
-    """The session has ended before. Does nothing the second time."""
+    """Note that the session has ended before the program. Does nothing the second time."""
     if end in _session_ends:
         _session_ends.remove(end)
 

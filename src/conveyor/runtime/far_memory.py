@@ -92,7 +92,7 @@ class Room:
 
 
 class RoomAt(NamedTuple):
-    """The same as the host has it."""
+    """Room as the node's agent has it."""
 
     fd: int
     at: int
@@ -111,7 +111,7 @@ class Closing:
 
 
 class FarMemory(Protocol):
-    """The memory of the processes of all other hosts."""
+    """Memory of the processes of all other nodes."""
 
     def fetch(
         self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
@@ -136,7 +136,7 @@ class FarMemory(Protocol):
 
 
 class HostsMemory(FarMemory, Protocol):
-    """The same as a host has it."""
+    """Memory of the processes of all other nodes, as a node has it."""
 
     def serve(self, sock: socket.socket) -> None:
         """Fetch what a process of this host asks for over ``sock``, which is the host's from now on."""

@@ -132,13 +132,13 @@ class OthersArenas:
         return view
 
     def forget_gone(self) -> None:
-        """Some processes are dead. Values in their arenas stay as long as they are held."""
+        """Forget the arenas of dead processes. Values in them stay as long as they are held."""
         for place in list(self._opened):
             if self._process.board.gone(*place):
                 self._opened.pop(place, None)
 
     def clear(self) -> None:
-        """The session is over."""
+        """Forget all arenas: the session is over."""
         self._opened.clear()
 
 
@@ -170,7 +170,8 @@ class Keeping:
             self.started = True
 
     def close(self) -> None:
-        """The session is over. Refs may outlive it: the thread ends with the last value that is kept."""
+        """Stop the thread at the end of the session. Refs may outlive it: the thread ends with the last
+        value that is kept."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -263,7 +264,7 @@ class Reading(Protocol):
 
 
 class HangingUp(Protocol):
-    """An end of a channel of the user's."""
+    """End of a user's channel."""
 
     def hang_up(self) -> None:
         """Tell the process at the other end that nothing more is done at this one."""
@@ -447,8 +448,8 @@ class Process:
             self.inbox.spin_ns = min([self._spin_ns, *self._spin_limits.values()])
 
     def close(self) -> None:
-        """The session is over: values that are held stay, nothing new can come or go. What is raised
-        while something is left (Ctrl-C, say) keeps nothing else from being closed."""
+        """Close the endpoints at the end of the session: values that are held stay, nothing new can come or
+        go. An exception that is raised meanwhile (Ctrl-C, say) keeps nothing else from being closed."""
         with self._reading_lock:
             self._closed = True
             reading = list(self._reading)
@@ -467,7 +468,8 @@ class Process:
             last.callback(self.pinning.close)  # first: while what it has pinned is mapped
 
     def forget(self, slot: int) -> None:
-        """``slot`` is no peer any more; values received from it stay as long as they are held."""
+        """Forget ``slot``, which is no peer any more; values received from it stay as long as they are
+        held."""
         self.arenas.forget_gone()
         with self._peers_lock:
             self._peers.pop(slot, None)
@@ -508,7 +510,7 @@ class Process:
         return self.board.elsewhere(slot) or slot in self.unplaced
 
     def place(self, bit: int) -> Place:
-        """This process's own, for rings that ring ``bit``."""
+        """Return this process's own end, for rings that ring ``bit``."""
         return Place(*self.identity, bit)
 
     def reader(
@@ -530,7 +532,7 @@ class Process:
         return end
 
     def known_arena(self, slot: int, incarnation: int) -> _core.ArenaView | None:
-        """The arena of a peer; ``None`` if that process is none."""
+        """Return the arena of a peer; ``None`` if that process is none."""
         known, arena = self._peers.get(slot, (None, None))
         return arena if known == incarnation else None
 

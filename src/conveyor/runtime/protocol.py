@@ -327,7 +327,7 @@ class Runtime(Protocol):
     ) -> tuple[list[Any], list[Any]]: ...
 
     def find_transport(self, name: str) -> bytes | None:
-        """How the transport of that name was registered in this session; see ``direct.managers``."""
+        """Find how the transport of that name was registered in this session; see ``direct.managers``."""
         ...
 
     def add_transport(self, name: str, registration: bytes) -> None:

@@ -57,7 +57,7 @@ class Fetching(Struct, frozen=True):
     node: str | None = None
 
     def describe(self) -> str:
-        """In words, to follow what the process does."""
+        """Describe the fetch, in words to follow what the process does."""
         where = f" on {self.node}" if self.node else ""
         much = f"{self.done:,} of {self.total:,} bytes" if self.total else "held back"
         more = f"; and {self.others} others" if self.others else ""
@@ -79,7 +79,7 @@ class Decoding(Struct, frozen=True):
     arguments: bool
 
     def describe(self) -> str:
-        """In words, to follow what the process does."""
+        """Describe the decoding, in words to follow what the process does."""
         what = "its arguments" if self.arguments else "a value"
         imports = f" (importing {self.importing})" if self.importing else ""
         return f"decoding {what}{imports} since {self.seconds:.1f} s"
@@ -269,7 +269,8 @@ def _fetching(board: _core.Board, slot: int) -> Fetching | None:
 
 
 def with_node(status: ActorStatus, name: Callable[[int], str | None]) -> ActorStatus:
-    """The same with the node of what is fetched. ``name(slot)``: of the process that has that slot."""
+    """Return the status with the node of the value that is fetched. ``name(slot)``: the node of the process
+    that has that slot."""
     fetching = status.fetching
     if fetching is None or fetching.slot is None or not fetching.total:
         return status

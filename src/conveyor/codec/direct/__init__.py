@@ -56,9 +56,10 @@ EncodeAny = Callable[[Any, "SentDefinitions | None"], Encoded]
 
 
 def keep(value: Direct, encode_any: EncodeAny, afar: bool = False) -> tuple[bytes, Any] | None:
-    """Keep a value here. Returns the meta bytes that say where it is, and what keeps it. ``None``: it has
-    no memory that could stay, refers to refs, or could not be fetched by others, and travels as any other.
-    ``afar``: some of these are on other hosts, to which no route leads but fetching memory."""
+    """Keep a value in this process. Returns the meta bytes that say where the value is, and the object that
+    keeps it. ``None``: the value has no memory that could stay, refers to refs, or could not be fetched by
+    others; it travels as any other. ``afar``: some readers are on other nodes, where memory is fetched and
+    no other route leads."""
     route = None if afar else holder().route(value)
     if route is not None:
         collected = route.collected()
@@ -103,7 +104,7 @@ def encode(value: Direct, sent: SentDefinitions | None, encode_any: EncodeAny) -
 
 
 def decode(meta: bytes, decode_any: Callable[..., Any]) -> Any:
-    """The value, fetched unless the frame is decoded without. ``decode_any``:
+    """Return the value, fetched; where fetching is off, an ``Unfetched`` in its place. ``decode_any``:
     :func:`conveyor.codec.frames.decode`."""
     if not _core.fetches():
         return Unfetched(meta, decode_any)
@@ -116,7 +117,8 @@ def decode(meta: bytes, decode_any: Callable[..., Any]) -> Any:
 
 
 def reducers(encode_any: EncodeAny, decode_any: Callable[..., Any]) -> ReducerFactory:
-    """For those inside of other values: the elements of a result that has several, say."""
+    """Make reducers for direct values inside of other values, such as the elements of a result that has
+    several."""
 
     def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
         def reduce(direct: Direct) -> Any:

@@ -14,7 +14,7 @@ from conveyor.later import import_later
 
 
 class Unfetched:
-    """Stands in the place of a value that has not been fetched."""
+    """Stand-in for a value that has not been fetched."""
 
     __slots__ = ("_decode_any", "_keeper", "meta")
 
@@ -77,7 +77,7 @@ class Unfetched:
 
 
 def fetched(value: Any) -> Any:
-    """``value``, or what it stands for."""
+    """Return ``value``, or the value that it stands for, fetched."""
     return value.fetch() if type(value) is Unfetched else value
 
 
@@ -86,10 +86,11 @@ def itself(value: Any) -> Any:
 
 
 class Holder(Protocol):
-    """This process's, which is in a higher layer."""
+    """Interface to this process's store of direct values, which is in a higher layer."""
 
     def route(self, direct: Direct) -> Route | None:
-        """How others get those tensors of the value that they cannot read; ``None``: it has none."""
+        """Return the route by which others get those tensors of the value that they cannot read; ``None``:
+        there is none."""
         ...
 
     def keep(
@@ -101,9 +102,9 @@ class Holder(Protocol):
         route: Route | None,
         tensors: list[Any],
     ) -> tuple[bytes, Any] | None:
-        """Keep ``direct.value``, which was encoded as ``codec``, ``meta`` and ``buffers``, and but for
-        ``tensors``, which others get by ``route``. Returns where it is, packed, and what keeps
-        it: the value goes when that is garbage. ``None``: no other process could get it."""
+        """Keep ``direct.value``, which was encoded as ``codec``, ``meta`` and ``buffers``, except for
+        ``tensors``, which others get by ``route``. Returns the packed place of the value, and the object
+        that keeps it: the value goes when that object is garbage. ``None``: no other process could get it."""
         ...
 
     def begin(self) -> None:

@@ -18,7 +18,7 @@ class Receiving:
         self.taken: list[Any] = []
 
     def held_by(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, which keeps what the call has taken."""
+        """Wrap ``function`` so that it keeps what the call has taken."""
         taken, self.taken = self.taken, []
         return functools.partial(_holding, taken, function) if taken else function
 

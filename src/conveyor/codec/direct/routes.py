@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 class Route(ABC):
-    """A way to such tensors. It is sent to whoever fetches, so it can be pickled.
+    """Way to get tensors of a value other than by reading. It is sent to whoever fetches, so it can be
+    pickled.
 
-    name: what it is called.
+    name: the name of the route.
     takes_all: it is asked of each tensor of the value; else only of those that are on no CPU.
     """
 
@@ -53,7 +54,7 @@ class Route(ABC):
         they are made."""
 
     def way(self, note: bytes) -> str:
-        """How this process would get what ``note`` offers, as ``Ref.route`` tells it."""
+        """Name the way by which this process would get what ``note`` offers, as ``Ref.route`` tells it."""
         return self.name
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:  # noqa: B027 - most have nothing

@@ -154,7 +154,7 @@ _NOT_BEGUN = "_conveyor_not_begun"
 
 
 def note_not_begun(error: BaseException) -> None:
-    """``error`` is about to be raised in the place of a method, which will not run."""
+    """Mark ``error`` as raised in the place of a method, which will not run."""
     error.__dict__[_NOT_BEGUN] = True
 
 

@@ -34,27 +34,27 @@ class Given(NamedTuple):
 
     @classmethod
     def argument(cls, place: int | str, label: str, value: Any) -> Given:
-        """An argument of ``label`` by its position or name."""
+        """Describe an argument of ``label`` by its position or name."""
         path = f"args[{place}]" if isinstance(place, int) else f"kwargs[{place!r}]"
         a_snapshot = type(value) is _core.Snapshot  # of what was referred to, which nobody here has
         what = "the value of a reference" if a_snapshot else f"a {type_name(type(value))}"
         return cls(f"argument {place!r} of {label}, {what},", path, value)
 
     def part(self, steps: str) -> Given:
-        """The same value, which is only what ``steps`` lead to in the argument."""
+        """Narrow this to the part of the argument that ``steps`` lead to."""
         if not steps:
             return self
         return self._replace(name=f"part {steps} of {self.name}", path=self.path + steps)
 
     @classmethod
     def definition(cls, what: str, value: Any) -> Given:
-        """A class or a function, which travels with a call."""
+        """Describe a class or a function that travels with a call."""
         name = getattr(value, "__name__", type_name(type(value)))
         return cls(f"{what} {name}", name, value)
 
     @classmethod
     def result(cls, what: str, value: Any) -> Given:
-        """Something that user code has made."""
+        """Describe a result of user code."""
         return cls(f"{what}, a {type_name(type(value))},", "", value)
 
 

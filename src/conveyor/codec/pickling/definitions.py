@@ -74,7 +74,7 @@ class SentDefinitions:
         self.stays = False
 
     def note(self, groups: Iterable[Group]) -> None:
-        """A frame carries ``groups``."""
+        """Note that a frame carries ``groups``."""
         for group in groups:
             self.groups.add(group.key)
             group.carried.add(self)
@@ -93,19 +93,20 @@ class SentDefinitions:
         return gone
 
     def forget(self) -> None:
-        """A reader has lost a frame with definitions: they are all sent again."""
+        """Send all definitions again: a reader has lost a frame with some."""
         self.groups.clear()
 
     def undo(self, meta: bytes) -> None:
-        """A frame with a header was encoded and will not be published: its definitions are not sent, and
-        nobody comes for its claims."""
+        """Take back a frame with a header that was encoded and will not be published. Its definitions are
+        not sent, and nobody comes for its claims."""
         definitions, _, gone, _ = unpack(meta)
         self.groups.difference_update([tokens[0] for tokens, *_ in definitions])
         self.let_go(gone)
         self._withdraw(meta, self.readers)
 
     def unclaimed(self, meta: bytes, left: Iterable[int]) -> None:
-        """The readers with these numbers never come for the claims of a frame with a header."""
+        """Withdraw the claims of a frame with a header for the readers with these numbers, which never come
+        for them."""
         self._withdraw(meta, [self.readers[i] for i in left] if self.readers else ())
 
     def _withdraw(self, meta: bytes, readers: Sequence[Reader]) -> None:

@@ -99,7 +99,7 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         return byvalue.resolve, (entry.token,)
 
     def define(self, obj: Any, reduction: Any) -> Any:
-        """``obj`` is met for the first time in this process."""
+        """Define ``obj``, which is met for the first time in this process."""
         while True:
             _define(obj, self.make_reducers)
             entry = byvalue.entry_of(obj)
@@ -232,7 +232,7 @@ def _make_cached(function: Any, parameters: dict[str, Any]) -> Any:
 
 
 def _reduce_cached_property(obj: functools.cached_property[Any]) -> Any:
-    """Before Python 3.12 it has a lock."""
+    """Reduce a ``cached_property``, which has a lock before Python 3.12."""
     return _make_cached_property, (obj.func, obj.attrname)
 
 
@@ -248,8 +248,8 @@ _FILE_ARGUMENT = 10
 
 
 def _reduce_code(code: types.CodeType) -> Any:
-    """With the name of its file, which cloudpickle leaves out from 3.1.3 on: a traceback of the reader's
-    shows the lines of a file that it can read, and names the file to a debugger."""
+    """Reduce a code object with the name of its file, which cloudpickle leaves out from 3.1.3 on. So a
+    traceback at the reader shows the lines of a file that it can read, and names the file to a debugger."""
     make, args = _reduce_code_of_any_file(code)
     # A string of its own, as cloudpickle makes of each: how pickles refer to shared ones would vary.
     file = "".join(code.co_filename)
@@ -275,7 +275,8 @@ def registered_modules() -> set[str]:
 
 
 def register_modules_in_memory() -> None:
-    """cloudpickle goes by ``sys.modules`` alone, and would name what these hold."""
+    """Register the modules that exist only in memory with cloudpickle, which goes by ``sys.modules`` alone,
+    and would name what these hold."""
     for name in byvalue.modules_in_memory():
         module = sys.modules.get(name)
         if module is not None and module.__name__ == name:

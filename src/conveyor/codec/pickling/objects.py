@@ -29,7 +29,7 @@ class CollectedObjects(Collected):
         self._places: dict[int, tuple[Any, int]] = {}
 
     def wants(self, tensor: Any) -> bool:
-        """No tensor is asked for its place in the usual way."""
+        """Return false: no tensor is asked for its place in the usual way."""
         return False
 
     def take_object(self, value: Any) -> Any:

@@ -228,7 +228,7 @@ def _may_be_tried_again(error: BaseException, notes: dict[Any, Any]) -> bool:
 def _dump_fully(
     value: Any, sent: SentDefinitions, made: dict[int, tuple[Any, Any]] | None = None
 ) -> Encoded:
-    """``made``: the claims of an attempt to pickle it before."""
+    """Pickle a value with the full pickler. ``made``: the claims of an earlier attempt to pickle it."""
     pool = _full_pool
     pickler: FullPickler | None = None
     with suppress(IndexError):
@@ -313,7 +313,8 @@ def _attempt(
     sent: SentDefinitions,
     made: dict[int, tuple[Any, Any]] | None,
 ) -> BaseException | None:
-    """Why ``pickler`` could not do it, if another one may. Where it has failed, claims are given back."""
+    """Try to pickle ``value``. Returns the error if another pickler may do it, else raises it. After a
+    failure claims are given back."""
     pickler.notes[SENT] = sent
     if sent.keeper is not None:
         sent.keeper.begin()

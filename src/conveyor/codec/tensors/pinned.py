@@ -71,7 +71,7 @@ class Use:
         self._block: Block | None = block
 
     def end(self) -> Block | None:
-        """The block, the first time."""
+        """Return the block the first time, else ``None``."""
         block, self._block = self._block, None
         if block is not None:
             block.copies -= 1
@@ -149,7 +149,7 @@ class Pinned:
         return taken
 
     def give_back(self, use: Use) -> None:
-        """The copy is done, or was never begun."""
+        """End a copy that is done, or was never begun."""
         with self._lock:
             block = use.end()
             if block is not None:
@@ -200,7 +200,8 @@ class Pinned:
             return bool(self._blocks or self._under_way)
 
     def close(self) -> None:
-        """The session is over. Copies that are not done within a second are left to the thread."""
+        """Close the registry at the end of the session. Copies that are not done within a second are left to
+        the thread."""
         with self._lock:
             self._closed = True
         deadline = _core.monotonic() + _PATIENCE
@@ -258,7 +259,8 @@ class Pinned:
         return None
 
     def _unpin(self, key: tuple[str, int]) -> bool:
-        """Whether it is pinned no more. What a device does not let go of stays marked, for good."""
+        """Unpin a block, and return whether that worked. A block that a device does not let go of stays
+        marked, for good."""
         block = self._blocks[key]
         try:
             block.device.unpin(block.begin)
@@ -318,13 +320,13 @@ def current() -> Pinned | None:
 
 
 def set_current(pinned: Pinned | None) -> None:
-    """Say which one it is from now on."""
+    """Set the registry of this process from now on."""
     global _current
     _current = pinned
 
 
 def _taken_out(some: list[_UnderWay], one: _UnderWay) -> bool:
-    """Whether it was there, and is not any more."""
+    """Remove a copy from the list, and return whether it was still there."""
     try:
         some.remove(one)
     except ValueError:

@@ -96,7 +96,7 @@ class Opened:
         del gone  # it is closed without the lock
 
     def close(self) -> None:
-        """The session is over."""
+        """Close all memory at the end of the session."""
         with self._lock:
             gone, self._open = self._open, {}
             closing, self._closing = self._closing, None

@@ -237,7 +237,7 @@ class Targets:
 
     @property
     def all(self) -> list[Any]:
-        """All of them, in order."""
+        """Return all targets, in order."""
         return list(self._all.values())
 
     def apart(self, value: Any, fresh: bool) -> Walked | Pickled:
@@ -381,7 +381,8 @@ def _fetched(unfetched: Unfetched, targets: Targets) -> tuple[Any, bool]:
 
 
 def _overlap(rooms: Iterable[tuple[int, int]]) -> bool:
-    """Whether some of them share memory, as targets do that are tied in another way than the value is."""
+    """Whether some of the rooms share memory, as those of targets do that are tied in another way than the
+    value is."""
     places = sorted((start, start + length) for start, length in rooms)
     return any(end > start for (_, end), (start, _) in pairwise(places))
 

@@ -19,7 +19,7 @@ Places = Mapping[str, "str | Callable[[Any], Any]"]
 
 
 def receiving(function: Callable[..., Any], places: Places) -> Callable[..., Any]:
-    """The method ``function``, which finds these arguments in memory that its instance has."""
+    """Wrap the method ``function`` so that it finds these arguments in memory of its instance."""
     signature = inspect.signature(function)
 
     def to_receive(bound: inspect.BoundArguments, instance: Any) -> Iterator[_Argument]:

@@ -23,7 +23,7 @@ _TAKEN = ("object_store",)
 
 
 class _Registration(NamedTuple):
-    """A transport as it is sent to who asks for it."""
+    """Registration of a transport, as it is sent to a process that asks for it."""
 
     name: str
     devices: tuple[str, ...]
@@ -179,7 +179,7 @@ def check_has_transport(actor: Any, name: str) -> None:
 
 
 def _forget_in_child() -> None:
-    """A child has managers of its own."""
+    """Forget the managers in a forked child, which has its own."""
     for one in _routes.values():
         if one is not None:
             one.forget_manager()

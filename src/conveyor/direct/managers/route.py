@@ -155,7 +155,7 @@ class _Transfer:
                 both.remove(asked)  # it has sent all
 
     def _failed_here(self, asked: socket.socket, error: BaseException) -> BaseException:
-        """The error of a receiver that has raised. The sender's may be why."""
+        """Make the error of a receiver that has raised. The sender's error may be the cause."""
         asked.settimeout(_GRACE)
         answer = None
         with suppress(OSError):
@@ -226,7 +226,7 @@ class _Receiving:
 
     @property
     def over(self) -> int:
-        """A descriptor that is readable when it has ended."""
+        """Descriptor that is readable when the thread has ended."""
         return self._ended.over
 
     def begin(self, receive: Callable[[], Any]) -> None:
@@ -241,7 +241,7 @@ class _Receiving:
 
     @property
     def running(self) -> bool:
-        """Whether it has begun, and has not ended."""
+        """Whether the thread has begun, and has not ended."""
         return self._begun and not self._ended.told
 
     def took(self) -> Any:

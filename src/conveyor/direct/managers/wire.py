@@ -47,14 +47,14 @@ class Source(NamedTuple):
 
     @classmethod
     def here(cls, address: str, key: bytes) -> Source:
-        """This process."""
+        """Describe this process as a source."""
         runtime = context.current()
         process = runtime.process
         name = process.board.name(process.slot)
         return cls(name, runtime.own_actor, *process.identity, address, key)
 
     def gone(self) -> bool:
-        """Whether its process has died."""
+        """Whether the process that keeps the value has died."""
         return context.current().process.board.gone(self.slot, self.incarnation)
 
     def check(self, cause: BaseException | None = None) -> None:

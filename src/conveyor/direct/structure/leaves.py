@@ -16,7 +16,7 @@ _NAMED = 5
 
 
 def is_leaf(value: Any) -> bool:
-    """Whether it is a tensor or an array."""
+    """Whether ``value`` is a tensor or an array."""
     cls: Any = type(value)
     return _is_leaf_type(cls)
 
@@ -27,7 +27,7 @@ def _is_leaf_type(cls: type) -> bool:
 
 
 def leaves_of(value: Any) -> list[tuple[Path, Any]]:
-    """Each of them with its path. What a container has of itself is left out."""
+    """Return each tensor and array of a value with its path. Other contents of a container are left out."""
     found: list[tuple[Path, Any]] = []
     if is_leaf(value):
         found.append(((), value))
@@ -56,8 +56,8 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def with_leaves(value: Any, instead: Callable[[Any], Any], fresh: bool) -> Any:
-    """``value`` with ``instead(leaf)`` in the place of each, which is called in the order of
-    :func:`leaves_of`. ``fresh``: nobody else has it, so that its own containers can be changed."""
+    """Return ``value`` with ``instead(leaf)`` in the place of each leaf; it is called in the order of
+    :func:`leaves_of`. ``fresh``: nobody else has the value, so that its own containers can be changed."""
     return _with_leaves(value, instead, fresh, frozenset())
 
 
@@ -87,7 +87,7 @@ def _with_leaves(
 
 
 class Nth(tuple[int]):
-    """The path of one that no keys and indices lead to: its number, in the order of the pickler."""
+    """Path of a leaf that no keys and indices lead to: its number, in the order of the pickler."""
 
     def __new__(cls, number: int) -> Nth:
         """``number`` counts from 0."""

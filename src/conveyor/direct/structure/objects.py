@@ -21,7 +21,7 @@ _ATOMS = (*_WHOLE, *_PLAIN)
 
 
 def has_objects(value: Any) -> bool:
-    """Whether there is anything in it but lists, tuples, mappings, tensors, arrays and plain values."""
+    """Whether ``value`` has anything in it but lists, tuples, mappings, tensors, arrays and plain values."""
     seen: set[int] = set()
     ahead = [value]
     while ahead:
@@ -39,8 +39,8 @@ def has_objects(value: Any) -> bool:
 
 
 def is_data(value: Any) -> bool:
-    """Whether there is nothing in it but dicts, lists, tuples, tensors, arrays and plain values: no tensor
-    and no array is anywhere but in one of these."""
+    """Whether ``value`` has nothing in it but dicts, lists, tuples, tensors, arrays and plain values: no
+    tensor and no array is anywhere but in one of these."""
     attributes: list[Any] = []
     return _is_data([value], attributes, True) and _is_data(attributes, attributes, False)
 
@@ -88,13 +88,13 @@ class Walked:
         self._fresh = fresh
 
     def put_together(self, leaves: Sequence[Any]) -> Any:
-        """The value with these in the places of its own."""
+        """Return the value with these leaves in the places of its own."""
         ahead = iter(leaves)
         return with_leaves(self._value, lambda _: next(ahead), self._fresh)
 
 
 class Pickled:
-    """The same of a value that has objects."""
+    """Value with objects that has been taken apart by its pickler; see :class:`Walked`."""
 
     unseen = ""
 
@@ -108,8 +108,8 @@ class Pickled:
         self._rest = file.getbuffer()
 
     def put_together(self, leaves: Sequence[Any]) -> Any:
-        """The value with these in the places of its own. A parameter stays one, over the memory of what comes
-        into its place: modules take nothing else."""
+        """Return the value with these leaves in the places of its own. A parameter stays one, over the
+        memory of the leaf that takes its place: modules take nothing else."""
         return _Putting(io.BytesIO(self._rest), self.leaves, leaves, self._kept).load()
 
 
@@ -120,7 +120,7 @@ class _Taking(cloudpickle.CloudPickler):  # type: ignore[misc]
         self._kept = kept
 
     def persistent_id(self, one: Any) -> tuple[bool, int] | None:
-        """Names what is not pickled."""
+        """Name the objects that are not pickled: leaves, and those that stay themselves."""
         if is_leaf(one):
             self._leaves.append((Nth(len(self._leaves)), one))
             return True, len(self._leaves) - 1
@@ -164,7 +164,7 @@ def _like(before: Any, after: Any) -> Any:
 
 
 def taken_apart(value: Any, fresh: bool = False) -> Walked | Pickled:
-    """``value``, with what its pickler comes to."""
+    """Take ``value`` apart into the leaves that its pickler reaches."""
     if not has_objects(value):
         return Walked(value, fresh)
     try:

@@ -67,7 +67,8 @@ def find(instance: Any, generators: OpenGenerators, call: Call) -> tuple[Callabl
 
 @functools.lru_cache(maxsize=1024)  # Python takes longer to say it than many a call does
 def _is_async(function: Any) -> bool | None:
-    """Whether it is a coroutine function; ``None``: a decorator of one, which may return its coroutine."""
+    """Whether ``function`` is a coroutine function; ``None``: a decorator of one, which may return its
+    coroutine."""
     if inspect.iscoroutinefunction(function):
         return True
     return None if inspect.iscoroutinefunction(inspect.unwrap(function)) else False
@@ -171,23 +172,23 @@ numbers above). It is a plain tuple, because making a named one takes a tenth of
 
 
 def count_of(returns: Returns) -> int:
-    """How many results are wanted."""
+    """Return how many results are wanted."""
     return returns if type(returns) is int else returns[0]  # type: ignore[index]
 
 
 def with_arguments(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Call:
-    """The same call with others."""
+    """Return the same call with other arguments."""
     name, _, _, returns, what = call
     return name, args, dict(kwargs) if kwargs else None, returns, what
 
 
 def start(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Call:
-    """The call that makes the instance."""
+    """Make the call that makes the instance."""
     return "__init__", args, dict(kwargs) if kwargs else None, 1, START
 
 
 def stop() -> Call:
-    """The call that ends the actor."""
+    """Make the call that ends the actor."""
     return "stop", (), None, 1, STOP
 
 

@@ -58,7 +58,7 @@ KEPT_BYTES = 1 << 20
 
 
 class Unmade:
-    """Stands in the place of an actor's class whose arguments could not be had: making it raises why."""
+    """Stand-in for an actor's class whose arguments could not be had: making an instance raises why."""
 
     __slots__ = ("_meta",)
 
@@ -77,8 +77,8 @@ class Unmade:
 
 
 def unmade(error: BaseException, actor: str) -> Call:
-    """The constructor's call, if its arguments cannot be had: without one, whoever calls the actor would wait
-    for it for ever."""
+    """Make the constructor's call for an actor whose arguments cannot be had. Without one, whoever calls the
+    actor would wait for it for ever."""
     return start((Unmade.why(error, actor),))
 
 

@@ -247,8 +247,8 @@ class Functions:
         return (worker if ready else None), ready
 
     def _take(self, worker: Worker, ready: list[Entry], pending: deque[Entry]) -> list[Entry]:
-        """Give as many of these to a worker as it has room for: what its link is to send. With the lock of
-        that."""
+        """Move as many of these calls to the link of a worker as the worker has room for, and return them.
+        Called with the link's lock."""
         with self.lock:
             if worker not in self._workers:  # it has died just now
                 return []
@@ -351,7 +351,7 @@ class Functions:
         return "; ".join([worker.link.does() for worker in list(self._workers)])
 
     def lacks(self) -> Ref | None:
-        """The first argument that the first call lacks which waits here."""
+        """Return the first argument that the first waiting call lacks."""
         with self.lock:
             entry = next(iter(self._waiting.values()), None)
         return None if entry is None or entry[3] is None else lacked(entry[1])

@@ -146,8 +146,8 @@ class OpenGenerators:
         try_each(*[writer.close for key, writer in list(self._open.items()) if key[0] == slot])
 
     def close_all(self) -> KeyboardInterrupt | None:
-        """The actor ends. Asynchronous ones are its event loop's to close. What a generator raises is
-        printed."""
+        """Close all generators at the end of the actor. Asynchronous ones are its event loop's to close.
+        Errors that a generator raises are printed."""
         return try_each(*[writer.close for writer in list(self._open.values())])
 
 

@@ -295,7 +295,7 @@ class Link:
             self.flush()  # what they wait for may have come before the pump knew of them
 
     def _fail(self, ref: CallRef, error: BaseException) -> None:
-        """The call of ``ref`` cannot be sent because of ``error``."""
+        """Fail the call of ``ref``, which cannot be sent because of ``error``."""
         ref._fail(error)
         if not self.gone:  # of a death its other callers are told
             ref._outcome.unseen = Unseen(error)
@@ -389,7 +389,7 @@ class Link:
             _core.Arena.note_given(before)
 
     def _end_memory_wait(self) -> None:
-        """Nothing waits here any more."""
+        """End the wait for memory: nothing waits here any more."""
         wait, self._memory_wait = self._memory_wait, None
         if wait is not None:
             wait.end()
@@ -483,7 +483,7 @@ class Link:
             patience.check(lambda: self.describe(ref), self.doing)
 
     def _look(self, ref: Ref) -> Any:
-        """The result, if it is here. Its outcome may be there instead: it has been cancelled."""
+        """Return the result, if it is here. Its outcome may be there instead: it has been cancelled."""
         if ref._number < 0:
             # Not submitted yet: its turn comes when others complete, and that rings our bell.
             self.flush()
@@ -543,7 +543,7 @@ class Link:
         return f"{self.does()}{held_up(self)}{self._crowd()}"
 
     def _crowd(self) -> str:
-        """Why calls wait here that lack nothing."""
+        """Describe why calls that lack nothing wait here."""
         waiting = len(self._pending)
         if not waiting or self.gone or self.lacks() is not None:
             return ""

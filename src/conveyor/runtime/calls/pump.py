@@ -52,8 +52,8 @@ class Waiting(deque[Entry]):
     _first = 0
 
     def put(self, entry: Entry, again: bool) -> None:
-        """``again``: it is made again, and comes before all that wait, but for others of its kind and the
-        actor's constructor. Some of what waits may lack just that call's result."""
+        """Add a call. ``again``: it is made again, and comes before all that wait, but for others of its
+        kind and the actor's constructor. Some of these calls may lack just that call's result."""
         if not again:
             self.append(entry)
             return
@@ -63,7 +63,7 @@ class Waiting(deque[Entry]):
         self._first += 1
 
     def take_out(self, place: int) -> None:
-        """The call in that place waits no more."""
+        """Remove the call in that place, which waits no more."""
         del self[place]
         self._first -= place < self._first
 
@@ -153,8 +153,9 @@ class Pump:
             self._note(sender)
 
     def attending(self, sender: Pending, does: bool) -> _core.Attending:
-        """A context manager. If it ``does``, this thread waits in its body, and has the sender flush each
-        time the inbox's bell has rung, until the end of the body, or of what it is in it (``end``)."""
+        """Return a context manager. If it ``does``, this thread waits in its body, and has the sender flush
+        each time the inbox's doorbell has rung. That lasts until the end of the body, or of the part of it
+        that ``end`` marks."""
         return _core.Attending(self._wait, id(sender), does)
 
     def close(self) -> None:

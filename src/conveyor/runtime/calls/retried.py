@@ -124,7 +124,8 @@ class Tries:
             self._others.see_soon(self)
 
     def _go_on(self, last: Ref) -> bool:
-        """``last`` is over: whether there is another try now."""
+        """Make another try, or end the call, now that ``last`` is over. Returns whether there is another
+        try."""
         outcome = last._settled(None)
         error = failure_of(outcome)
         with self._lock:
@@ -156,7 +157,7 @@ class Tries:
         return again and not given.failed() and self._take_one()
 
     def _take_one(self) -> bool:
-        """Whether there may be another try, which is made now."""
+        """Count another try, which is made now. False if there may be none."""
         with self._lock:
             if self._left == 0 or self._cancelled:
                 return False
@@ -270,7 +271,7 @@ class Tries:
         return what if self._number == 1 else f"{what}, try {self._number}"
 
     def told_in(self, error: BaseException) -> BaseException:
-        """``error`` of the last try, with what it is the last of."""
+        """Return ``error`` of the last try, with a note of how many tries there were."""
         if self._number == 1:
             return error
         text = f"this was try {self._number}"

@@ -14,10 +14,10 @@ class Tried(Protocol):
     """A call that is made again where it fails."""
 
     def is_over(self) -> bool:
-        """Whether its last try is, and nobody has looked at it."""
+        """Whether its last try is over, and nobody has looked at that."""
 
     def has_lost_its_actor(self) -> bool:
-        """Whether that has failed since the actor has died."""
+        """Whether its last try has failed since the actor has died."""
 
     def see(self) -> None:
         """Look at it: either another try is made, or there is the outcome."""
@@ -37,7 +37,7 @@ class Retrying:
         self._queue = Completions("retries")
 
     def begun(self, call: Tried) -> None:
-        """A try has been made, after all that there are."""
+        """Note that ``call`` has been tried, after all other calls."""
         with self._lock:
             self._under_way[call] = None
             self._under_way.move_to_end(call)

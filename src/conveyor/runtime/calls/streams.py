@@ -25,7 +25,7 @@ from conveyor.runtime.waiting.works import Blockers
 
 
 class Incarnation(Protocol):
-    """Leads to an actor as it is now, and to nothing that comes after its death."""
+    """Link to an actor as it is now, and to nothing that comes after its death."""
 
     @property
     def gone(self) -> bool:

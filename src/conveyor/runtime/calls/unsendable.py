@@ -44,19 +44,19 @@ _ADVICE = {
 def blame_constructor(
     error: SerializationError, cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> SerializationError:
-    """``error`` of starting an actor."""
+    """Rewrite ``error`` of starting an actor in the user's terms."""
     return blamed(error, _of_constructor(cls, args, kwargs))
 
 
 def blame_call(error: SerializationError, actor: str, call: Call) -> SerializationError:
-    """``error`` of a call of ``actor``, which may be the one that makes it."""
+    """Rewrite ``error`` of a call of ``actor``, which may be the one that makes it, in the user's terms."""
     return blamed(error, _of_call(actor, call))
 
 
 def blame_result(
     error: SerializationError, actor: str, call: Call, result: Any
 ) -> SerializationError:
-    """``error`` of answering a call of ``actor`` with ``result``."""
+    """Rewrite ``error`` of answering a call of ``actor`` with ``result`` in the user's terms."""
     if advice := _ADVICE.get(type(result)):
         return SerializationError(f"{actor}.{call[0]} has returned {advice}")
     return blamed(error, _of_result(actor, call, result))
@@ -86,7 +86,7 @@ def _of_call(actor: str, call: Call) -> Iterator[Given]:
 
 
 def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Given]:
-    """The arguments of ``label``."""
+    """Describe the arguments of ``label``."""
     from conveyor.codec.pickling.blame import Given
 
     for i, value in enumerate(args):

@@ -130,13 +130,13 @@ class Items:
 
 
 class _Broken:
-    """An item that could not be decoded."""
+    """Item that could not be decoded."""
 
     def __init__(self, error: Exception) -> None:
         self._error: Exception | None = error.with_traceback(None)
 
     def take_error(self) -> Exception:
-        """Why not. Frames that it refers to refer to this, and this to it no more."""
+        """Return the error, and forget it here: its frames refer to this object."""
         error, self._error = self._error, None
         assert error is not None
         return error

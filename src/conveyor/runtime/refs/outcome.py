@@ -75,5 +75,5 @@ class Failure:
 
 
 def failure_of(outcome: Any) -> BaseException | None:
-    """The error, if ``outcome`` is one."""
+    """Return the error, if ``outcome`` is one."""
     return outcome.error if type(outcome) is Failure else None

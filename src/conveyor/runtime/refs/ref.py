@@ -385,7 +385,7 @@ _refuse_operators(Ref)
 
 
 def asyncio_waits() -> ModuleType:
-    """``waiting.aio``. The import of asyncio is slow, and rarely needed."""
+    """Import ``waiting.aio``: the import of asyncio is slow, and rarely needed."""
     try:
         from conveyor.runtime.waiting import aio
     except OSError:  # no descriptor was left to read it with
@@ -404,7 +404,7 @@ def blockers_of(ref: Ref, question: int, again: Again | None = None) -> Blockers
 
 
 class _Final(Exception):
-    """The ref's outcome is this error, now and for ever (an actor died, say)."""
+    """Raised with an error that is the ref's outcome, now and for ever (an actor died, say)."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

@@ -296,7 +296,7 @@ class _Gathering:
         self.lock = threading.RLock()
 
     def done(self) -> bool:
-        """Whether there is something to take. What has been taken does not count."""
+        """Whether there is something to take. Items that have been taken do not count."""
         stream = self._stream()
         return stream is None or stream._is_there()
 

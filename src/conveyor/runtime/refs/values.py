@@ -32,7 +32,7 @@ refs_among = _core.refs_among
 
 
 class RefFailed(Exception):
-    """A ref that is an argument has ``error`` in place of a value."""
+    """Raised for an argument that is a ref and has ``error`` in place of a value."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -40,8 +40,8 @@ class RefFailed(Exception):
 
 
 def lacking(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Ref | None:
-    """The first ref among the arguments for which nothing can be sent yet. It begins nothing: who waits for
-    the ref does, with ``is_there`` or ``wait_for``."""
+    """Return the first ref among the arguments for which nothing can be sent yet. This begins nothing:
+    whoever waits for the ref does, with ``is_there`` or ``wait_for``."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, StreamRef):
             if not value.is_whole:
@@ -107,7 +107,7 @@ def _stand_in_afar(ref: Ref) -> Any:
 
 
 def value_of(ref: Ref) -> Any:
-    """The value of a ref that is done; ``RefFailed`` if it has none."""
+    """Return the value of a ref that is done; ``RefFailed`` if it has none."""
     try:
         with PassingOn():
             return ref.to_send() if isinstance(ref, StreamRef) else ref.get()

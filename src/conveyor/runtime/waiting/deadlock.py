@@ -60,7 +60,7 @@ class _Note(Struct, frozen=True):
 
 
 class _BeingNoted(Exception):
-    """A note cannot be read just now."""
+    """Raised if a note cannot be read just now."""
 
 
 class _Abroad(Exception):
@@ -275,7 +275,7 @@ def _error(
 
 
 def sooner(one: float | None, other: float | None) -> float | None:
-    """The shorter of two times to sleep; ``None``: for ever."""
+    """Return the shorter of two times to sleep; ``None``: for ever."""
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)

@@ -107,15 +107,15 @@ class Verdict(Struct, frozen=True):
 
 
 class Look(Struct, frozen=True):
-    """A round: what is asked of which hosts. ``shared``: answers will do that somebody else asks for, if
-    that begins after this."""
+    """Round of questions, each to a node. ``shared``: answers to another's questions will do, if that round
+    begins after this."""
 
     asked: dict[int, LookAtWaits]
     shared: bool = False
 
 
 class Pause(Struct, frozen=True):
-    """Nothing can be said yet: go on after some time, longer from one to the next."""
+    """Pause while nothing can be said yet: go on after some time, longer from one to the next."""
 
 
 #: What an inquiry wants next. A :class:`Look` is answered with what each host says.
@@ -124,7 +124,7 @@ Inquiry: TypeAlias = "Generator[Step, dict[int, WaitsThere], Verdict | None]"
 
 
 class _BeingNoted(Exception):
-    """A note cannot be read just now."""
+    """Raised if a note cannot be read just now."""
 
 
 class _Note(Struct, frozen=True):

@@ -52,8 +52,9 @@ class Sweeper:
             self._sweep()
 
     def tell(self, error: BaseException) -> None:
-        """Have the thread log ``error``, the outcome of a reference that was dropped: nobody will get it. Not
-        here: this is garbage's, and may be called with any lock held, which a handler of the log may need."""
+        """Have the thread log ``error``, the outcome of a reference that was dropped: nobody will get it.
+        Logging here would not do: finalizers call this, with any lock held, and a handler of the log may
+        need that lock."""
         self._unseen.append(error)
         if self._thread is None:  # of the inline engine, which has no other threads either
             self._say_unseen()

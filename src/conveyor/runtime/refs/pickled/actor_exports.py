@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class ActorExports(Imports):
-    """An actor's."""
+    """Directory of exported refs in an actor's process."""
 
     def __init__(
         self,
@@ -228,8 +228,8 @@ class ActorExports(Imports):
             raise RuntimeStateError(f"a ref cannot be pickled: {_gone(connection)}")
 
     def settle(self, question: int, writers: Sequence[Reader], chores: Chores) -> None:
-        """Have the driver told when nothing is left here of what these dead processes have sent. What was
-        loaded of it goes ahead of that."""
+        """Have the driver told when nothing is left here of the frames that these dead processes have sent.
+        Reports of refs that were loaded from them go ahead of that."""
         connection = self._open()
         self._sources.when_dry(writers, lambda: connection.send(Dry(question)), chores)
 
@@ -253,7 +253,7 @@ class ActorExports(Imports):
             return opened
 
     def close(self) -> None:
-        """The process leaves its session."""
+        """Close the connection: the process leaves its session."""
         if self._connection is not None:
             self._connection.close()
 

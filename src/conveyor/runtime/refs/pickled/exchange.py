@@ -23,7 +23,8 @@ class ToRendezvous(Message, frozen=True):
 
 
 class Export(ToRendezvous, frozen=True):
-    """A ref has been pickled for ``readers``, with that ticket. Answered by :class:`Refused`, if at all."""
+    """Notice that a ref has been pickled for ``readers``, with that ticket. Answered by :class:`Refused`, if
+    at all."""
 
     export: ExportId
     ticket: int
@@ -37,7 +38,7 @@ class Confirm(ToRendezvous, frozen=True):
 
 
 class Load(ToRendezvous, frozen=True):
-    """A pickle has been loaded. ``original``: the ref is there already, and needs no outcome."""
+    """Notice that a pickle has been loaded. ``original``: the ref is there already, and needs no outcome."""
 
     export: ExportId
     ticket: int
@@ -45,13 +46,13 @@ class Load(ToRendezvous, frozen=True):
 
 
 class Drop(ToRendezvous, frozen=True):
-    """Nothing is left of the ref in this process."""
+    """Notice that nothing is left of the ref in this process."""
 
     export: ExportId
 
 
 class GiveUp(ToRendezvous, frozen=True):
-    """``readers`` (``None``: this process) will not come with the ticket."""
+    """Notice that ``readers`` (``None``: this process) will not come with the ticket."""
 
     ticket: int
     readers: tuple[Reader, ...] | None
@@ -65,7 +66,7 @@ class Ask(ToRendezvous, frozen=True):
 
 
 class Tell(ToRendezvous, frozen=True):
-    """The answer to :class:`Whom`, for the actor ``asker``."""
+    """Answer to :class:`Whom`, for the actor ``asker``."""
 
     export: ExportId
     question: int
@@ -82,7 +83,7 @@ class Made(ToRendezvous, frozen=True):
 
 
 class Dry(ToRendezvous, frozen=True):
-    """The answer to question ``question`` (see :class:`conveyor.runtime.actor.orders.Settle`): what has come
+    """Answer to question ``question`` (see :class:`conveyor.runtime.actor.orders.Settle`): all that has come
     from these processes was loaded or given up, and nothing more of theirs comes."""
 
     question: int
@@ -93,14 +94,14 @@ class FromRendezvous(Message, frozen=True):
 
 
 class Refused(FromRendezvous, frozen=True):
-    """Why nobody can load a pickle with that ticket."""
+    """Notice that nobody can load a pickle with that ticket, and why."""
 
     ticket: int
     error: RuntimeStateError
 
 
 class Confirmed(FromRendezvous, frozen=True):
-    """The answer to :class:`Confirm` ``number``."""
+    """Answer to :class:`Confirm` ``number``."""
 
     number: int
 
@@ -112,7 +113,7 @@ class Forget(FromRendezvous, frozen=True):
 
 
 class Whom(FromRendezvous, frozen=True):
-    """The actor ``asker`` asks who has to do something before this actor's own ref is done."""
+    """Question of the actor ``asker``: who has to do something before this actor's own ref is done."""
 
     export: ExportId
     question: int

@@ -35,8 +35,8 @@ class Asked:
         self._told: list[tuple[int, Again]] = []
 
     def known(self, question: int) -> Blockers | None:
-        """The answer, if it is there. Several threads may wait for the ref: the answer to a later question
-        is as good."""
+        """Return the answer, if it is there. Several threads may wait for the ref: the answer to a later
+        question is as good."""
         return self._blockers if self._answered >= question else None
 
     def begin(self, question: int) -> bool:
@@ -47,11 +47,11 @@ class Asked:
         return True
 
     def tell(self, question: int, again: Again) -> None:
-        """``again`` is among those to call when that question is answered, or need not be."""
+        """Have ``again`` called when that question is answered, or need not be."""
         self._told.append((question, again))
 
     def answer(self, question: int, blockers: Blockers) -> Sequence[Again]:
-        """An answer has come; whom to call now."""
+        """Note an answer, and return the functions to call now."""
         if self._answered < question:
             self._blockers, self._answered = blockers, question
         told = [again for of, again in self._told if of <= question]
@@ -59,7 +59,7 @@ class Asked:
         return told
 
     def end(self) -> Sequence[Again]:
-        """The ref is done; whom to call now."""
+        """End the questions, as the ref is done; returns the functions to call now."""
         told, self._told = self._told, []
         return [again for _, again in told]
 
@@ -366,7 +366,7 @@ class Imports:
         return ref is not None and self._wills.get(ref) is not None
 
     def identify(self, ref: Ref) -> ExportId:
-        """The id of a ref that is pickled."""
+        """Return the id of a ref that is pickled."""
         if isinstance(ref, ImportedRef):
             return ref.export
         found = self._ids.get(ref)
@@ -378,7 +378,7 @@ class Imports:
         return export
 
     def name(self, ref: Ref) -> ExportId:
-        """The id that a ref has, or will have when it is pickled."""
+        """Return the id that a ref has, or will have when it is pickled."""
         with self.lock:
             if isinstance(ref, ImportedRef):
                 return ref.export
@@ -406,7 +406,8 @@ class Imports:
         return ref
 
     def will(self, export: ExportId) -> _core.Will:
-        """Have it told, soon after this has ended with its ref, that nobody has that here any more."""
+        """Have the driver told, soon after the returned object has ended with its ref, that nobody has that
+        ref here any more."""
         raise NotImplementedError
 
     def arrived(self, export: ExportId, outcome: Outcome) -> None:
@@ -421,7 +422,7 @@ class Imports:
             again()
 
     def all_fail(self, error: BaseException) -> None:
-        """Nothing will come any more."""
+        """Fail all copies without an outcome: nothing will come any more."""
         with self.lock:
             waiting = [ref for ref in self._copies.values() if ref._parcel is None]
         if waiting:
@@ -456,7 +457,8 @@ class Imports:
         return ref._parcel
 
     def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
-        """The process that made the ref knows. Its answer comes after the outcome, if that is there."""
+        """Return the answer of the process that made the ref. It comes after the outcome, if that is
+        there."""
         assert isinstance(ref, ImportedRef)
         said = ref.asked.known(question)
         if said is None and again is not None:
@@ -469,11 +471,11 @@ class Imports:
         return said
 
     def ask(self, export: ExportId, question: int) -> None:
-        """Have it :meth:`told` who has to do something before that ref is done."""
+        """Ask who has to do something before that ref is done; :meth:`told` takes the answer."""
         raise NotImplementedError
 
     def told(self, export: ExportId, question: int, blockers: Blockers) -> None:
-        """The answer has come."""
+        """Note the answer to a question."""
         with self.lock:
             ref = self._copies.get(export)
             told = ref.asked.answer(question, blockers) if ref is not None else ()

@@ -22,7 +22,7 @@ Arrives: TypeAlias = Callable[[int, Reader, Reader], bool]
 
 
 class Orphans:
-    """The rendezvous's."""
+    """Tickets of dead makers, at the rendezvous: their pickles may never have come to their readers."""
 
     def __init__(
         self, tickets: Tickets, lock: threading.RLock, gone: Callable[[int, int], bool]
@@ -35,11 +35,11 @@ class Orphans:
         self._numbers = itertools.count(1)
 
     def begin(self, arrives: Arrives, ask: Ask) -> None:
-        """From now on readers are asked."""
+        """Begin to ask readers."""
         self._arrives, self._ask = arrives, ask
 
     def look(self) -> None:
-        """Something has ended: ask those whom there is something to ask now."""
+        """Ask the readers whom there is something to ask now: some process has ended."""
         if self._ask is None:
             return
         with self._lock:
@@ -68,7 +68,7 @@ class Orphans:
         return found
 
     def settle(self, question: int, reader: Reader) -> None:
-        """The answer has come: nobody comes with these tickets."""
+        """Use up the tickets of a question that is answered: nobody comes with them."""
         with self._lock:
             asked, tickets = self._questions.get(question, (None, ()))
             if asked != reader:
@@ -78,13 +78,13 @@ class Orphans:
                 self._tickets.use(ticket, (reader,))
 
     def reader_ended(self, reader: Reader) -> None:
-        """With the lock: it is dead, and answers nothing."""
+        """Forget the questions to a dead reader, which answers nothing. Called with the lock."""
         for number in [n for n, (asked, _) in self._questions.items() if asked == reader]:
             del self._questions[number]
 
 
 class Maker(Protocol):
-    """An actor's process that has made pickles."""
+    """Process of an actor that has made pickles."""
 
     #: As others know it.
     reader: Reader
