@@ -1,4 +1,4 @@
-"""Whether a value that was made in place may move: whether anything else can reach its memory."""
+"""Test whether a value that was made in place may move: whether anything else can reach its memory."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def _references_of_a_local() -> int:
     return _core.refcount(value)
 
 
-#: What a native function counts of a value that only a local variable of its caller refers to: measured,
-#: because it differs between versions of Python.
+#: Reference count that a native function sees of a value that only a local variable of its caller refers to.
+#: It is measured, because it differs between versions of Python.
 REFERENCES_OF_A_LOCAL = _references_of_a_local()

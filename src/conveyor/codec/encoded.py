@@ -1,4 +1,4 @@
-"""What encoders make of a value, and what they make it with."""
+"""Results of encoders and pickle reducers, and the types that they work with."""
 
 from __future__ import annotations
 

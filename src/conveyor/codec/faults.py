@@ -1,4 +1,5 @@
-"""What counts as an error of a value, of all that its own code may raise while it is sent or received.
+"""Distinction between errors of a value and all else that its own code may raise while it is sent or
+received.
 
 Panics of Rust extensions are a ``BaseException`` and no ``Exception``, and they are errors of the value like
 any other. Ctrl-C is none, nor what else a signal handler raises, nor ``sys.exit``, nor what breaks off

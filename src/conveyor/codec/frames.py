@@ -1,4 +1,4 @@
-"""What a frame holds: values to bytes and back.
+"""Contents of frames: values to bytes and back.
 
 The native core encodes plain data: None, bool, int, float, str, bytes, and tuples, lists and dicts of
 exactly these. Everything else comes here, and goes by its exact type to an encoder, or to the general

@@ -1,4 +1,4 @@
-"""What was promised about the tensors of an edge is kept: checked, and carried out, where they are sent."""
+"""Promises about the tensors of an edge: checked, and carried out, where the tensors are sent."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ class Keeper:
         self._static_shape = static_shape
         self._direct_return = direct_return
         self._bundled = bundled
-        #: What a tensor is that is sent as it is, if one was: its class, dtype, shape and device.
+        #: Class, dtype, shape and device of a tensor that was sent as it is, if one was.
         self._usual: Any = None
-        #: Of the value that is pickled, by their identity: it may be pickled twice before it is right.
+        #: Tensors of the value that is pickled, by their identity: it may be pickled twice before it is
+        #: right.
         self._found: dict[int, tuple[Any, Spec]] = {}
 
     def pack(self, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which way others get those tensors of a value that they cannot read where they lie."""
+"""Choice of the route for those tensors of a value that others cannot read where they lie."""
 
 from __future__ import annotations
 

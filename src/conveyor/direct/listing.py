@@ -1,4 +1,4 @@
-"""What all processes of the session keep for others.
+"""Listing of the stored values of all processes of the session.
 
 Every process keeps a directory in its memory (``native/directory.h``), which is read as the values are.
 Nobody is asked, so it is told also of a process that computes, or is stopped.

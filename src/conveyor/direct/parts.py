@@ -29,7 +29,7 @@ _RANGE = struct.Struct("<QQ")
 _ALL: Any = slice(None)
 
 Index = tuple[Any, ...]
-#: Of a dimension the first element, how many, and how far they are apart.
+#: Elements that are picked of a dimension: the first one, how many, and how far they are apart.
 Picked = tuple[int, int, int]
 
 #: ns that a run of bytes costs, and a byte that is fetched. Between many short runs lies less than they cost.

@@ -1,4 +1,4 @@
-"""Whether the processes of a session may read each other's memory.
+"""Permission for the processes of a session to read each other's memory.
 
 The system may forbid it: to all (a filter of system calls), but to a process's parents (Yama), or to who
 is in another user namespace. Then values do not stay where they were made: they travel in shared memory,

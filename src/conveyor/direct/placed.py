@@ -1,4 +1,4 @@
-"""Where the value of a ref is, and how it is got: what :class:`conveyor.runtime.refs.placed.Placed` says."""
+"""Place of a ref's value, and the way to get it, for :class:`conveyor.runtime.refs.placed.Placed`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process keeps for others: values that it has made, which stay in its memory."""
+"""Object store of this process: values that it has made, which stay in its memory for others."""
 
 from __future__ import annotations
 

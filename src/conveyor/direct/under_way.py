@@ -1,4 +1,4 @@
-"""Which values of others this process waits for, as its slot of the board says it: of several the first."""
+"""Waits for values of other processes, as this process's slot shows them: of several the first."""
 
 from __future__ import annotations
 

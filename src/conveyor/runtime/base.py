@@ -1,4 +1,4 @@
-"""What the driver's and the actors' runtimes share: calls, results, and calls that wait their turn."""
+"""Base of the driver's and the actors' runtimes: calls, results, and calls that wait to be sent."""
 
 from __future__ import annotations
 

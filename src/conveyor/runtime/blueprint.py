@@ -1,4 +1,4 @@
-"""How a segment is laid out: each host that has members of it makes its own from the same blueprint."""
+"""Layout of a segment: each node that has members of it makes its own from the same blueprint."""
 
 from __future__ import annotations
 

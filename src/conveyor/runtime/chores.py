@@ -1,4 +1,4 @@
-"""What is left to be done, noted where it cannot be done at once: by finalizers, or without memory for it."""
+"""Work that cannot be done at once, noted for later: by finalizers, or where there is no memory for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runtime this process has."""
+"""Runtime of this process."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ from conveyor.runtime.kept import KeptAt
 
 #: Values below are told with the news that they are there.
 SMALL = 32 * 1024
-#: As ``_core.lying_in`` takes and gives it: address and length; offset and size of a block, and where in it.
+#: Formats that ``_core.lying_in`` takes and gives: address and length; offset and size of a block, and where
+#: in it.
 _RANGE, _LYING = struct.Struct("<QQ"), struct.Struct("<QQQ")
 
 

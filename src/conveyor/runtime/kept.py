@@ -1,5 +1,5 @@
-"""What the processes of one host keep for others, as they have noted it in their memory
-(``native/directory.h``), from where it is read: nobody is asked."""
+"""Stored values of the processes of one node, read from the directories in their memory
+(``native/directory.h``): nobody is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory this process may use: by the machine, and by each control group that it is in."""
+"""Memory limit of this process: by the machine, and by each control group that it is in."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whether what a thread gets is for others, an argument say: then it is not given in memory that the user has
-named for it (``set_target_for_ref``)."""
+"""Mark of threads that get values for others, as for an argument. Such a value is not put into memory that
+the user has named for it (``set_target_for_ref``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every process of a session has: its place on the board, its bell, its arena, its peers."""
+"""Endpoints of a process of a session: its slot in the process table, its doorbell, its arena, its peers."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ MOST_CALL_SLOTS = 1024
 CALL_STRIDE = 2048
 
 
-#: Of the sessions that begin from now on.
+#: Default for the sessions that begin from now on.
 IDLE_SECONDS = 3.0
 
 
@@ -315,27 +315,27 @@ class Process:
         #: Lets go of what is kept for others.
         self.keeping = Keeping(self.ring)
         self.arena = _core.Arena(arena_fd, arena.file, arena.cap, board, slot, arena.idle)
-        #: What waits for memory at a cap.
+        #: Values that wait for memory at a cap.
         self.shortage = Shortage(
             board, self.inbox, self.arena, self.alarm, self.lanes, self.under_way
         )
         #: Gives up what devices have pinned of arenas.
         self.pinning = Pinning(board, slot, self.arena, arena.idle)
-        #: Of the peers, by slot: which of its processes it is, and its arena.
+        #: Incarnation and arena of each peer, by slot.
         self._peers: dict[int, tuple[int, _core.ArenaView]] = {}
         self._peers_lock = threading.Lock()
-        #: Of processes that values are read from where they lie.
+        #: Arenas of the processes whose values this one reads where they lie.
         self.arenas = OthersArenas(self)
-        #: Of what it reads.
+        #: Registry of the processes that send frames to this one.
         self.sources = Sources()
         self._reading: WeakSet[Reading] = WeakSet()
         self._hanging_up: WeakSet[HangingUp] = WeakSet()
         self._reading_lock = threading.RLock()  # a signal handler may lay a channel
-        #: Asks the hosts of the processes in these slots, which are other ones, what those are doing; or why
-        #: that is not known. Only the driver's process has it.
+        #: Asks the nodes of the processes in these slots, which are other ones, for snapshots; a text says
+        #: why there is none. Only the driver's process has it.
         self.look_afar: Callable[[Sequence[int]], list[Page | str]] | None = None
-        #: What the host of the process in a slot is called. Only the driver's process has it, where there are
-        #: several.
+        #: Names the node of the process in a slot. Only the driver's process has it, where there are
+        #: several nodes.
         self.name_host: Callable[[int], str] | None = None
         #: Fetches memory of processes of other hosts; ``None`` where there is no other host.
         self.far_memory: FarMemory | None = None

@@ -1,4 +1,4 @@
-"""What ``api`` asks of the runtime, and what both say to each other.
+"""Interface between ``api`` and the runtime, with the types that both use.
 
 ``api`` talks to whatever ``conveyor.runtime.context.current()`` returns; a driver on local
 processes, an actor's process and the inline engine each provide one.
@@ -67,7 +67,7 @@ class RefTable(Protocol):
         ...
 
 
-#: What of a process's number is its pid on its own host: those of other hosts have more.
+#: Bits of a process's number that are its pid on its own node: those of processes of other nodes have more.
 PID_MASK = (1 << 32) - 1
 
 

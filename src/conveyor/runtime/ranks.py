@@ -67,7 +67,7 @@ FAILED_IN = "_conveyor_failed_in"
 DEAD_RANK = "_conveyor_dead_rank"
 
 
-#: Of an error's text, what other ranks are told.
+#: Most characters of an error's text that other ranks are told.
 _WORDS = 200
 
 _name_of = type.__dict__["__name__"].__get__
@@ -93,7 +93,7 @@ class Membership(Struct, frozen=True):
     members: tuple[tuple[int, int], ...]
     #: The driver's rank, which every process knows already; ``None``: it is not in the group.
     driver: int | None = None
-    #: Of each rank, counted from 0 on.
+    #: Node of each rank, counted from 0 on.
     hosts: tuple[int, ...] = ()
 
 

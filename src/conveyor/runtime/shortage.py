@@ -32,10 +32,10 @@ _LEAST_NS = 50_000_000
 #: The slot of the driver, and of all actors of the inline engine.
 DRIVER = 0
 
-#: What a process waits for memory for: nothing; among others, what is to be begun; results alone.
+#: Kinds of waits for memory in a process: none; among others, work that is to be begun; results alone.
 _NOTHING, _BEGINS, _RESULTS = range(3)
 
-#: What has no room (``ArenaFullError._cap``): nothing that could have some, or a graph's cap.
+#: Cap that has been reached (``ArenaFullError._cap``): none that could leave room, or a graph's.
 _NONE, _GRAPH = 0, 1
 
 
@@ -69,8 +69,8 @@ class Shortage:
         self._under_way = under_way
         self._lock = threading.RLock()  # a signal handler may send, too
         self.waits: set[MemoryWait] = set()
-        # Of those that are for results, and that have an order. Counted: with the lock nothing is allocated,
-        # which might collect garbage, whose finalizers may wait for a link's lock.
+        # Numbers of waits for results, and of waits with an order. They are counted: with the lock nothing is
+        # allocated, which might collect garbage, whose finalizers may wait for a link's lock.
         self._results = 0
         self._ordered = 0
         #: How many have waited in vain since one was sent.
@@ -275,7 +275,7 @@ class Sending:
         self._send = send
         self._begin = begin
         self._over = over
-        #: None before it has lacked memory.
+        #: Wait for memory; ``None`` before memory was short.
         self.wait: MemoryWait | None = None
 
     def __enter__(self) -> Sending:
@@ -334,7 +334,7 @@ class MemoryWait:
         self._shortage = shortage
         self._budget = budget
         self._until = until
-        #: Its place among those that have one.
+        #: Place of this wait among those that have one.
         self.order = order
         self.is_result = is_result
         self._blocks = blocks

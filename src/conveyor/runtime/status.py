@@ -1,4 +1,4 @@
-"""What a process is doing: a snapshot that people can read, and programs too.
+"""Status of a process: a snapshot that people can read, and programs too.
 
 All of it is read from the status page and from ``/proc``: no actor is asked, so it also works for one that is
 stuck, stopped or dead.

@@ -1,4 +1,4 @@
-"""Who keeps values here, and fetches those of others."""
+"""Interface to the store that keeps direct values here and fetches those of others, and their stand-ins."""
 
 from __future__ import annotations
 

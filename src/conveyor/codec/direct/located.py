@@ -1,4 +1,4 @@
-"""Where a value is that has stayed."""
+"""Places of values that have stayed in the process that made them."""
 
 from __future__ import annotations
 

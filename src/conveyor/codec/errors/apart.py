@@ -19,7 +19,8 @@ from conveyor.exceptions import TaskError
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
-#: What knows more of an error that had to be given early; for who keeps the error.
+#: Attribute of an error that had to be given early: a function that returns a better one, for whoever keeps
+#: the error.
 _LATER = "_conveyor_later"
 
 
@@ -235,7 +236,7 @@ def _fields_of(owner: type) -> list[tuple[str, Any]]:
 
 
 _fields_of_own = functools.cache(_fields_of)
-#: Of a type's flags: it was made by a ``class`` statement, or may change otherwise.
+#: Flag of a type that was made by a ``class`` statement, or may change otherwise.
 _HEAP_TYPE = 1 << 9
 
 

@@ -1,4 +1,4 @@
-"""What has failed in the native core, as an exception that says so: at an arena's cap, who holds what."""
+"""Failures of the native core as exceptions that explain them: at an arena's cap, who holds which values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 #: Lines of the message, at most.
 _LINES = 20
 
-#: What has no room is larger than any cap (``ArenaFull::Cap``).
+#: Cap of an error whose value is larger than any cap (``ArenaFull::Cap``).
 _NOTHING_WOULD_DO = 0
 
 

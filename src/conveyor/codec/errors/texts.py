@@ -1,4 +1,4 @@
-"""What an exception says, wherever it came from: nothing of the user's can make this fail."""
+"""Texts of exceptions, wherever they came from: nothing of the user's can make this fail."""
 
 from __future__ import annotations
 

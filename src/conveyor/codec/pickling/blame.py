@@ -1,4 +1,4 @@
-"""Which part of a value cannot be pickled: for the error message, after it has failed."""
+"""Search for the part of a value that cannot be pickled: for the error message, after pickling has failed."""
 
 from __future__ import annotations
 

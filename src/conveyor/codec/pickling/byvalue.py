@@ -36,7 +36,8 @@ class Group:
         self.tokens = tokens
         self.payload = payload
         self.needs = needs
-        #: Who has brought it here, and the channels that this process has sent it over.
+        #: Pins of the channels that have brought it here, and the channels that this process has sent it
+        #: over.
         self.pins: WeakSet[Pin] = WeakSet()
         self.carried: WeakSet[Carrier] = WeakSet()
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 # Groups that are gone, in one frame: it should fit a slot.
 MOST_TOLD = 32
 
-# Of what readers know. Two threads may learn what a frame brings, before one of them takes it.
+# Guards the knowledge of readers. Two threads may learn the definitions of a frame, before one of them takes
+# it.
 _lock = threading.RLock()
 
 
@@ -51,26 +52,26 @@ class SentDefinitions:
     def __init__(
         self, readers: tuple[Reader, ...] = (), elsewhere: Callable[[], str] = lambda: ""
     ) -> None:
-        # In words, those of the readers that are on other hosts, where nothing that refers to this process
-        # can be followed.
+        # Names the readers that are on other nodes, where nothing that refers to this process can be
+        # followed.
         self.elsewhere = elsewhere
-        # Who decodes each frame, in the order of the ring: each of them makes a claim in it good once. Empty:
-        # one that is not known.
+        # Readers that decode each frame, in the order of the ring: each of them makes a claim in it good
+        # once. Empty: one unknown reader.
         self.readers = readers
         self.groups: set[Token] = set()
-        # Those that are gone, of which the next frames tell. Finalizers add to it, in any thread; the rest is
-        # the encoder's. It is the core's, which looks here, and so that the end of this runs no bytecode:
-        # what a signal handler raised there would be lost.
+        # Groups that are gone; the next frames tell. Finalizers add to it, in any thread; the rest is the
+        # encoder's. It is an object of the core, which looks here, so that its end runs no bytecode: an
+        # exception that a signal handler raised there would be lost.
         self.gone = _core.Untold()
         # Whether the last value needed the full pickler: a guess for the next one, nothing more.
         self.by_value = False
-        # While a value is pickled whose tensors travel beside its frame: those.
+        # Tensors that travel beside the frame of the value that is being pickled.
         self.collected: Collected | None = None
-        # While a value is pickled of which something was promised: who keeps to it.
+        # Keeper of the promises about the value that is being pickled.
         self.keeper: Keeper | None = None
-        # While a value is pickled into one string: memory that it refers to is read at once.
+        # Whether the value is pickled into one string: memory that it refers to is read at once.
         self.in_band = False
-        # While a value is pickled whose memory stays here: that of arrays and tensors, and of nothing else.
+        # Whether the memory of arrays and tensors of the value stays here, and that of nothing else.
         self.stays = False
 
     def note(self, groups: Iterable[Group]) -> None:
@@ -124,7 +125,7 @@ class Generation:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        # Those of its groups that the writer has let go of since.
+        # Groups of this generation that the writer has let go of since.
         self.dropped: list[Sequence[tuple[int, Pin]]] = []
 
 

@@ -35,7 +35,7 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
     def __init__(self, make_reducers: ReducerFactory, out_of_band: bool) -> None:
         self.pieces = Pieces()
-        #: What it has made: the pickle, and the memory that is out of it.
+        #: Output: the pickle, and the memory that is out of it.
         self.parts: tuple[bytes, list[Any] | None] = b"", None
         self.notes: dict[Any, Any] = {}
         self.groups: dict[bytes, Group] = {}
@@ -155,7 +155,7 @@ def _with_slots(cls: type, reduction: Any) -> Any:
     slots = cls.__dict__["__slots__"]
     if not isinstance(slots, (str, dict)):
         slots = tuple(slots)
-    # What the slots make of themselves, private ones under other names than those in `__slots__`.
+    # Descriptors of the slots; private ones have other names than in `__slots__`.
     made = {key for key, value in cls.__dict__.items() if type(value) is types.MemberDescriptorType}
     contents = {k: v for k, v in contents.items() if k not in made and k != "__slots__"}
     namespace = {**namespace, "__slots__": slots}

@@ -9,10 +9,10 @@ from conveyor.codec.encoded import SENT, Reducer
 from conveyor.codec.pickling import pickler
 from conveyor.codec.tensors.beside import Collected, object_at
 
-#: Of which there is a reducer that looks whether they are taken out.
+#: Types with a reducer that looks whether their values are taken out.
 _kinds: list[type] = []
 
-#: What the C pickler writes without asking anybody. Nor can classes and functions be taken out.
+#: Types that the C pickler writes without asking anybody. Nor can classes and functions be taken out.
 _NEVER = (
     *(type(None), bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set),
     *(frozenset, type, type(lambda: None), type(len)),

@@ -52,7 +52,7 @@ _full_pool: list[FullPickler] = []
 _in_band_pool: list[_FastPickler] = []
 _by_value_patterns: tuple[bytes, ...] = ()
 
-# What the above was made for. A new module may be numpy, or one made in memory.
+# State of the process for which the pools above were made. A new module may be numpy, or one made in memory.
 _seen_modules = -1
 _seen_reducers = -1
 _seen_registered = 0

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Bytes of a pickle from which on the garbage collector pauses while it is loaded.
 _MANY_OBJECTS = 1 << 16
-#: What comes of a part that has stayed elsewhere, and cannot be fetched.
+#: Errors that a part which has stayed elsewhere, and cannot be fetched, ends in.
 _FETCHING = (
     ActorDiedError,
     InjectedFault,
@@ -92,7 +92,7 @@ def _cannot_rebuild(error: BaseException) -> str:
     return text
 
 
-#: Of each thread: the module that it imports for a value that it decodes.
+#: Module that each thread imports for a value that it decodes.
 _importing = threading.local()
 
 

@@ -1,4 +1,4 @@
-"""What a frame says of a dense torch tensor, ahead of its memory."""
+"""Description of a dense torch tensor in a frame, ahead of its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the elements of a torch tensor lie in memory: what of it has to travel, and what lies in what."""
+"""Layout of a torch tensor's elements in memory: which part has to travel, and which tensor lies in which."""
 
 from __future__ import annotations
 

@@ -78,9 +78,9 @@ def _rebuild(
     return made.requires_grad_(requires_grad)
 
 
-#: What is known of the value that is pickled: by a storage's address, the tensor that has brought most of it.
+#: Notes on the value that is pickled: by a storage's address, the tensor that has brought most of it.
 Notes = dict[Any, Any]
-#: What exports a tensor's memory, for a pickle.
+#: Function that exports a tensor's memory, for a pickle.
 _Export = Callable[["torch.Tensor"], pickle.PickleBuffer]
 
 

@@ -30,7 +30,7 @@ STAGED = "staged"
 
 #: Buffers of a frame lie at multiples of this.
 _ALIGN = 64
-#: Of buffers of the host, which are copied to the block with the GIL, so many bytes at most.
+#: Most bytes of the host's buffers that are copied to the block with the GIL.
 _BESIDE = 1 << 20
 
 

@@ -26,7 +26,7 @@ IDLE = 3.0
 #: How many are open at most; the one that was used longest ago gives way.
 MOST = 64
 
-#: Whose memory it is (a process's slot, and which of those that had it), and the handle.
+#: Key of opened memory: its process (slot and incarnation), and the handle.
 _Key = tuple[int, int, bytes]
 
 
@@ -52,7 +52,7 @@ class Opened:
     def _clear(self) -> None:
         self._lock = threading.RLock()  # a signal handler may fetch a value, too
         self._open: dict[_Key, _Open] = {}
-        #: Of the thread: it is set when all is to be closed at once. ``None``: there is no thread.
+        #: Flag of the thread, set when all is to be closed at once. ``None``: there is no thread.
         self._closing: Flag | None = None
 
     def open(self, device: Device, handle: bytes, where: Located) -> torch.Tensor:

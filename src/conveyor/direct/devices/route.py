@@ -138,7 +138,7 @@ class Looks:
         # Single steps change it.
         self._all: dict[_Filling, None] = {}
         self._has_thread = False
-        #: It is set when there is another one.
+        #: Set when there is another wait.
         self._more = Flag()
 
     def begin(self, one: _Filling) -> None:
@@ -183,7 +183,8 @@ os.register_at_fork(after_in_child=LOOKS.forget)
 
 _log = logging.getLogger(__name__)
 
-#: Of each fetch that was interrupted an event that happens when its copies are done, and what these use.
+#: Fetches that were interrupted: for each an event that happens when its copies are done, and the objects
+#: that these use.
 _still_copied: list[tuple[Event, object]] = []
 
 _inherited: list[object] = []
@@ -211,7 +212,7 @@ class Devices(Route):
     name = "ipc"
 
     def __init__(self) -> None:
-        #: Of each value that is kept here, events that others may wait for.
+        #: Events of each value that is kept here, for which others may wait.
         self._filled: dict[int, list[Event]] = {}
 
     def collected(self) -> Collected:

@@ -1,4 +1,4 @@
-"""What ``get`` of a ref gives, said beforehand: in which memory, or on which device."""
+"""Targets for the value of a ref, set before ``get``: which memory, or which device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves a part of values that stay with their actors: written by the user."""
+"""Base class of transports that a user writes, which move a part of values that stay with their actors."""
 
 from __future__ import annotations
 

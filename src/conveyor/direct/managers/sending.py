@@ -44,7 +44,7 @@ class Sender:
         #: Reentrant: values end in finalizers.
         self._lock = threading.RLock()
         self._listener: LocalListener | None = None
-        #: Whoever has a reference to a value here is given it.
+        #: Key of the socket; whoever has a reference to a value here is given it.
         self._key = b""
         #: Set when nobody can ask at the listener any more.
         self._over = Flag()

@@ -1,4 +1,4 @@
-"""What both ends of a transfer say to each other, over a socket of one transfer.
+"""Messages between both ends of a transfer, over a socket of one transfer.
 
 Both ends prove themselves first (:mod:`conveyor.local_sockets`). What they say is msgpack.
 """

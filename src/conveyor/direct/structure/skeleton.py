@@ -1,4 +1,4 @@
-"""What is in a value that has stayed elsewhere, and where, without any of its memory."""
+"""Skeleton of a value that has stayed elsewhere: its contents and their places, without any of its memory."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class CallRef(Ref):
         return ref
 
 
-#: One call, with the arguments that were taken when it was made; and the line that has made it, as long as
-#: refs among its arguments stand for their values.
+#: Call, with the arguments that were taken when it was made, and the line that has made it, as long as refs
+#: among its arguments stand for their values.
 Entry: TypeAlias = "tuple[CallRef, Call, Taken | None, Site | None]"
 
 
@@ -154,8 +154,8 @@ class Pump:
 
     def attending(self, sender: Pending, does: bool) -> _core.Attending:
         """Return a context manager. If it ``does``, this thread waits in its body, and has the sender flush
-        each time the inbox's doorbell has rung. That lasts until the end of the body, or of the part of it
-        that ``end`` marks."""
+        each time the inbox's doorbell has rung. That lasts until the end of the body, or until ``end`` of
+        the manager is called."""
         return _core.Attending(self._wait, id(sender), does)
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ class Tries:
         self._lock = threading.RLock()
         #: The result, or the error, once no other try is to come.
         self._outcome: Any = EMPTY
-        # What a try needs, as long as there may be another one.
+        # Function that makes a try, as long as there may be another one.
         self._make: Make | None = make
         # Before the call: it may change its own arguments.
         self._given: Given | None = Given(runtime, f"{actor.name}.{method}", args, kwargs)
@@ -97,7 +97,7 @@ class Tries:
             self._watch(self.last)
         return made
 
-    # What is done when a try is over
+    # End of a try
 
     def is_over(self) -> bool:
         return self._outcome is EMPTY and self.last.done()

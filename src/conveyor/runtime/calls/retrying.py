@@ -1,4 +1,4 @@
-"""Which calls of one actor are made again first."""
+"""Order in which the calls of one actor are made again."""
 
 from __future__ import annotations
 

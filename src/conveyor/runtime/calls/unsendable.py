@@ -1,4 +1,5 @@
-"""What of a call cannot be sent, in the user's terms: for the error, after it has failed."""
+"""Description, in the user's terms, of the part of a call that cannot be sent: for the error, after sending
+has failed."""
 
 from __future__ import annotations
 

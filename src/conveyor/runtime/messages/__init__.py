@@ -1,1 +1,1 @@
-"""What the processes of a session say to each other, and the sockets over which they do."""
+"""Messages between the processes of a session, and the sockets that carry them."""

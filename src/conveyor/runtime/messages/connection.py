@@ -68,7 +68,7 @@ class Connection:
         self._on_end = on_end
         # Its `put` may be interrupted by a finalizer that calls it.
         self._outgoing: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        #: What the writer has taken from there and not done.
+        #: Items that the writer has taken from the queue and not sent.
         self._ahead: list[_Item] = []
         self._waker = _core.Waker()  # of nobody: who sends waits for the queue
         self.ended = False

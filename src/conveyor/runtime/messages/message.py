@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from conveyor.exceptions import RuntimeStateError
 
-#: What processes of this version say to each other. It changes with every message that changes its meaning
-#: or its fields.
+#: Version of the messages between processes. It changes with every change of a message's meaning or fields.
 PROTOCOL = 8
 #: Descriptors that one message on a socket may carry.
 MAX_FDS = 250

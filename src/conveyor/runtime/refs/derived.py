@@ -1,4 +1,4 @@
-"""What the refs share that give something of another ref's value."""
+"""Refs that give something of another ref's value."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Any]:
         what = unread.sent
         if sent is None or sent.in_band or (sent.elsewhere() and not stays_afar(what)):
             return same, (what,)  # nobody would keep it, or its readers cannot get all of it
-        # What keeps it, where the frame does not do so by itself.
+        # The object that keeps the value, where the frame does not do so by itself.
         if type(what) is Unfetched:
             keeper, meta = what._keeper, what.meta
         elif type(what) is Holding:

@@ -1,4 +1,4 @@
-"""What is sent for a ref, where that is not just what it has received."""
+"""Object to send for a ref, where the received value alone would not do."""
 
 from __future__ import annotations
 

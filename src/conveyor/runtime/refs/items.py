@@ -32,7 +32,7 @@ class Items:
         self._task = task
         # Reentrant: a signal handler may end the session, or the graph, in the middle of a `take`.
         self._lock = threading.RLock()
-        # What came for one execution while another's items were looked for.
+        # Items that came for one execution while another's were looked for.
         self._kept: dict[int, deque[Any]] = {}
         self._over: set[int] = set()
         self._wanted = first

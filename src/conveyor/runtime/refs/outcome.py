@@ -1,4 +1,4 @@
-"""What has become of a ref: its error, if it has failed."""
+"""Outcome of a ref that has failed: its error."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Failure:
         self.error = error.with_traceback(None)
         self._again = again
         self._frame = frame
-        #: What tells the log of it, where nothing else does; several outcomes may have the same.
+        #: Object that logs the error, where nothing else does; several outcomes may have the same.
         self.unseen: Unseen | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""Where the value of a ref is."""
+"""Place of a ref's value."""
 
 from __future__ import annotations
 

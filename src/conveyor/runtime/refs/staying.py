@@ -1,4 +1,4 @@
-"""Where values are that have stayed where they were made, by what is sent for their refs."""
+"""Places of values that have stayed where they were made, from the objects that are sent for their refs."""
 
 from __future__ import annotations
 

@@ -46,12 +46,12 @@ class Activity:
     #: Whether it counts for nothing any more.
     over = False
     task: asyncio.Task[Any] | None = None
-    #: What is awaited in it: by each future, whether that has come, and who has to do something.
+    #: Futures that are awaited in it: by each, whether it has come, and who has to do something.
     awaits: Mapping[asyncio.Future[None], tuple[Callable[[], bool], Ask]] = MappingProxyType({})
-    #: The last of what is awaited in it has begun then.
+    #: Time at which the last of its awaits has begun.
     since = 0.0
-    # As it was when it was last looked at (see ``waiting.awaits``): what is noted of it, and what for; when
-    # to look again, and the pause after that.
+    # State at the last look (see ``waiting.awaits``): the wait that is noted of it, and its futures; when to
+    # look again, and the pause after that.
     wait: Wait | None = None
     futures: tuple[asyncio.Future[None], ...] = ()
     look_at = 0.0
@@ -116,17 +116,17 @@ class Call(Activity):
         return f"{actor}.{method.partition('#')[0]}"
 
 
-#: What is being done. The tasks and timers that are begun in it inherit it.
+#: Activity that runs. The tasks and timers that are begun in it inherit it.
 activity: ContextVar[Activity | None] = ContextVar("conveyor_activity", default=None)
 
 
 #: The part of its time that a loop may spend here, unless it would not look for so long.
 _SHARE, _LONGEST_PAUSE = 1 / 20, 0.05
-#: What is due so soon is done now.
+#: Activities that are due within so many seconds are looked at now.
 _EARLY = 0.0005
 
 
-# What gather() returns; nothing, should Python have another name for it.
+# Type of the futures that gather() returns; none, should Python have another name for it.
 _Gathering: Any = getattr(asyncio.tasks, "_GatheringFuture", ())
 
 
@@ -156,7 +156,7 @@ class Awaits:
         self._inbox = inbox
         self._lanes = lanes
         self._full = full
-        # Those that await something, or did when they were last looked at.
+        # Activities that await something, or did when they were last looked at.
         self._known: dict[Activity, None] = {}
         self._place: Wait | None = None
         # When it looks next.

@@ -144,10 +144,10 @@ class Wait:
         # Others may have to be asked, so not before it has lasted some time.
         self.since = _core.monotonic()
         self._begins = 0.0 if lane is None or not changes else self.since + FIRST_REFRESH
-        #: What others have found out: see ``waiting.reports``.
+        #: Cycle that the driver has found: see ``waiting.reports``.
         self.found: Found | None = None
         self._heard: Found | None = None
-        #: What the driver was told last, by the version of the notes.
+        #: Version of the notes that the driver was told last.
         self.told = -1
         self._pending: tuple[int, int] | None = None
         self._refresh_at = 0.0

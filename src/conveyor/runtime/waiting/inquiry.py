@@ -1,4 +1,4 @@
-"""Whether a wait is part of a cycle that leads over several hosts: pure logic.
+"""Inquiry whether a wait is part of a cycle that leads over several nodes: pure logic.
 
 What is noted on one host (``waiting.deadlock``) can be read there alone, and at no common moment with what is
 noted on another one; and a result may be on its way between two of them. So there are four rounds. First the
@@ -55,10 +55,10 @@ def due_to(pump: _core.HostPump, host: int) -> Frames:
 
 #: A process's slot on the boards, and which of its processes it is.
 Reader: TypeAlias = "tuple[int, int]"
-#: One noted wait: the work, a stamp that tells this wait from others of the process, the question since which
-#: it has looked in vain, the mode, whom it waits for (slot, work) and both in words.
+#: Noted wait: the work, a stamp that tells this wait from others of the process, the question since which it
+#: has looked in vain, the mode, whom it waits for (slot, work) and both in words.
 Row: TypeAlias = "tuple[int, int, int, int, int, int, str]"
-#: Of one host, for another one: (number of the segment, ring, frames).
+#: Frames of one node for another one: (number of the segment, ring, frames).
 Frames: TypeAlias = "tuple[tuple[int, int, int], ...]"
 
 
@@ -82,7 +82,7 @@ class WaitsThere(Struct, frozen=True):
     due: dict[int, Frames]
 
 
-#: What a host says that is no more.
+#: Answer of a node that is no more.
 NOBODY = WaitsThere(True, {}, {}, {})
 
 
@@ -118,7 +118,7 @@ class Pause(Struct, frozen=True):
     """Pause while nothing can be said yet: go on after some time, longer from one to the next."""
 
 
-#: What an inquiry wants next. A :class:`Look` is answered with what each host says.
+#: Next step of an inquiry. A :class:`Look` is answered with the answer of each node.
 Step: TypeAlias = "Look | Pause"
 Inquiry: TypeAlias = "Generator[Step, dict[int, WaitsThere], Verdict | None]"
 

@@ -43,11 +43,11 @@ class Lanes:
         self.lock = threading.RLock()  # a signal handler may wait, too
         #: The waits of its coroutines that are noted (``waiting.awaits``).
         self.coroutines: list[Wait] = []
-        #: What is on the board.
+        #: Notes that are in the process table.
         self.noted: list[tuple[int, int, int, int, int, int, str]] = []
         #: Counts how often that has changed, but for the questions that are answered.
         self.version = 0
-        #: What the driver is told of it.
+        #: Reports of the waits to the driver.
         self.reports = Reports(self, lambda: board.ring(slot, _core.ATTENTION_BIT))
         self._inbox = inbox
         self._mode = -1

@@ -37,7 +37,7 @@ class Watcher:
         self._descriptors: WeakKeys[Ref, int] = WeakKeys()
         self._thread: threading.Thread | None = None
         self._closed = False
-        #: What comes after a ref is done, and may take long.
+        #: Work that comes after a ref is done, and may take long.
         self.completions = Completions()
 
     def fileno(self, ref: Ref) -> int:

@@ -1,4 +1,4 @@
-"""What is waited for: works of actors, and who has to do them."""
+"""Works of actors, for which others wait, and who has to do them."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def lane_of(work: int) -> int:
 #: there may be. Or how it is kept: by a wait that has a deadline, so no cycle of waits leads through it.
 ONE, THREADS, LOOP, STARTING, BESIDE, FULL, BOUNDED = range(7)
 
-#: Who has to do something before a wait ends: (board slot, work, what it is in words). Any of them may do
-#: it. Empty: nobody knows who, so it counts as nobody that waits.
+#: Works that have to be done before a wait ends: (slot, work, description). Any of them may end it. Empty: it
+#: is not known which, so it counts as nobody that waits.
 Blockers: TypeAlias = "tuple[tuple[int, int, str], ...]"
 
-#: What the words begin with where it is the driver that has to answer, which is said to do so by them.
+#: Start of the description where the driver has to answer, which is said to do so by them.
 FOR_THE_DRIVER = "the driver, "
 
 #: Asks for the blockers of a wait. ``None``: the answer comes from another process, and the bell rings

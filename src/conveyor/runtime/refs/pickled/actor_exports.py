@@ -74,16 +74,16 @@ class ActorExports(Imports):
         self._connecting = threading.RLock()
         # Own refs that others may wait for, until the driver has their outcome or forgets them.
         self._needed: dict[ExportId, Ref] = {}
-        # What own refs have come to that is kept as long as anybody has it; until the driver forgets them.
+        # Outcomes of own refs that are kept as long as anybody has them; until the driver forgets them.
         self._kept: dict[ExportId, Outcome] = {}
-        # Over which connection the driver hears what own refs have come to.
+        # Connection over which the driver hears the outcome of each own ref.
         self._told: WeakKeys[Ref, Connection] = WeakKeys()
         #: Above all that the driver gives out, and other than those of any process before this one.
         self._tickets = itertools.count((1 << 62) + int.from_bytes(os.urandom(7), "little"))
         # Tickets of pickles that are not finished, with the connection over which the driver is told.
         self._unconfirmed: dict[int, Connection] = {}
         self._refused: dict[int, RuntimeStateError] = {}
-        # What the driver has answered, by the number of what it is asked.
+        # Answers of the driver, by the number of the request.
         self._confirmed: dict[int, list[Confirmed]] = {}
         self._requests = itertools.count(1)
         # Tickets that the driver has not been told of yet: what cannot be told goes over the next connection.
@@ -293,7 +293,7 @@ class ActorExports(Imports):
         self.all_fail(RuntimeStateError(_gone(self._connection)))
         self.ring()
 
-    #: What is done for each kind of message.
+    #: Handler for each kind of message.
     handlers: ClassVar[
         Mapping[type[FromRendezvous], Callable[[ActorExports, Any, list[int]], None]]
     ] = {

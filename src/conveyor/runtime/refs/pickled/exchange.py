@@ -1,4 +1,4 @@
-"""What actors and the rendezvous of pickled refs say to each other."""
+"""Messages between actors and the rendezvous of pickled refs."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class Peer:
         self.ended = True
         self._exports.peer_ended(self, lambda: self._death(self.connection.broken))
 
-    #: What is done for each kind of message.
+    #: Handler for each kind of message.
     handlers: ClassVar[Mapping[type[ToRendezvous], Callable[[Peer, Any, list[int]], None]]] = {
         Export: _export,
         Confirm: _confirm,
@@ -160,7 +160,7 @@ class Holder(Protocol):
     number: int
     #: The process, as others know it.
     reader: Reader
-    #: Its host, where that is not the driver's.
+    #: Node of the process, where that is not the driver's.
     node: Node | None
     #: All that it has said was heard.
     ended: bool
@@ -215,7 +215,7 @@ class Exports(Imports):
         self._tickets = Tickets(gone, self._used)
         #: Tickets of pickles that may never have come to their readers.
         self.orphans = Orphans(self._tickets, self.lock, gone)
-        # Who is told of the answers to questions, by the number of whoever has asked.
+        # Functions that are told the answers to questions, by the number of the actor that has asked.
         self._askers: dict[int, _Tell] = {}
         self._closed = False
 

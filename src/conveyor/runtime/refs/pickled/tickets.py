@@ -86,9 +86,9 @@ class Orphans:
 class Maker(Protocol):
     """Process of an actor that has made pickles."""
 
-    #: As others know it.
+    #: Slot and incarnation of the process, as others know it.
     reader: Reader
-    #: Its host, where that is not the driver's.
+    #: Node of the process, where that is not the driver's.
     node: Node | None
     #: All that it has said was heard.
     ended: bool
@@ -109,9 +109,9 @@ class Tickets:
         self._gone = gone
         self._on_used = on_used
         self._exports: OrderedDict[int, ExportId] = OrderedDict()
-        # Of tickets whose readers are known: those that may still come with it.
+        # Readers that may still come with a ticket, for tickets whose readers are known.
         self._readers: dict[int, set[Reader]] = {}
-        # Of those whose pickle an actor has made: which one.
+        # Maker of each ticket whose pickle an actor has made.
         self._makers: dict[int, Maker] = {}
         self._numbers = itertools.count(1)
 
