@@ -41,7 +41,7 @@ _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
 class ActorClass(Generic[T]):
-    """What ``remote`` makes of a class; the class itself is ``__wrapped__``.
+    """Actor class, made from a plain class by ``remote``; the plain class is ``__wrapped__``.
 
     A subclass of it is a plain class again, to be decorated on its own.
     """
@@ -164,7 +164,7 @@ class ActorClass(Generic[T]):
 if TYPE_CHECKING:
 
     class TypedActorClass(ActorClass[T], Generic[P, T]):
-        """What ``actor`` makes of a class, to a type checker."""
+        """Result of ``actor``, as a type checker sees it."""
 
         @takes_refs
         def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ActorProxy[T]: ...  # type: ignore[override]

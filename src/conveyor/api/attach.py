@@ -80,7 +80,7 @@ def _attach(driver: Driver, ray: Any, handle: Any, in_turn: bool) -> ActorHandle
 
 
 def _name(ray: Any, handle: Any) -> str:
-    """What the actor is called. Raises where Ray would wait for ever for an answer of it, or end the
+    """Return the actor's name. Raises where Ray would wait for ever for an answer of the actor, or end the
     process."""
     if handle._ray_cluster_and_job != ray._private.worker.global_worker.current_cluster_and_job:
         raise RuntimeStateError(
@@ -130,7 +130,8 @@ def _described(driver: Driver, ray: Any, handle: Any, name: str) -> dict[str, Me
 
 
 def _answer(driver: Driver, answer: Future[Any], name: str) -> Any:
-    """What the actor says, unless the session ends before: Ray may never place it."""
+    """Wait for the actor's answer and return it. Raises if the session ends before: Ray may never place the
+    actor."""
     either = Flag()
     answer.add_done_callback(lambda _: either.set())
     with driver.table.until_closed(either.set):
@@ -147,7 +148,8 @@ def _answer(driver: Driver, answer: Future[Any], name: str) -> Any:
 
 
 def _describing() -> Callable[[Any], tuple[str, str, bytes]]:
-    """What the actor is asked, as a function that travels by value: there may be no such library there."""
+    """Return the function that the actor is asked to run. The function travels by value, since the actor's
+    process may not have this library."""
 
     def describe(made: Any) -> tuple[str, str, bytes]:
         try:

@@ -10,7 +10,7 @@ from conveyor.runtime import context
 
 
 class RuntimeContext:
-    """Where the calling code runs; see ``get_runtime_context``."""
+    """Session, node and actor of the calling code; see ``get_runtime_context``."""
 
     def get_actor_id(self) -> str | None:
         """The actor's identity within the session, as a text; ``None`` in the driver."""
@@ -43,7 +43,7 @@ class RuntimeContext:
 
 
 def get_runtime_context() -> RuntimeContext:
-    """Where the calling code runs, under Ray's names."""
+    """Return the session, node and actor of the calling code, under Ray's names."""
     return RuntimeContext()
 
 

@@ -70,7 +70,7 @@ _MOST_RETURNS = 10_000
 
 
 class MethodEntry:
-    """One method in a handle's table: its ``MethodInfo``, and how many arguments always fit.
+    """Entry of one method in a handle's table: the ``MethodInfo``, and how many arguments always fit.
 
     Checking a call against a signature costs as much as sending it. A call with positional
     arguments only, which nearly all are, fits if there are ``least`` to ``most`` of them.
@@ -203,7 +203,7 @@ def _describe(cls: type, name: str, raw: Any) -> MethodInfo:
 
 
 def signature_of(called: Callable[..., Any]) -> inspect.Signature | None:
-    """Its signature; ``None`` where Python cannot tell, as of what is written in C."""
+    """Return the signature, or ``None`` where Python cannot tell, as for functions that are written in C."""
     try:
         return inspect.signature(called)
     except (TypeError, ValueError):

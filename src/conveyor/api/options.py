@@ -70,8 +70,8 @@ class ActorOptions(Struct, frozen=True):
         return replace(self, **checked)
 
     def placement_for(self, places: bool) -> Mapping[str, Any]:
-        """What the hosts are told of where the actor is to be. Where they have no choice (``places``) that is
-        nothing, and a warning says so.
+        """Return the placement options for the hosts. Hosts that have no choice (``places`` is false) get
+        none, and a warning says so.
 
         Raises:
             TypeError: ``runtime_env`` asks such hosts for more than variables.

@@ -122,7 +122,7 @@ def _needed(node: Any, kinds: Any) -> Iterable[Any]:
 
 
 def _hint(node: Any, new: Any) -> None:
-    """What Ray's program has said of how a value is to travel holds here, too."""
+    """Give the new node the transport that Ray's program has hinted at for the same value."""
     hint = node.type_hint
     if hint.get_custom_communicator() is not None:
         raise NotImplementedError(

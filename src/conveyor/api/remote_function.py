@@ -47,7 +47,7 @@ FunctionWorker.__name__ = AsyncFunctionWorker.__name__ = "<functions>"
 
 
 class RemoteFunction(Generic[P, ResultT]):
-    """What ``remote`` makes of a function; the function itself is ``__wrapped__``."""
+    """Remote function, made from a plain function by ``remote``; the plain function is ``__wrapped__``."""
 
     __wrapped__: Callable[..., Any]
 

@@ -36,7 +36,8 @@ def check_most(value: Any, name: str) -> int:
 
 
 def take_retries(options: dict[str, Any], before: Retries | None) -> Retries | None:
-    """What ``options`` say of it, which are taken out of them, with ``before`` where they do not.
+    """Take the retry options out of ``options`` and return them. ``before`` holds for those that are not
+    given.
 
     Raises:
         TypeError: one is of the wrong type.
@@ -94,8 +95,8 @@ def call_with_retries(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What ``call`` gives, which calls that method of an actor once, and has ``count`` results: a ref, or a
-    list. It is told whether it is not the first time."""
+    """Call a method of an actor with retries, and return its result: a reference, or a list of ``count``
+    references. ``call`` makes one call; its last argument says whether it is a retry."""
 
     def make(args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> Ref:
         made: Any = call(args, kwargs, again)

@@ -51,7 +51,7 @@ _ends: PresentEnds[End] = PresentEnds()
 
 
 class End:
-    """What both ends have in common. An end can be used by several threads at a time."""
+    """Base of both ends of a channel. Several threads may use an end at a time."""
 
     __slots__ = (
         "__weakref__",
@@ -130,7 +130,7 @@ class End:
             self._over = True
 
     def statistics(self) -> ChannelStatistics:
-        """What this end has counted so far."""
+        """Return the counters of this end."""
         raise NotImplementedError
 
     def __enter__(self: EndT) -> EndT:
@@ -174,7 +174,7 @@ class End:
             runtime.chores.soon(partial(runtime.introductions.close, self._number, self._side))
 
     def _key(self, side: Side) -> Key:
-        """What an end of this channel is known by."""
+        """Return the key of the end of this channel on that side, by which this process finds it."""
         return self._runtime.exports.session, self._number, side
 
     # Meeting
@@ -331,13 +331,13 @@ class End:
             return True
 
     def _describe(self) -> str:
-        """What is waited for."""
+        """Describe what a caller of this end is waiting for."""
         if self._meeting is None:
             return f"the {SIDES[other(self._side)]} end of channel {self._number} to be used"
         return self._awaited()
 
     def _awaited(self) -> str:
-        """What is waited for, of the process at the other end."""
+        """Describe what a caller is waiting for the process at the other end to do."""
         raise NotImplementedError
 
     def _doing(self) -> str:
@@ -349,8 +349,8 @@ class End:
 
 
 class _InheritedLock:
-    """What an end has in place of its lock in a forked child. A thread of the parent, which is not there, may
-    have held the lock, so nobody must wait for it."""
+    """Substitute for an end's lock in a forked child: entering it raises. A thread of the parent, which the
+    child does not have, may have held the real lock, so nobody must wait for that."""
 
     def __init__(self, end: End) -> None:
         self._error = f"{end!r} belongs to the process that this one was forked from"
@@ -359,7 +359,7 @@ class _InheritedLock:
         raise RuntimeStateError(self._error)
 
     def __exit__(self, *_: object) -> None:
-        """It was not entered."""
+        """Do nothing: the lock was not entered."""
 
 
 def _disown() -> None:

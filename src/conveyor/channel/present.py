@@ -14,12 +14,13 @@ Key = tuple[str, int, Side]
 
 
 class PresentEnds(Generic[EndT]):
-    """They are known by their keys, so that one that comes again is the same object.
+    """Table of the ends of channels in this process, by key, so that an end that comes again is the same
+    object.
 
-    Whoever makes an end enters it, and its finalizer has it leave. An end that has not been entered, since
-    another one was there already, or that another one has replaced, is nobody's end: it tells nobody of its
-    own. No lock is taken: ends come and go in finalizers and signal handlers, too. Instead each step on the
-    table is one operation of a dictionary, and is repeated if another one has come between.
+    The maker of an end enters it, and the end's finalizer takes it out. An end that was not entered, since
+    another was there already, or that another has replaced, belongs to nobody: it does not announce its own
+    end. No lock is taken, since ends come and go in finalizers and signal handlers, too. Each step on the
+    table is one operation of a dictionary instead, and is repeated if another one has come between.
     """
 
     def __init__(self) -> None:

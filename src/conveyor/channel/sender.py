@@ -117,7 +117,7 @@ class Sender(End, Generic[SentT], side=SENDING):
         self._writer = self._runtime.process.writer(meeting.segment, 0, [target], carries)
 
     def _let_go(self) -> None:
-        """What was sent stays in the channel."""
+        """Do nothing: what was sent stays in the channel."""
 
     def _awaited(self) -> str:
         return f"room in channel {self._number}: all of its {self._depth} places are taken"

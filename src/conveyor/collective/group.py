@@ -76,7 +76,7 @@ _MOVED_REFS = _references_of_a_moved_value()
 
 
 class Group:
-    """One rank of a group."""
+    """Collective group, as the process of one of its ranks has it."""
 
     def __init__(
         self, runtime: Runtime, name: str, number: int, creator: ActorId | None, joined: Joined
@@ -115,8 +115,8 @@ class Group:
         tensors: int = 1,
         shapes: int = 0,
     ) -> None:
-        """One operation. ``tensor`` says what each tensor of it is like; ``sources`` and ``to`` are the
-        addresses of those that are read and written here."""
+        """Run one operation. ``tensor`` describes each tensor of it. ``sources`` and ``to`` are the addresses
+        of the tensors that are read and written here."""
         timeout = _limit(timeout)
         if tensor is None:
             number, shape, count = 8, _NO_SHAPE, 0
@@ -194,7 +194,7 @@ class Group:
         return f"rank {rank} ({self.joined.membership.actors[rank].name})"
 
     def _absent(self, ranks: Sequence[int]) -> str:
-        """What is known now of those that have not come."""
+        """Describe what is known now of the ranks that have not come."""
         if not ranks:
             return " not all ranks have come to it, the last one of them just too late"
         told = ranks[:_DESCRIBED]
@@ -232,7 +232,7 @@ class Group:
         self._raise_broken(what)
 
     def _views(self) -> str:
-        """What the ranks have called that have come to the last barrier."""
+        """Describe what each rank that came to the last barrier has called."""
         absent = set(self._group.absent)
         ranks = [rank for rank in range(self.size) if rank not in absent]
         return "; ".join([f"{self.who(rank)}: {self._view(rank)}" for rank in ranks])

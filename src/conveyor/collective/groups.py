@@ -43,12 +43,12 @@ class CollectiveGroupHandle:
 
     @property
     def name(self) -> str:
-        """What operations call it."""
+        """Name of the group, by which operations find it."""
         return self._name
 
     @property
     def backend(self) -> str:
-        """As it was asked for."""
+        """Backend that was asked for."""
         return self._backend
 
     def get_rank(self, actor: AnyActor) -> int:

@@ -15,10 +15,10 @@ _known: set[str] = set()
 
 
 class Operand:
-    """One tensor of a call.
+    """Tensor or array that is an argument of a call.
 
-    address: of its elements, as a number, or as what has a buffer. They lie in one row there.
-    staged: a copy whose elements do, if those of the tensor do not.
+    address: of its elements, as a number or as an object with a buffer. They are contiguous there.
+    staged: a contiguous copy, if the elements of the tensor itself are not contiguous.
     """
 
     __slots__ = ("address", "count", "number", "shape", "staged", "tensor")

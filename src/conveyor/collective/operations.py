@@ -357,8 +357,9 @@ class AllToAll:
         *,
         timeout: float | None = None,
     ) -> None:
-        """Both lists have a tensor for each rank: the first is written to, with what the others have for this
-        rank; the second is what this one has for them. Raises as ``allreduce`` does."""
+        """Send a tensor to each rank and receive one from each. ``output_tensor_list`` has a tensor for each
+        rank, to write that rank's value to. ``input_tensor_list`` has the tensor that each rank gets. Raises
+        as ``allreduce`` does."""
         with find(group_name) as group:
             if len(input_tensor_list) == 0:
                 raise ValueError("input_tensor_list is empty")

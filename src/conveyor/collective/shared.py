@@ -63,8 +63,8 @@ def scatter(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """What ``src_rank`` has for this rank in its list, which has a value for each; the others have none. A
-    part keeps the memory of the whole list. See ``allgather.shared``."""
+    """Return this rank's value from the list of ``src_rank``, which has a value for each rank; other ranks
+    have no list. A part keeps the memory of the whole list. See ``allgather.shared``."""
     with find(group_name) as group:
         root = group.root(src_rank, "src_rank")
         if group.rank == root:
@@ -81,8 +81,8 @@ def scatter(
 def all_to_all(
     values: Sequence[Any], group_name: str = DEFAULT, *, timeout: float | None = None
 ) -> list[Any]:
-    """What each rank has for this one in its list, which has a value for each. A part keeps the memory of the
-    whole list. See ``allgather.shared``."""
+    """Return each rank's value for this rank, from lists that have a value for each rank. A part keeps the
+    memory of the whole list. See ``allgather.shared``."""
     with find(group_name) as group:
         _check_list(group, values)
         return [got[group.rank] for got in group.exchange(ALL_TO_ALL, [values], timeout)]

@@ -45,9 +45,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One session. pid: of its driver. program: its command line. memory: its shared memory, in bytes.
-    graphs: those that are laid. members: its processes, the driver first. unknown: the other nodes of
-    which it is not known what is there, and why; "" is all of them. troubles: what nodes wait for."""
+    """Session of this machine.
+
+    pid: of its driver. program: the driver's command line. memory: the session's shared memory, in bytes.
+    graphs: the deployed ones. members: its processes, the driver first. unknown: the other nodes that told
+    nothing, and why; the name "" means all of them. troubles: what nodes wait for.
+    """
 
     pid: int
     program: str
@@ -174,8 +177,8 @@ def _graphs(driver: int) -> dict[int, LaidGraph]:
 
 
 def _content(process: int, name: str) -> bytes:
-    """What the process's memory file of that name holds; nothing if there is none. A process of another user
-    may have put anything there, and any amount."""
+    """Return the content of the process's memory file of that name, or nothing if there is none. A process of
+    another user may have put anything there, and any amount."""
     try:
         for path, identity in _files(process, name):
             with os.fdopen(_open(path, identity), "rb") as file:
@@ -249,7 +252,8 @@ def _lines(session: Session, stacks: bool) -> list[str]:
 
 
 def _stack(member: Member) -> str | None:
-    """Of another node it has come with the rest; of a process without a number there is none to be had."""
+    """Return the stack of a process. A process of another node sent it along with its status; without a
+    process id there is none."""
     if member.node is not None or not member.status.pid:
         return member.status.stack
     return stack_of(member.status.pid)

@@ -149,7 +149,7 @@ def _scan(value: Any, where: str) -> tuple[dict[DAGNode, None], set[int]]:
 
 
 def _children(value: Any, where: str) -> Iterable[Any] | None:
-    """What is directly inside a container; ``None`` for anything that is none."""
+    """Return what is directly inside a container, or ``None`` for any other value."""
     if isinstance(value, (list, tuple, set, frozenset)):
         return value
     if isinstance(value, dict):

@@ -34,7 +34,7 @@ class DAGContext:
         return _current
 
     def options(self) -> ConfigOptions:
-        """What of this is a setting of ``compile``, by our names."""
+        """Return the settings that ``compile`` has too, by our names."""
         options: ConfigOptions = {}
         if self.submit_timeout is not None and self.submit_timeout >= 0:
             options["submit_timeout"] = self.submit_timeout

@@ -39,7 +39,7 @@ UNPLACED = Unplaced()
 
 
 def function_of(call: Callable[..., Any], options: Mapping[str, Hashable]) -> Function:
-    """What is to be known of ``call`` to run it; ``options``: those of a worker for it."""
+    """Describe ``call`` as a task. ``options``: of a worker that runs it."""
     is_async = inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
     generator = inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call)
     return Function(call, tuple(sorted(options.items())), is_async, generator)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """What nodes ask of the process they live in."""
+    """Process that nodes live in, as far as they ask something of it."""
 
     def compile(self, root: DAGNode, config: Config) -> Any:
         """Lay the graph that ends in ``root``."""

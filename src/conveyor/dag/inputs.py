@@ -161,7 +161,8 @@ class InputAttributeNode(DAGNode):
 
 
 def key_of(node: InputAttributeNode) -> Key:
-    """Which part of the input ``node`` is. (No property: ``inp["a"].key`` is the part's own.)"""
+    """Return the key of the part of the input that ``node`` is. (No property: ``inp["a"].key`` is the part's
+    own.)"""
     return node._key
 
 

@@ -17,11 +17,11 @@ from conveyor.typevars import ResultT
 
 
 class Collective(Struct, frozen=True):
-    """What a task is a rank's part of.
+    """Collective that a task is part of, as one of its ranks.
 
-    title: what people are told of it: ``"allreduce(SUM)"``.
+    title: its name for people: ``"allreduce(SUM)"``.
     nodes: what its ranks put in.
-    actors: who gets something, in the order of ranks.
+    actors: the actors that get something, in the order of ranks.
     meets: the tasks of its ranks wait for each other while they run.
     """
 
@@ -32,7 +32,7 @@ class Collective(Struct, frozen=True):
 
 
 class MethodNode(DAGNode[ResultT]):
-    """What ``actor.method.bind(...)`` gives: a method call at each execution, and its result.
+    """Node that ``actor.method.bind(...)`` returns: a method call at each execution, and its result.
 
     The tasks of one actor run in the order in which they were bound.
     """
@@ -177,7 +177,7 @@ class MethodNode(DAGNode[ResultT]):
 
     @property
     def number(self) -> int:
-        """Its place in the order of all ``bind`` calls of this process."""
+        """Position in the order of all ``bind`` calls of this process."""
         return self._record.number
 
     @property
@@ -206,7 +206,7 @@ class MethodNode(DAGNode[ResultT]):
 
 
 class OutputElementNode(DAGNode):
-    """One of the values of a method bound with ``num_returns=n``."""
+    """Node of a single value of a method bound with ``num_returns=n``."""
 
     __slots__ = ("_index", "_task")
 
@@ -223,7 +223,7 @@ class OutputElementNode(DAGNode):
 
     @property
     def index(self) -> int:
-        """Which of the returned values this is."""
+        """Position of this value among the returned ones."""
         return self._index
 
     def __repr__(self) -> str:

@@ -84,7 +84,7 @@ class InputData:
 
 
 def given(key: Key | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What the input's part ``key`` is when ``execute(*args, **kwargs)`` is called.
+    """Return the input's part ``key`` for a call of ``execute(*args, **kwargs)``.
 
     The whole input (``None``) is the argument itself if there is just one, without a name.
 

@@ -15,7 +15,7 @@ from conveyor.exceptions import GraphError
 
 
 class Survey(Struct, frozen=True):
-    """What ``survey`` found.
+    """Result of ``survey``.
 
     keys: the parts of the input that are used: by position, then by name as they were bound.
     whole: the input is used whole.

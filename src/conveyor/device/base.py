@@ -113,7 +113,7 @@ class Device(ABC):
 
     @abstractmethod
     def current_index(self) -> int:
-        """Which one the thread works on."""
+        """Return the index of the thread's current device."""
 
     @abstractmethod
     def identity(self, index: int | None = None) -> str:

@@ -33,19 +33,15 @@ class CudaEvent(Event):
         self.event = event
 
     def record(self, stream: Stream | None = None) -> None:
-        """As the base says."""
         self.event.record(_native(stream) if stream is not None else torch.cuda.current_stream())
 
     def query(self) -> bool:
-        """As the base says."""
         return bool(self.event.query())
 
     def synchronize(self) -> None:
-        """As the base says."""
         self.event.synchronize()
 
     def handle(self) -> bytes:
-        """As the base says."""
         return bytes(self.event.ipc_handle())
 
 
@@ -67,26 +63,22 @@ class CudaStream(Stream):
         return hash(self.stream)
 
     def wait_event(self, event: Event) -> None:
-        """As the base says."""
         assert isinstance(event, CudaEvent)
         self.stream.wait_event(event.event)
 
     def query(self) -> bool:
-        """As the base says."""
         return bool(self.stream.query())
 
     def synchronize(self) -> None:
-        """As the base says."""
         self.stream.synchronize()
 
 
 class CudaDevice(Device):
-    """What torch calls ``cuda``."""
+    """Kind of device that torch calls ``cuda``."""
 
     kind = "cuda"
 
     def viable(self) -> str | None:
-        """As the base says."""
         if find_spec("torch") is None:
             return "torch is not installed"
         import_later("torch")  # under the lock of imports
@@ -100,67 +92,60 @@ class CudaDevice(Device):
         return "torch finds no GPU"
 
     def count(self) -> int:
-        """As the base says."""
         return int(torch.cuda.device_count())
 
     def current_index(self) -> int:
-        """As the base says."""
         return int(torch.cuda.current_device())
 
     def identity(self, index: int | None = None) -> str:
-        """As the base says. It is the UUID: numbers follow ``CUDA_VISIBLE_DEVICES``."""
+        """Return the GPU's UUID, since numbers follow ``CUDA_VISIBLE_DEVICES``."""
         which = self._index(index)
         return str(torch.cuda.get_device_properties(which).uuid)
 
     def memory(self, index: int | None = None) -> tuple[int, int]:
-        """As the base says. What torch keeps for later counts as used."""
+        """Return how many bytes are free and how many there are. Memory that torch keeps for later counts as
+        used."""
         free, there = torch.cuda.mem_get_info(self._index(index))
         return int(free), int(there)
 
     def current_stream(self, index: int | None = None) -> Stream:
-        """As the base says."""
         return CudaStream(self, torch.cuda.current_stream(self._index(index)))
 
     def new_stream(self, index: int | None = None, *, urgent: bool = False) -> Stream:
-        """As the base says."""
         made = torch.cuda.Stream(self._index(index), priority=-1 if urgent else 0)
         return CudaStream(self, made)
 
     @contextmanager
     def using(self, stream: Stream) -> Iterator[None]:
-        """As the base says."""
         with torch.cuda.stream(_native(stream)):
             yield
 
     def new_event(self, index: int | None = None, *, interprocess: bool = False) -> Event:
-        """As the base says. It is made at its first record, or at :meth:`Event.handle` on the current
-        device, so that is the one it is for."""
+        """Make an event. Its device is set by its first record, or is the current one at
+        :meth:`Event.handle`; ``index`` is not used."""
         return CudaEvent(torch.cuda.Event(enable_timing=False, interprocess=interprocess))
 
     def open_event(self, handle: bytes, index: int | None = None) -> Event:
-        """As the base says."""
         where = torch.device("cuda", self._index(index))
         return CudaEvent(torch.cuda.Event.from_ipc_handle(where, handle))
 
     def synchronize(self, index: int | None = None) -> None:
-        """As the base says."""
         torch.cuda.synchronize(self._index(index))
 
     def empty(self, nbytes: int, index: int | None = None) -> torch.Tensor:
-        """As the base says."""
         where = torch.device("cuda", self._index(index))
         return torch.empty(nbytes, dtype=torch.uint8, device=where)
 
     def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
-        """As the base says."""
         tensor.record_stream(_native(stream))
 
     def empty_pinned(self, nbytes: int) -> torch.Tensor:
-        """As the base says: torch's allocator notes the streams that copy from and to it."""
+        """Make a pinned tensor of bytes. torch's allocator notes the streams that copy from and to it, and so
+        does not use its memory too early."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def pin(self, address: int, nbytes: int) -> None:
-        """As the base says. It is portable: all GPUs know it."""
+        """Pin mapped memory of the host, portably: all GPUs know it."""
         torch.cuda.init()  # the calls of the runtime need a context
         code = torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)
         if int(code):
@@ -168,24 +153,22 @@ class CudaDevice(Device):
         _check(code, "cudaHostRegister")
 
     def unpin(self, address: int) -> None:
-        """As the base says."""
         _check(torch.cuda.cudart().cudaHostUnregister(address), "cudaHostUnregister")
 
     def cannot_export(self, tensor: torch.Tensor) -> str | None:
-        """As the base says. What torch's allocator cannot export raises in :meth:`export_memory`."""
+        """Say why other processes cannot open a tensor's memory. Memory that torch's allocator cannot export
+        raises in :meth:`export_memory` only."""
         if tensor.device.type != "cuda":
             return f"is on device {str(tensor.device)!r}"
         return None
 
     def export_memory(self, tensor: torch.Tensor) -> bytes:
-        """As the base says."""
         storage, index = tensor.untyped_storage(), tensor.device.index
         torch.cuda.init()
         handle, offset = cuda_memory.export(index, storage.data_ptr())
         return pickle.dumps((self.identity(index), handle, offset, storage.nbytes()), 5)
 
     def open_memory(self, handle: bytes) -> torch.Tensor:
-        """As the base says."""
         identity, shared, offset, nbytes = pickle.loads(handle)
         here = [i for i in range(self.count()) if self.identity(i) == identity]
         if not here:

@@ -131,7 +131,8 @@ class Opened:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """As Numba defines it: bytes one behind the other, in the order of whatever stream uses them."""
+        """Array interface, as Numba defines it: contiguous bytes, in the order of whatever stream uses
+        them."""
         return {
             "shape": (self._nbytes,),
             "typestr": "|u1",

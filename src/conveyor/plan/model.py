@@ -20,11 +20,11 @@ EXECUTOR = -1
 
 
 class ActorInfo(Struct, frozen=True):
-    """One actor of the graph.
+    """Actor of the graph.
 
     index: its number.
-    key: what the engine knows it by.
-    name: what people know it by; no two actors of a graph share it.
+    key: its key in the engine.
+    name: its name for people; no two actors of a graph share it.
     """
 
     index: int
@@ -75,17 +75,17 @@ Argument = Reg | Const | Nested
 
 
 class Task(Struct, frozen=True):
-    """One bound method call, or a function's.
+    """Bound call of a method or a function.
 
     id: its number.
     actor: the number of the actor that runs it.
-    method: the name of what is called.
-    args, kwargs: what it is called with.
-    num_returns: into how many values its result is taken apart; ``None``: it is one value.
-    label: what errors call it: ``"stage1.forward"``, with ``#2`` where a graph binds the same method of
-        the same actor once more.
-    function: what is called, where it is no method of the actor's.
-    collective: of a collective's rank, what is done by all of them:
+    method: the name of the method or function.
+    args, kwargs: the arguments of the call.
+    num_returns: the number of values that its result is taken apart into; ``None``: the result is one value.
+    label: its name in errors: ``"stage1.forward"``, with ``#2`` where a graph binds the same method of the
+        same actor once more.
+    function: the function that is called, where it is no method of the actor's.
+    collective: of a collective's rank, a description of the whole collective:
         ``"allreduce(SUM) of a.grad, b.grad on a, b"``.
     """
 
@@ -101,9 +101,9 @@ class Task(Struct, frozen=True):
 
 
 class Promise(Struct, frozen=True):
-    """What a reader may rely on about the tensors of an edge.
+    """Guarantees to a reader about the tensors of an edge.
 
-    device: the kind of device that they are put on; ``None``: the one that they come from.
+    device: the kind of device that the tensors are put on; ``None``: the one that they come from.
     static_shape: shape, dtype and device are those of the first execution.
     direct_return: each value is one tensor.
     """
@@ -114,7 +114,7 @@ class Promise(Struct, frozen=True):
 
 
 class Edge(Struct, frozen=True):
-    """One channel, from one writer to a fixed set of readers.
+    """Channel from one writer to a fixed set of readers.
 
     id: its number.
     writer: the process that writes it: an actor's number, or ``EXECUTOR``.
@@ -146,11 +146,11 @@ class Edge(Struct, frozen=True):
 
 
 class Program(Struct, frozen=True):
-    """What one actor does for one execution.
+    """Steps of one actor for one execution.
 
     actor: the actor's number.
     registers: how many registers the steps use; each of them is filled once.
-    steps: what is done, in order.
+    steps: the steps, in order.
     """
 
     actor: int

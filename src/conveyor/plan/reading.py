@@ -54,12 +54,12 @@ def edges_only_read(program: Program, tasks: Mapping[int, Task] | Sequence[Task]
 
 
 class Outline:
-    """What a program does, by kind; each in the program's order.
+    """Tasks and edges of a program, by kind; each list is in the program's order.
 
-    tasks: the numbers of the tasks that it runs.
-    receives: the edges that it takes a frame of each execution from.
-    sends: the edges that it gives a frame of each execution to.
-    streams: a generator's task, and the edge that it gives any number of frames to.
+    tasks: the numbers of the tasks that the program runs.
+    receives: the edges from which it takes a frame of each execution.
+    sends: the edges to which it gives a frame of each execution.
+    streams: pairs of a generator's task and the edge to which it gives any number of frames.
     """
 
     def __init__(self, program: Program) -> None:
@@ -84,8 +84,7 @@ class Outline:
 
 
 class Stage(NamedTuple):
-    """One task, with what its actor's program has it receive, look for and wait for before, and send
-    afterwards."""
+    """Task of a program, with the receives, tries and waits before it and the sends after it."""
 
     actor: int
     receives: list[Recv]
@@ -188,10 +187,10 @@ def moves(plan: Plan, place: int) -> Iterator[Move]:
 
 
 class Held(NamedTuple):
-    """What a register holds.
+    """Content of a register.
 
-    value: a part of the input, or what a task has made.
-    edge: the edge that it has come on; ``None``: its own actor has made it.
+    value: a part of the input, or a result of a task.
+    edge: the edge that the value has come on; ``None``: the register's own actor has made it.
     """
 
     value: Value
@@ -199,7 +198,7 @@ class Held(NamedTuple):
 
 
 class Values:
-    """Where the values of a Plan are.
+    """Places where the values of a Plan are: frames, registers, and arguments of tasks.
 
     carried: by edge, the values in a frame; none in one that only starts an execution.
     held: for each actor, what its registers hold.

@@ -235,7 +235,7 @@ def prove_programs(
 
 
 class _Words:
-    """What the steps of a graph's programs are called."""
+    """Names of the steps of a graph's programs, for messages."""
 
     def __init__(
         self, programs: Sequence[Program], tasks: Sequence[Task], edges: Sequence[Edge]

@@ -86,7 +86,7 @@ def follow(
 
 
 class _Run:
-    """What all processes of one simulation share."""
+    """State that all processes of one simulation share."""
 
     def __init__(self, plan: Plan, costs: Costs) -> None:
         self.plan = plan
@@ -141,7 +141,7 @@ class _Run:
 
 
 class _Process:
-    """One process: its own clock, and the span that it ended last."""
+    """Process of a simulation: its own clock, and the span that it ended last."""
 
     def __init__(self, run: _Run, place: int) -> None:
         self.run = run
@@ -207,12 +207,12 @@ class _Executor(_Process):
 
 @dataclass(slots=True)
 class _Tried:
-    """What an actor knows of a receive that it tries: see :class:`Try`.
+    """State of a receive that an actor tries; see :class:`Try`.
 
     taken: the execution whose frame was taken before the receive.
     ahead, last: how long the tasks between have taken so far, and in the execution before.
-    spent: for how long it was waited for.
-    vain, left_out: waits in a row that were in vain, and those that are to be left out.
+    spent: how long the actor has waited for the frame.
+    vain, left_out: how many waits in a row were in vain, and how many are to be left out.
     """
 
     taken: int = -1

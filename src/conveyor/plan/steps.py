@@ -55,11 +55,11 @@ class Try(Struct, frozen=True):
     edge: int
 
     def waits_for(self) -> tuple[Event, ...]:
-        """As for :class:`Recv`; what it waits for comes or does not."""
+        """Return no events: the frame comes by then or does not."""
         return ()
 
     def enables(self) -> tuple[Event, ...]:
-        """As for :class:`Recv`."""
+        """Return no events."""
         return ()
 
 
@@ -80,11 +80,11 @@ class Await(Struct, frozen=True):
     reg: int
 
     def waits_for(self) -> tuple[Event, ...]:
-        """As for :class:`Recv`."""
+        """Return the event that the tensors beside the frame are under way."""
         return (("tensors", self.edge),)
 
     def enables(self) -> tuple[Event, ...]:
-        """As for :class:`Recv`."""
+        """Return no events."""
         return ()
 
 
@@ -109,11 +109,11 @@ class Call(Struct, frozen=True):
     meets: tuple[int, ...] = ()
 
     def waits_for(self) -> tuple[Event, ...]:
-        """As for :class:`Recv`."""
+        """Return the events that actors have come to the tasks that this one meets."""
         return tuple([("call", task) for task in self.meets])
 
     def enables(self) -> tuple[Event, ...]:
-        """As for :class:`Recv`."""
+        """Return the event that the actor has come to the task, if it meets others."""
         return (("call", self.task),) if self.meets else ()
 
 
@@ -131,11 +131,11 @@ class Send(Struct, frozen=True):
     only_done: bool = False
 
     def waits_for(self) -> tuple[Event, ...]:
-        """As for :class:`Recv`."""
+        """Return no events: there is always room."""
         return ()
 
     def enables(self) -> tuple[Event, ...]:
-        """As for :class:`Recv`."""
+        """Return the events that the frame is published and that the tensors beside it are under way."""
         return ("frame", self.edge), ("tensors", self.edge)
 
 

@@ -50,9 +50,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What happens when a Plan is executed some times.
+    """Record of some executions of a Plan.
 
-    spans: all of them. Those of one process stand in order, but for transfers, which go on beside.
+    spans: all of them. The spans of one process stand in order, but for transfers, which go on beside.
     submitted: for each execution, when its submission begins.
     completed: for each execution, when the last of its results is with the executor.
     ends: for each execution, the place of the span that its completion waited for.

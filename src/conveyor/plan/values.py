@@ -34,7 +34,7 @@ class Start(Struct, frozen=True):
 
 
 class Items(Struct, frozen=True):
-    """What a generator yields, as it comes."""
+    """Items that a generator yields, each as it comes."""
 
     made: Made
 

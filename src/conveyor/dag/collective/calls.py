@@ -25,11 +25,11 @@ from conveyor.storages import lacking
 
 
 class Rank(Struct, frozen=True):
-    """One rank's place.
+    """Function that one rank of a collective runs.
 
-    operation: what it is called in messages: ``"allreduce"``.
+    operation: its name in messages: ``"allreduce"``.
     names: the names of the actors, in the order of ranks.
-    rank: its number.
+    rank: the number of this rank.
     """
 
     operation: str
@@ -51,7 +51,7 @@ class Rank(Struct, frozen=True):
 
 
 class Reducing(Rank, frozen=True):
-    """One that reduces by ``op``."""
+    """Function of a rank whose collective reduces by ``op``."""
 
     op: ReduceOp = ReduceOp.SUM
 
@@ -269,7 +269,8 @@ def _refuse(
 def _check_reducible(
     rank: Rank, op: ReduceOp, inputs: Sequence[Any], number: int | None = None
 ) -> tuple[Arrays, Sequence[Any]]:
-    """As ``_check``; in addition ``TypeError`` for a dtype that ``op`` is not for."""
+    """Check the ``inputs`` as ``_check`` does. In addition, raise ``TypeError`` for a dtype that ``op`` is
+    not for."""
     arrays, values = _check(rank, inputs, number)
     reason = why_not(op, arrays, values[0].dtype)
     if reason is not None:

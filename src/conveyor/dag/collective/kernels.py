@@ -36,7 +36,7 @@ _SMALL = 2 << 10
 
 
 class Arrays(ABC):
-    """One library's arrays. Those that are reduced have one dtype and are flat."""
+    """Operations on the arrays of one library. Arrays that are reduced have one dtype and are flat."""
 
     #: What an array is called in messages.
     noun: ClassVar[str]

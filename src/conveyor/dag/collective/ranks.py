@@ -16,7 +16,7 @@ from conveyor.later import import_later
 
 
 class Place(NamedTuple):
-    """Where a rank is.
+    """Actor of a rank, and its owner.
 
     actor: its actor.
     owner: the handle that keeps it alive.

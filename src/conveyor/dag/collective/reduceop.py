@@ -14,10 +14,10 @@ FLOATS = 4
 
 
 class ReduceOp(Enum):
-    """What a reduction makes of one element of each rank.
+    """Reduction that turns one element of each rank into one element.
 
-    ``SUM``, ``PRODUCT``, ``MIN``, ``MAX``, and ``AVG``, the sum divided by the number of ranks, which only
-    floating point numbers have. The values are those that the native core knows them by.
+    ``SUM``, ``PRODUCT``, ``MIN``, ``MAX``, and ``AVG``: the sum divided by the number of ranks, for floating
+    point numbers only. The native core knows the reductions by these values.
     """
 
     SUM = 0

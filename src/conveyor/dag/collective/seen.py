@@ -10,13 +10,13 @@ from conveyor.storages import lacking
 
 
 class Seen(NamedTuple):
-    """What is to be known of a value that a rank puts in, also by ranks that do not get it.
+    """Description of a value that a rank puts in, for all ranks, also those that do not get the value.
 
-    words: what it is, for people.
-    noun: what its library calls it; ``None``: it is of none.
-    dtype, shape: of what can be read here; ``None`` for what cannot.
-    more: that it may mean more than its elements, in words.
-    lacks: that it has lost its memory, in words.
+    words: what the value is, for people.
+    noun: what its library calls it; ``None``: it belongs to no library.
+    dtype, shape: as far as they can be read here; ``None`` for what cannot be read.
+    more: why it may mean more than its elements, in words.
+    lacks: why it has lost its memory, in words.
     """
 
     words: str
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
 
     @property
     def kind(self) -> tuple[str | None, str | None, tuple[int, ...]]:
-        """What is one and the same at all ranks."""
+        """Library, dtype and shape, which must be the same at all ranks."""
         return self.noun, self.dtype, self.shape
 
     @property

@@ -128,12 +128,12 @@ Hosts = tuple[tuple[int, ...], ...]
 
 
 class Piece(NamedTuple):
-    """What a rank makes for ranks of other hosts. What the ranks of its host have put in is told with it, so
-    a rank that gets none of their tensors finds what is wrong with them as if it had them.
+    """Value that a rank makes for ranks of other nodes. Descriptions of the inputs of all ranks of its node
+    come with it, so a rank that gets none of their tensors finds their errors as if it had them.
 
-    ranks: what each of them has put in.
-    value: an array, or a list of them; ``None``: there is none, since they do not fit.
-    whole: it is a rank's own tensor.
+    ranks: what each rank of the node has put in.
+    value: an array, or a list of arrays; ``None``: there is none, since the inputs do not fit.
+    whole: the value is a rank's own tensor.
     """
 
     ranks: tuple[Seen, ...]
@@ -339,7 +339,7 @@ class AllReduceByHost(Reducing, frozen=True, kw_only=True):
 
 
 class _Parts:
-    """What a host has come to: its parts, each of which ends where another begins, or whole tensors."""
+    """Results of one node's ranks: parts that follow each other, or the whole tensors of the ranks."""
 
     def __init__(self, arrays: Arrays, size: int, pieces: Sequence[Piece]) -> None:
         values = [arrays.flat(arrays.plain(piece.value)) for piece in pieces]

@@ -17,7 +17,7 @@ from conveyor.later import import_later
 
 
 class CollectiveOutputNode(MethodNode):
-    """What one rank gets of a collective. It is used as any node is, or not at all: then it is not
+    """Result of a collective for one rank. It can be used as any node is; if it is not used, it is not
     computed."""
 
     __slots__ = ()
@@ -53,7 +53,7 @@ class Ranks:
 
     @property
     def each(self) -> list[RankOf]:
-        """What the function of each rank knows of its place."""
+        """Operation, names and rank for the function of each rank."""
         names = names_of(self.places)
         return [(self.operation, names, rank) for rank in range(self.count)]
 

@@ -25,10 +25,10 @@ torch: Any = LaterModule("torch")
 
 
 class Announced(NamedTuple):
-    """What a rank says of a value that it puts in.
+    """Announcement by a rank of a value that it puts in.
 
-    words: for people.
-    dtype, shape: of a tensor; ``None``: it is none.
+    words: the value in words, for people.
+    dtype, shape: of a tensor; ``None``: the value is no tensor.
     """
 
     words: str
