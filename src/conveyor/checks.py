@@ -97,10 +97,11 @@ def check_bytes(value: Any, name: str) -> int:
 
 
 def bytes_of_environment(name: str) -> int | None:
-    """What the environment's variable ``name`` says; ``None``: nothing.
+    """Return the number of bytes that the environment variable ``name`` says, or ``None`` if it is unset or
+    empty.
 
     Raises:
-        ValueError: that is no number of bytes.
+        ValueError: the variable is no number of bytes.
     """
     text = os.environ.get(name)
     if not text:
@@ -122,7 +123,8 @@ def check_spin(text: str) -> float:
 
 
 def spin_of_environment() -> float | None:
-    """What the environment's ``CONVEYOR_SPIN_US`` says; ``None``: nothing. Raises as ``check_spin``."""
+    """Return what the environment variable ``CONVEYOR_SPIN_US`` says, or ``None`` if it is unset or empty.
+    Raises as ``check_spin``."""
     text = os.environ.get("CONVEYOR_SPIN_US")
     return check_spin(text) if text else None
 

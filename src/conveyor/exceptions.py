@@ -68,8 +68,9 @@ class ConveyorError(Exception):
 
 
 class SessionError(ConveyorError):
-    """What the session does for a program has failed or cannot be had: a channel, a transport, room, what the
-    system limits, or the session itself. Code of the program has not raised, and no actor has died."""
+    """Failure of something that the session does for a program, or cannot provide: a channel, a transport,
+    room, a resource that the system limits, or the session itself. Code of the program has not raised, and no
+    actor has died."""
 
 
 class GraphError(ConveyorError, ValueError):
@@ -212,7 +213,7 @@ class ObjectLostError(ConveyorError, RuntimeError):
 
 
 class InjectedFault(Exception):
-    """What goes wrong because a test wants it to (``conveyor.testing``)."""
+    """Failure that a test has asked for (``conveyor.testing``)."""
 
 
 class SharedWriteError(ConveyorError, RuntimeError):

@@ -48,7 +48,8 @@ def forked() -> RuntimeStateError:
 
 
 def _in_child() -> None:
-    """Whoever slept here would sleep for ever: those who would wake it are the parent's."""
+    """Wake all sleepers in a forked child, where they would sleep for ever: the threads that would wake them
+    are the parent's."""
     global _forks
     _forks += 1
     while _slept_for:

@@ -49,7 +49,7 @@ def wait(asked: Iterable[Future[T]], timeout: float) -> list[Future[T]]:
 
 
 class _Condition(RLock):  # type: ignore[misc]
-    """What a future asks of its condition, as a lock, which C enters."""
+    """Lock that is a future's condition as well. Entering it runs no Python code."""
 
     __slots__ = ("_waiters",)
 
@@ -57,7 +57,7 @@ class _Condition(RLock):  # type: ignore[misc]
         self._waiters: list[threading.Lock] = []
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As that of ``threading.Condition``. With the lock, which others have meanwhile.
+        """Wait as ``threading.Condition`` does. Call with the lock, which others may have meanwhile.
 
         Raises ``RuntimeStateError`` in a child that a signal handler has forked meanwhile.
         """

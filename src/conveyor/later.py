@@ -42,8 +42,8 @@ def import_later(name: str) -> ModuleType:
 def names_later(
     names: dict[str, Any], where: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """What a module with ``names`` has as its ``__getattr__`` and ``__dir__``. ``where``: of names that are
-    imported when they are asked for, their modules. A module's own name stands for itself."""
+    """Return the ``__getattr__`` and ``__dir__`` of a module with ``names``. ``where``: the modules of names
+    that are imported when they are asked for. A module's own name stands for the module."""
 
     def get(name: str) -> Any:
         if name not in where:

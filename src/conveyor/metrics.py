@@ -40,7 +40,7 @@ Kind = Literal["counter", "gauge", "summary"]
 
 @dataclass(frozen=True, slots=True)
 class _Metric:
-    """What one metric is. ``unit`` is the ending of its name, as Prometheus wants it."""
+    """Description of a metric. ``unit`` is the ending of its name, as Prometheus wants it."""
 
     name: str
     kind: Kind

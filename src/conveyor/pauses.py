@@ -16,11 +16,11 @@ _GROWTH, _LEAST = 1.5, 0.75
 
 
 class Pauses:
-    """They grow from one to the next: short where what is tried for was away for a moment, and few where it
-    stays away.
+    """Pauses between tries, each longer than the one before: short at first, since the cause may last for a
+    moment only, and rare where it lasts longer.
 
-    Each is a random part of what it could be, so that several who have lost the same host at the same moment
-    do not come back to it at the same moments.
+    Each pause is a random part of its full length. So processes that have lost the same node at the same
+    moment do not all come back to it at the same moments.
     """
 
     def __init__(self, first: float = 0.01, most: float = 0.5) -> None:
@@ -35,5 +35,5 @@ class Pauses:
         return random.uniform(_LEAST * longest, longest)
 
     def begin_anew(self) -> None:
-        """It was there: the next one is short."""
+        """Make the next pause short again, since a try has succeeded."""
         self._next = self._first

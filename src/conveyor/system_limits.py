@@ -79,8 +79,8 @@ def hint(error: OSError) -> str:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """What the system refuses inside, because of a limit, becomes a ``SystemLimitError``. ``what``: what is
-    being done, as in "cannot ...". What was raised elsewhere says itself whose limit it is."""
+    """Turn an error of the system inside into a ``SystemLimitError`` if a limit is the cause. ``what``: the
+    work in hand, in words that follow "cannot". Errors raised elsewhere keep saying whose limit it is."""
     try:
         yield
     except (SystemLimitError, TaskError):

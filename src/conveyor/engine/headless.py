@@ -24,14 +24,15 @@ _PENDING_KILL = 1 << (signal.SIGKILL - 1)
 
 
 class Headless:
-    """Who reaps them has this. Processes are known by their pidfds."""
+    """Actors whose main thread is gone, as the process that reaps them knows them. Processes are known by
+    their pidfds."""
 
     def __init__(self) -> None:
         self._unclear: dict[int, tuple[int, float]] = {}  # pidfd -> pid, and when to look again
         self._killed: set[int] = set()
 
     def look(self, pidfd: int, pid: int) -> None:
-        """The main thread of ``pid``, which is not reaped yet, is gone."""
+        """Handle the news that the main thread of ``pid``, which is not reaped yet, is gone."""
         if pidfd in self._killed or pidfd in self._unclear:
             return
         found = goes_on(pid)

@@ -59,8 +59,8 @@ def session_options(
     raise_descriptor_limit: bool = True,
     **unknown: Any,
 ) -> SessionOptions:
-    """What was given to ``engine``, or the environment says. Raises ``TypeError`` and ``ValueError`` for what
-    is none, before anything is done."""
+    """Return the session options that were given to ``engine``, or that the environment says. Raises
+    ``TypeError`` and ``ValueError`` for invalid ones, before anything is done."""
     if unknown:
         raise TypeError(f"the {engine} engine has no option {next(iter(unknown))!r}")
     _refuse_green_threads()

@@ -37,7 +37,7 @@ class Surroundings(Struct, frozen=True):
 
 
 def surroundings() -> Surroundings:
-    """Those of this process."""
+    """Return the surroundings of this process."""
     file, module = _main()
     path: list[object] = list(sys.path)
     return Surroundings(

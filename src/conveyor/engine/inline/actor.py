@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Actor:
-    """One actor. Lives as long as anything asks about it."""
+    """Actor of the inline engine. The object lives as long as anything asks about the actor."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class Actor:
         finish: bool = False,
         error: BaseException | None = None,
     ) -> None:
-        """It is dead from now on. A method that still runs is not stopped; nobody hears of it, unless
-        ``finish``. ``orderly``: with what its class does at the end. ``error``: the session's end, if it
-        ends with that."""
+        """End the actor. A method that still runs is not stopped, but its result reaches nobody, unless
+        ``finish``. ``orderly``: do what its class does at the end. ``error``: the session's end, if the actor
+        ends with the session."""
         if for_good:
             self.lasting.over.set()
         if self._end is not None:
@@ -142,7 +142,7 @@ class Actor:
         self.host.close(at_the_end)
 
     def retire(self) -> None:
-        """Nobody can call it any more: it ends when what was asked of it is done, and its streams are."""
+        """End the actor once its calls and streams are done: nobody can call it any more."""
         self.retired = True
         if not (self.calls or self.generators):
             self.end("has ended: its last handle is gone")

@@ -143,7 +143,7 @@ class CallJob(Job):
         return self._ref is None
 
     def withdraw(self) -> None:
-        """It could not be made, and nobody has its ref."""
+        """Take the call back: it could not be made, and nobody has its reference."""
         self._ref = None
         self.actor.calls.discard(self)
 

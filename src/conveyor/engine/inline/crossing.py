@@ -47,7 +47,8 @@ class Failure:
 
 
 class Raised:
-    """What the tasks of one execution have raised: it joins what travels over the channels again."""
+    """Exceptions that the tasks of one execution have raised. They become the causes of the errors that
+    travelled over the channels."""
 
     def __init__(self) -> None:
         # By actor and label, which travel with each.
@@ -102,10 +103,10 @@ class Crossing:
         self._rings = threading.local()
 
     def carry(self, value: Any, *, shared: bool, kept: bool = False) -> Any:
-        """What arrives when ``value`` is sent. ``shared``: others read the same memory; ``kept``: it
-        arrives as a ref keeps it.
+        """Send ``value`` and return what arrives. ``shared``: others read the same memory. ``kept``: it
+        arrives as a reference keeps it.
 
-        Raises ``SerializationError`` or ``ArenaFullError`` where it cannot be sent, ``ArrivalError``
+        Raises ``SerializationError`` or ``ArenaFullError`` where the value cannot be sent, ``ArrivalError``
         where it cannot be rebuilt.
         """
         try:

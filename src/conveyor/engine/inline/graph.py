@@ -122,7 +122,7 @@ class InlinePart:
     # For the program
 
     def method(self, name: str) -> tuple[Callable[..., Any], bool]:
-        """What stands for a task, as a coroutine function."""
+        """Return a coroutine function that stands for a task, and ``True``."""
         task = int(name)
         method, is_async = self._methods[task]
         return (
@@ -141,8 +141,8 @@ class InlinePart:
 
 
 def _steps(program: Program) -> tuple[Step, ...]:
-    """What of ``program`` is done here: nothing goes beside frames, nobody meets anybody, and items are made
-    as they are asked for."""
+    """Return the steps of ``program`` that the inline engine does: nothing travels beside frames, no tasks
+    meet, and items are made when they are asked for."""
     steps: list[Step] = []
     for step in program.steps:
         match step:
@@ -180,12 +180,12 @@ def _method(actor: Actor, task: Task) -> tuple[Callable[..., Any], bool]:
 
 
 class Run(Struct, frozen=True):
-    """One execution, which runs.
+    """Execution that is running.
 
     number: its own. deadline: on the monotonic clock, in nanoseconds; 0: none.
     plan, epoch, crossing: the graph's.
     productions: the generators that it has begun, by the edge of their items.
-    raised: what its tasks have raised.
+    raised: the exceptions of its tasks.
     """
 
     number: int
@@ -198,7 +198,7 @@ class Run(Struct, frozen=True):
 
 
 class TaskJob(Job):
-    """One task of one execution, with what its actor's program does before and after it."""
+    """Job of one task in one execution, with the steps of its actor's program before and after the task."""
 
     def __init__(self, run: Run, part: InlinePart, stage: Stage) -> None:
         task = run.plan.tasks[stage.call.task]
@@ -358,7 +358,8 @@ class _Turn(Job):
         self.error = error
 
     def take_error(self) -> BaseException:
-        """What the work has raised. Its frames refer to this, and this to it no more."""
+        """Return the error that the work has raised, and forget it: the error's frames refer to this
+        object."""
         error, self.error = self.error, None
         assert error is not None
         return error
@@ -440,7 +441,8 @@ class InlineGraph:
                 actor.end(how, code=1, for_good=False, orderly=False)
 
     def unload(self) -> None:
-        """There will be no more executions. One that runs still comes to its end."""
+        """Take the graph down: there will be no more executions. An execution that runs comes to its end
+        first."""
         with self._host.lines.lock:
             self._over = True
             if self._in_use:
@@ -457,8 +459,8 @@ class InlineGraph:
     # Executing
 
     def in_turn(self, work: Callable[[], Any]) -> Any:
-        """What ``work()`` returns, while nothing else is executed. In this thread, also if it is the event
-        loop of an actor, which stands still meanwhile."""
+        """Run ``work()`` while nothing else is executed, and return its result. It runs in this thread, even
+        if that is the event loop of an actor, which stands still meanwhile."""
         if self._turns in self._turns.lines.current().inside:
             return work()
         job = _Turn(self._turns, functools.partial(self._alone, work))
@@ -515,7 +517,7 @@ class InlineGraph:
         return run
 
     def _break_off(self, run: Run) -> None:
-        """Nobody will have refs of the execution: nothing more of it is run."""
+        """Stop an execution of which nobody will have references: nothing more of it is run."""
         run.epoch.limits.cancel(run.number)
         for stage in self._stages:
             part = self._parts[stage.actor]

@@ -253,7 +253,7 @@ class Session(InlineHost, Protocol):
         ...
 
     def origins(self) -> Origins:
-        """Where results were got; of graphs in debug mode."""
+        """Return where results were got, for graphs in debug mode."""
         ...
 
 

@@ -50,7 +50,8 @@ def run_alone(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 class Line:
-    """One thread: the hosts it is inside of, outermost first, and the job that it waits for."""
+    """Thread, as actors see it: the hosts that it is inside of, outermost first, and the job that it waits
+    for."""
 
     __slots__ = ("bounded", "inside", "loop", "sent", "waits_for")
 
@@ -112,7 +113,7 @@ class Job:
 
 
 class Host:
-    """Where the jobs of one actor are done. Made by and for one session."""
+    """Executor of the jobs of one actor. Made by and for one session."""
 
     #: Whether a job may return a coroutine.
     has_loop = False
@@ -174,7 +175,7 @@ class Host:
         raise NotImplementedError
 
     def cancel(self, job: Job) -> None:
-        """Nobody wants ``job`` any more: end it if it is a coroutine."""
+        """End ``job``, which nobody wants any more, if it is a coroutine."""
 
     # With an event loop
 
@@ -221,7 +222,7 @@ class Lines:
 
     @property
     def slot(self) -> int:
-        """Where this process is on the board."""
+        """Slot of this process in the process table."""
         return self._process.slot
 
     def note_death(self) -> int:

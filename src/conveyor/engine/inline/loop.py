@@ -26,7 +26,7 @@ DEFAULT_CONCURRENCY = 1000
 
 
 class Loop(Host):
-    """One thread with one event loop."""
+    """Host with a thread of its own that runs an event loop."""
 
     has_loop = True
 

@@ -135,7 +135,7 @@ class InlineIntroductions:
         self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
 
     def _meeting(self, number: int) -> Meeting:
-        """That of a channel; each end asks for it once."""
+        """Return the meeting of a channel. Each of its two ends asks for it once; the first call makes it."""
         depth = self._depths.pop(number, None)
         if depth is None:
             return self._meetings.pop(number)

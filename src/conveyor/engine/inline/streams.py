@@ -74,7 +74,7 @@ class Production:
             await self.step_async()
 
     def step(self) -> None:
-        """One more item."""
+        """Make one more item."""
         try:
             item = next(self._items)
         except StopIteration:
@@ -125,12 +125,13 @@ class Production:
             self.failure = Failure(error, self.actor.name, self.label).error
 
     def cut(self, failure: Callable[[], BaseException]) -> None:
-        """Its execution has failed: ``failure()`` is what comes after the items that there are."""
+        """Stop, since the execution has failed. ``failure()`` is the error that comes after the items made so
+        far."""
         self.close()
         self.failure = failure
 
     def close(self) -> None:
-        """Nobody wants more."""
+        """Stop: no more items are wanted."""
         self.over = True
         close = getattr(self._items, "close", None)
         if close is not None:
@@ -138,7 +139,7 @@ class Production:
 
 
 class _NextJob(Job):
-    """One more item, in the actor's turn."""
+    """Job that makes one more item while its actor does nothing else."""
 
     def __init__(self, production: Production) -> None:
         super().__init__(production.actor.host, f"{production.label} (next item)")

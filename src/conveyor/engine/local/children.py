@@ -118,7 +118,7 @@ class Children:
         self.all_reported = Flag()
 
     def add(self, pid: int, pidfd: int, outputs: dict[int, str]) -> None:
-        """One more is there. Call with the lock."""
+        """Add a process that has been started. Call with the lock."""
         self._living[pid] = _Child(pid, pidfd, outputs)
         self._unreported += 1
 

@@ -52,7 +52,7 @@ class RoomWait:
 
 
 class Room:
-    """Who waits for room in a socket, and what tells them. ``lock``: the launcher's."""
+    """Waiters for room in a socket, and the watch that wakes them. ``lock``: the launcher's."""
 
     def __init__(self, events: EventLoop, lock: threading.RLock, control: socket.socket) -> None:
         self._events = events

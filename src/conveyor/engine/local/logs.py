@@ -208,7 +208,7 @@ class _Lines:
 
 
 def _visible(raw: bytes) -> bytes:
-    """What a terminal would show of ``raw`` in the end: the text after the last return."""
+    """Return the text after the last return in ``raw``: what a terminal would show in the end."""
     return raw.rstrip(b"\r").rpartition(b"\r")[2]
 
 
@@ -222,7 +222,7 @@ def _pieces(raw: bytes) -> list[bytes]:
 
 
 def _boundary(raw: bytes, limit: int) -> int:
-    """Where to cut ``raw``, at most at ``limit`` and not inside a UTF-8 character."""
+    """Return where to cut ``raw``: at most at ``limit``, and not inside a UTF-8 character."""
     for cut in range(limit, limit - 4, -1):
         if raw[cut] & 0xC0 != 0x80:
             return cut

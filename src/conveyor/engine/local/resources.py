@@ -100,7 +100,8 @@ class GpuPool:
 
 
 class GpuClaim:
-    """What one actor has of a pool. It is given back once, whoever does it, and however often."""
+    """GPUs that one actor has taken from a pool. They are given back once, whoever releases them, and however
+    often."""
 
     def __init__(self, pool: GpuPool, num_gpus: float) -> None:
         self._pool = pool

@@ -55,7 +55,7 @@ MAX_FDS = 253  # the kernel's limit for one message (SCM_MAX_FD)
 
 
 class Setup(TypedDict):
-    """What the launcher leaves on the server's stdin."""
+    """Setup of the fork server, which the launcher leaves on its stdin."""
 
     path: list[str]  # sys.path
     control: int  # socket to the driver
@@ -71,7 +71,8 @@ def send(control: socket.socket, message: bytes, fds: Sequence[int] = ()) -> Non
 
 
 def receive(control: socket.socket, max_fds: int) -> tuple[bytes, list[int], bool]:
-    """One message, its descriptors, and whether none was lost; or ``BlockingIOError`` at once.
+    """Receive one message: its data, its descriptors, and whether no descriptor was lost. Raises
+    ``BlockingIOError`` at once if there is no message.
 
     Not ``socket.recv_fds``, which ignores the flags it is given (seen up to Python 3.13).
     """
@@ -280,7 +281,7 @@ class _Server:
         self._poll.modify(self._control, select.POLLIN)
 
     def _lose_driver(self) -> None:
-        """Nobody listens any more: the driver is dead, or has closed its socket."""
+        """Close, since the driver is dead or has closed its socket: nobody listens any more."""
         self._outbox.clear()
         if self._control.fileno() >= 0:
             self._poll.unregister(self._control)

@@ -15,7 +15,7 @@ from conveyor.system_limits import hint
 
 
 def why(error: OSError) -> str:
-    """What the system has refused, and what can be done about it."""
+    """Describe an error of the system, and what can be done about it."""
     return "; ".join(filter(None, (str(error), hint(error))))
 
 
@@ -38,7 +38,7 @@ class SpawnRequest(Struct, eq=False):
     cause: OSError | None = None
 
     def refuse(self, error: str | OSError, context: str = "") -> None:
-        """There will be no such process: that is the outcome."""
+        """End the request with an error: there will be no such process."""
         if isinstance(error, OSError):
             self.cause = error
             self.error = context + why(error)
@@ -56,7 +56,7 @@ class SpawnRequest(Struct, eq=False):
             self.outputs[reader] = stream
 
     def close(self) -> None:
-        """Nobody will own the pipes."""
+        """Close the pipes, which nobody will own."""
         with suppress(KeyError):  # of one that is empty, whoever has emptied it
             while True:
                 os.close(self.outputs.popitem()[0])
@@ -130,7 +130,7 @@ def write_spec(spec: ChildSpec) -> int:
 
 
 def read_spec(fd: int) -> ChildSpec:
-    """What ``write_spec`` wrote; leaves ``fd`` open."""
+    """Read what ``write_spec`` wrote. Leaves ``fd`` open."""
     with open(fd, "rb", closefd=False) as file:
         file.seek(0)
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")

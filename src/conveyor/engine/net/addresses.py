@@ -48,7 +48,8 @@ class Listening(Struct, frozen=True):
         return found
 
     def begin(self, rays: str, listen: Callable[[tuple[str, int]], T]) -> T:
-        """What ``listen`` gives for this node's address and the first of the ports that is free."""
+        """Call ``listen`` with this node's address and the first free port, and return its result.
+        ``OSError`` if all are taken."""
         address = self.own_address(rays)
         first, last = self.ports
         for port in range(first, last + 1):
@@ -65,7 +66,7 @@ class Listening(Struct, frozen=True):
 
 
 def listening(address: object, ports: object) -> Listening:
-    """What ``init`` was given, checked."""
+    """Check the address and the ports that ``init`` was given, and return them as a ``Listening``."""
     if address is not None and (not isinstance(address, str) or not address):
         raise TypeError(
             f"listen_address is the name of an interface, a network or an address, not {address!r}"

@@ -81,7 +81,7 @@ def break_off(sock: socket.socket) -> None:
 
 
 def wait_on(sock: socket.socket) -> None:
-    """Nobody says anything while he waits, which he does as long as the other side lives."""
+    """Set a socket up for waits without a timeout, which last as long as the other side lives."""
     sock.settimeout(None)
     watch_life(sock)
     if sock.family != socket.AF_UNIX:
@@ -90,7 +90,7 @@ def wait_on(sock: socket.socket) -> None:
 
 
 def hear(sock: socket.socket, size: int) -> bytes:
-    """So many bytes, and not one more."""
+    """Receive exactly ``size`` bytes."""
     data = bytearray(size)
     with memoryview(data) as room:
         hear_into(sock, room)
@@ -98,7 +98,7 @@ def hear(sock: socket.socket, size: int) -> bytes:
 
 
 def hear_into(sock: socket.socket, room: memoryview) -> None:
-    """As many bytes as there is room for."""
+    """Receive as many bytes as ``room`` holds."""
     at = 0
     while at < len(room):
         some = sock.recv_into(room[at:])

@@ -42,7 +42,7 @@ class Body(Struct, frozen=True):
 
 
 class Parcel(Struct, frozen=True):
-    """What goes from host to host. A line is a connection of two processes."""
+    """Message from node to node. A line is a connection of two processes."""
 
 
 class Carried(Parcel, frozen=True):
@@ -55,7 +55,7 @@ class Carried(Parcel, frozen=True):
 
     @property
     def cost(self) -> int:
-        """What it counts as while it is on its way."""
+        """Cost of the message while it is in flight, in bytes."""
         return len(self.data) + _OF_A_FILE * len(self.bodies)
 
 
@@ -79,7 +79,7 @@ class Unwanted(Parcel, frozen=True):
 
 
 class Released(Parcel, frozen=True):
-    """Nobody asks for that file any more: to the host that has it."""
+    """Notice to the node that has a file: nobody asks for that file any more."""
 
     number: int
 
@@ -109,7 +109,7 @@ class _Line(Struct, eq=False):
 
 
 class Carrier:
-    """What goes over the connections of the processes of one host to another one."""
+    """Traffic over the connections between the processes of this node and those of one other node."""
 
     def __init__(self, depot: Depot, supply: Supply, send: Callable[[Parcel], object]) -> None:
         """``depot``: this host's; ``supply``: of the other one. ``send(parcel)`` has it come to the other
@@ -283,7 +283,7 @@ class Carrier:
         self._end(line)
 
     def _end(self, line: _Line) -> None:
-        """Nobody reads from it, or writes to it, any more."""
+        """Drop a line that nobody reads from, or writes to, any more."""
         line.sock.close()
         with self._lock:
             self._lines.pop(line.number, None)  # and nothing is put there any more

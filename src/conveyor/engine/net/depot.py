@@ -37,7 +37,7 @@ _NONE_HERE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS,
 
 
 class _File:
-    """One that lies here. It is closed when it is dropped, and nobody sends it."""
+    """File of this node. It is closed once it has been dropped and nobody is sending it."""
 
     __slots__ = ("dropped", "fd", "uses")
 
@@ -69,7 +69,7 @@ class Depot(Answering):
         return number
 
     def drop(self, number: int) -> None:
-        """Nobody asks for it any more."""
+        """Drop a file that nobody asks for any more."""
         with self._having:
             file = self._files.pop(number, None)
             if file is not None:
@@ -90,7 +90,7 @@ class Depot(Answering):
             self.drop(number)
 
     def answer(self, sock: socket.socket) -> None:
-        """As the base says."""
+        """Send the part of a file that the other node asks for."""
         number, at, size = _ASKED.unpack(hear(sock, _ASKED.size))
         with self._having:
             file = self._files.get(number)
@@ -114,7 +114,7 @@ class Depot(Answering):
 
 
 class Supply:
-    """What another host's depot has."""
+    """Files of another node's depot, as this node fetches them."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Supply:
 
     @property
     def trouble(self) -> str:
-        """What those wait for who fetch from there, if it is a connection that does not come about."""
+        """Why connecting to the other node currently fails, or an empty string."""
         failing = self._failing
         if failing is None:
             return ""

@@ -41,8 +41,8 @@ _MOST, _SECONDS = 4, 5.0
 
 
 class NodeSeen(Struct, frozen=True):
-    """One host. unknown: why nothing is known of what is there. troubles: what it waits for itself, on behalf
-    of its processes."""
+    """Report of one node. unknown: why nothing is known of its processes. troubles: what the node itself
+    waits for, on behalf of its processes."""
 
     name: str
     pages: tuple[Page, ...] = ()
@@ -53,7 +53,8 @@ class NodeSeen(Struct, frozen=True):
     def of(
         cls, name: str, answer: Future[SeenAll], patience: float, names: Mapping[int, str]
     ) -> NodeSeen:
-        """What a host has answered within so many seconds. ``names``: of all hosts, by their numbers."""
+        """Make the report from a node's answer. ``patience``: the seconds that the node had to answer.
+        ``names``: of all nodes, by their numbers."""
         if not answer.done():
             return cls(name, (), f"it has not answered for {patience:g} s")
         error = answer.exception()
@@ -64,7 +65,7 @@ class NodeSeen(Struct, frozen=True):
 
 
 def in_words(troubles: Mapping[int, str], names: Mapping[int, str]) -> tuple[str, ...]:
-    """What keeps one host from fetching values from others, by the numbers of these."""
+    """Describe what keeps one node from fetching values from others, which are given by their numbers."""
     return tuple(
         f"values that lie on {names[host]} are waited for, to which {trouble}"
         for host, trouble in troubles.items()

@@ -43,7 +43,7 @@ _COPIED = 1 << 20
 
 
 class Waiter:
-    """One process that wants it."""
+    """Process that waits for a value."""
 
     __slots__ = ("_fd", "at", "gave_up", "progress", "refused", "tell")
 
@@ -83,11 +83,12 @@ class Waiter:
         self.progress(at + len(piece))
 
     def read(self, size: int, at: int) -> bytes:
-        """Of what has been put."""
+        """Read a part of what has been put."""
         return os.pread(self._fd, size, self.at + at)
 
     def done(self, brought: Brought) -> None:
-        """It has come, or never will. Nothing is written to the room from now on."""
+        """Tell the process that the value has come, or never will. Nothing is written to the room from now
+        on."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -97,7 +98,7 @@ class Waiter:
 
 
 def failure(error: Exception) -> Brought:
-    """What those who wait are told then."""
+    """Return what waiting processes are told after ``error``."""
     number = getattr(error, "errno", None) or errno.EIO
     why = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return Brought(None, number, why)
@@ -126,8 +127,8 @@ class Flight(Struct, eq=False):
         return any(one.waits for one in self.waiting)
 
     def give_up(self, waiter: Waiter) -> bool:
-        """Its process wants it no more. Whether nothing is written to its room, so that it may be told at
-        once; else it is by who writes there."""
+        """Give up, since the waiter's process wants the value no more. Return whether it may be told at once,
+        because nothing is written to its room; otherwise the writer tells it."""
         if waiter in self.late:
             self.late.remove(waiter)
             return True
@@ -160,7 +161,7 @@ class Flight(Struct, eq=False):
             at += len(piece)
 
     def small(self) -> bytes | None:
-        """What is in the file, where somebody is to be told it with the news."""
+        """Return the content of the file if a waiting process has no room for it; otherwise ``None``."""
         if all(one.has_room for one in self.waiting):
             return None
         return os.pread(self.file, self.size, 0)
@@ -223,11 +224,11 @@ class _Refused(Exception):
 
 
 class _NotWanted(Exception):
-    """Nobody waits for it any more."""
+    """Raised when nobody waits for the value any more."""
 
 
 class Source(Supply):
-    """Another host's memories."""
+    """Memory of the processes of another node, as this node fetches it."""
 
     def __init__(
         self,
@@ -420,7 +421,7 @@ LINGER, LINGER_FROM, _MOST_LINGERING = 1.0, 1 << 20, 8
 
 
 class Fetches:
-    """What the processes of one host fetch from all others."""
+    """Fetches of the processes of this node from all other nodes."""
 
     def __init__(
         self,
@@ -502,7 +503,7 @@ class Fetches:
         return {host: source.trouble for host, source in sources if source.trouble}
 
     def lose(self, host: int) -> None:
-        """That host is no more."""
+        """Forget a node that is lost, and let go of all copies that are kept, those of other nodes too."""
         with self._lock:
             self._lost.add(host)
             source = self._sources.pop(host, None)

@@ -83,7 +83,8 @@ class NotHeardError(HandshakeError):
 
 
 class Identity(Struct, frozen=True):
-    """What one side says of itself: its host's number, what it runs, and what it connects for."""
+    """Identity of one side of a connection: the number of its node, what it runs, and what it connects
+    for."""
 
     host: int
     conveyor: str
@@ -93,7 +94,7 @@ class Identity(Struct, frozen=True):
     purpose: int = FOR_PUMPS
 
     def difference(self, other: Identity) -> str | None:
-        """What keeps the two from working together."""
+        """Return what keeps the two sides from working together, or ``None``."""
         for name in ("protocol", "wire", "conveyor", "python"):
             here, there = getattr(self, name), getattr(other, name)
             if here != there:
@@ -168,7 +169,8 @@ def _introduced(
     deadline: float,
     tls: Tls | None,
 ) -> tuple[socket.socket, Identity]:
-    """What :func:`dial` gives, of a connection that it has made; it is ended if that fails."""
+    """Do the handshake of :func:`dial` on a new connection, and return the same. If the handshake fails, the
+    connection is ended."""
     try:
         ask_admission(sock, token, deadline)
         if tls is None:

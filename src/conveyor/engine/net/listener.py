@@ -29,7 +29,7 @@ _BACKLOG = 1024
 
 
 class _Pending(Struct, eq=False):
-    """One handshake that is under way. ``dropped``: it has made room for another one."""
+    """Handshake that is under way. ``dropped``: it has made room for another one."""
 
     sock: socket.socket
     dropped: bool = False
@@ -94,7 +94,7 @@ class Listener:
 
     @property
     def reasons(self) -> list[str]:
-        """What was wrong with the strangers that came last."""
+        """Reasons why the last strangers were refused."""
         with self._lock:
             self._reasons += self._acceptor.reasons()
             return list(self._reasons)
@@ -188,7 +188,7 @@ class Listener:
 
 
 def _break_off(sock: socket.socket) -> None:
-    """Whoever reads from it, or waits for a connection, hears of its end."""
+    """Shut a socket down, so that its readers, and those who wait for a connection, hear of the end."""
     with contextlib.suppress(OSError):
         # Not the method of a TLS socket, which takes away what another thread is using.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -55,7 +55,7 @@ class Memories(Answering):
         self._board, self._own = board, own
 
     def answer(self, sock: socket.socket) -> None:
-        """As the base says."""
+        """Send the part of a value that the other node asks for, or digests of that part."""
         slot, incarnation, number, anchor, at, how, size = _ASKED.unpack(hear(sock, _ASKED.size))
         if size > _MOST_RANGES or size % _RANGE.size:
             raise ConnectionError("it asks for what no value has")
@@ -117,7 +117,7 @@ def _send(sock: socket.socket, *parts: bytes | memoryview) -> None:
 
 
 def _with_last(parts: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int, bool]]:
-    """What :func:`pieces` gives, and of each whether it is the last."""
+    """Yield what :func:`pieces` yields, and with each piece whether it is the last."""
     before = next(parts)
     for part in parts:
         yield *before, False
@@ -126,8 +126,8 @@ def _with_last(parts: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int,
 
 
 def pieces(wanted: Wanted) -> Iterator[tuple[bytes, int]]:
-    """What is read at a time: ranges, and how many bytes they take. At least one, if only to see whether the
-    value is still there."""
+    """Yield what is read at a time: ranges, and how many bytes they take. There is at least one piece, if
+    only to see whether the value is still there."""
     some: list[bytes] = []
     size = 0
     given = False

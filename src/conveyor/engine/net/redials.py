@@ -21,7 +21,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _SHARE = 0.01, 0.5, 0.125
 
 
 class _Host:
-    """One that is connected to."""
+    """Node that this one connects to."""
 
     def __init__(self, pauses: Pauses) -> None:
         self.pauses = pauses
@@ -47,7 +47,7 @@ class Redials:
         self._hosts: dict[int, _Host] = {}
 
     def prepare(self, host: int) -> None:
-        """It is about to be connected to. ``SystemLimitError`` if there is no thread for that."""
+        """Start the thread that will connect to ``host``. ``SystemLimitError`` if no thread can be had."""
         if host in self._hosts:
             return
         one = _Host(Pauses(_FIRST_PAUSE, self._longest))
@@ -78,7 +78,7 @@ class Redials:
             self._hosts[host].ends.release()
 
     def lost(self, host: int) -> None:
-        """There will be no other one."""
+        """Give up connecting to ``host``, which is lost."""
         if host in self._hosts:
             self._hosts[host].lost.set()
             self._hosts[host].ends.release()

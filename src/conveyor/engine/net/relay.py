@@ -30,7 +30,7 @@ def relayed(secure: ssl.SSLSocket) -> socket.socket:
 
 
 def _relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
-    """One thread for both ways, since an SSL object is one thread's at a time."""
+    """Carry bytes both ways in this one thread, since only one thread at a time may use an SSL object."""
     to_secure, to_plain = bytearray(), bytearray()
     secure.setblocking(False)
     plain.setblocking(False)

@@ -65,7 +65,7 @@ class Local(Struct, eq=False):
 
     @property
     def process(self) -> Reader:
-        """As others know it."""
+        """Slot and incarnation, by which others know the process."""
         return self.slot, self.incarnation
 
     def cut(self) -> None:
@@ -74,7 +74,7 @@ class Local(Struct, eq=False):
             self.requests.shutdown(socket.SHUT_RDWR)
 
     def close_passed(self) -> None:
-        """It has them, or never will."""
+        """Close the sockets that the process has by now, or will never get."""
         for sock in self.passed:
             sock.close()
         self.passed.clear()
@@ -95,12 +95,13 @@ _PATIENCE = 1.0
 
 
 class Told(Struct):
-    """Whom a station tells of what. All are called on the events' thread but ``reach`` and ``line``.
+    """Callbacks of a node agent. All run on the events' thread but ``reach`` and ``line``.
 
     asked: a process has asked the driver for something. headless: the main thread of a process is gone.
-    reach: connect to that host, there, from now on. locate: that is where it is. line: open the connection of
-    that number, which a process of another host has the other end of; this host's process gets what comes
-    back. memory: serve the other end of what comes back, over which a process wants memory of other hosts.
+    reach: connect to that node, at that address, from now on. locate: that node is at that address. line:
+    open the connection of that number, whose other end a process of another node has; this node's process
+    gets the returned socket. memory: serve the other end of the returned socket, over which a process fetches
+    memory of other nodes.
     """
 
     asked: Callable[[int, int, bytes], object]
@@ -112,7 +113,7 @@ class Told(Struct):
 
 
 class Station:
-    """What one host of a session has, in a process of its own."""
+    """Node agent: the part of a session on a node without the driver, in a process of its own."""
 
     def __init__(
         self,
@@ -141,23 +142,23 @@ class Station:
         self._stand(Stand(*driver, 0, "driver"))
 
     def do(self, order: FarOrder) -> Any:
-        """What comes of an order."""
+        """Do what the driver orders, and return the result."""
         return self.orders[type(order)](self, order)
 
     def look(self, look: Look) -> Seen:
-        """What actors of this host are doing; on any thread."""
+        """Report what the actors of this node are doing. May be called by any thread."""
         segment = self._segments.get(look.segment)
         if segment is None:
             raise LookupError("the graph is laid anew just now, or has been torn down")
         return self._lookout.look(look, segment)
 
     def look_at_all(self, look: LookAtAll) -> list[Page]:
-        """What all processes of this host are doing; on any thread."""
+        """Report what all processes of this node are doing. May be called by any thread."""
         processes = [one.process for one in list(self._locals.values())]
         return [self._lookout.page(*process, stack=look.stacks) for process in processes]
 
     def look_at_waits(self, look: LookAtWaits) -> WaitsThere:
-        """What the processes of this host wait for; on any thread."""
+        """Report what the processes of this node wait for. May be called by any thread."""
         return look_at_waits(self.board, self.pump, look)
 
     def local(self, slot: int) -> Local:
@@ -188,7 +189,8 @@ class Station:
         ]
 
     def last_page(self, slot: int) -> tuple[LastPage, bool]:
-        """What the slot says of its process, and whether it was left by ``sys.exit``."""
+        """Announce the death of the process in that slot. Return its last status, and whether it was left by
+        ``sys.exit``."""
         self.board.announce_death(slot)
         return self.board.status(slot), self.board.leaving(slot)
 

@@ -61,7 +61,7 @@ Credentials = SessionCertificate | CertificateFiles
 
 
 def credentials(tls: object) -> Credentials | None:
-    """What the option ``tls`` says: a certificate is made where it is ``True``. ``None``: there is no TLS."""
+    """Return what the option ``tls`` says, or ``None`` for no TLS. ``True`` makes a certificate."""
     if tls is None or tls is False:
         return None
     if tls is True:
@@ -103,7 +103,8 @@ def make_certificate() -> SessionCertificate:
 
 
 class Tls:
-    """What one host needs for its connections. Raises ``TlsError`` where its files are not as they should."""
+    """TLS contexts and certificate of one node. Raises ``TlsError`` where its files are not as they should
+    be."""
 
     def __init__(self, given: Credentials) -> None:
         if isinstance(given, CertificateFiles):
@@ -121,8 +122,8 @@ class Tls:
             context.verify_flags |= _NO_CHECK_TIME
 
     def binding(self, sock: ssl.SSLSocket, *, listens: bool) -> bytes:
-        """What both sides of this connection see alike, and nobody between them: the certificate of the side
-        that has dialled, and that of the one that listens."""
+        """Return the certificates of both sides as digests, that of the side that has dialled first. Both
+        sides see the same; somebody between them would change it."""
         shown = sock.getpeercert(binary_form=True)
         assert shown is not None  # none is not taken
         other = hashlib.sha256(shown).digest()
@@ -188,7 +189,7 @@ def _digest_of_file(path: str) -> bytes:
 
 
 def _digest(pem: bytes) -> bytes:
-    """Of the first certificate, which is the one that is shown."""
+    """Return the digest of the first certificate, which is the one that is shown."""
     head, foot = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
     begin, end = pem.find(head), pem.find(foot)
     if not 0 <= begin < end:
