@@ -70,11 +70,12 @@ class Actor:
             raise self.why()
 
     def why(self) -> BaseException:
-        """The error for who waits for it: its death, or the session's end."""
+        """Return the error for those who wait for the dead actor: the session's end, or the actor's death."""
         return self._session_end or self.death()
 
     def death(self, _label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
-        """The error for whoever needs this actor. It knows itself what it was doing."""
+        """Return the error for those who need the dead actor. The actor itself knows what it was doing, so
+        ``_label`` is not used."""
         assert self._end is not None
         how, doing, code = self._end
         text = f"actor {self.name} (inline) {how}"
@@ -85,7 +86,7 @@ class Actor:
 
     @property
     def comes_back(self) -> bool:
-        """Whether it is dead, and made again when it is needed (``max_restarts``)."""
+        """Whether the actor is dead, and is made again when it is needed (``max_restarts``)."""
         if self._end is None or self.lasting.ended:
             return False
         return self._end[2] != 0 and self.lasting.restarts_left
@@ -148,8 +149,8 @@ class Actor:
             self.end("has ended: its last handle is gone")
 
     def exited(self, error: SystemExit, doing: str, where: str = "") -> None:
-        """User code has asked for the end of the process that it believes to be in. ``where``: of what
-        it was doing it."""
+        """End the actor, since user code has called ``sys.exit``: it believes to be in a process of its own.
+        ``where``: the part of ``doing`` in which it was called."""
         if self.host.lines.inherited:
             forked.leave(error)
         code = error.code
@@ -170,7 +171,7 @@ class Actor:
             self.start = None
 
     def method(self, name: str) -> tuple[Callable[..., Any], bool]:
-        """The instance's method ``name``, and whether it is a coroutine function."""
+        """Return the instance's method ``name``, and whether it is a coroutine function."""
         failure = self.start_failure
         if failure is not None:
 

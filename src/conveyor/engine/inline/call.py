@@ -59,7 +59,7 @@ class Outbox:
 
 
 def make_call(call: CallJob, arguments: Arguments) -> None:
-    """Make a call of which somebody has the ref already: what is wrong with it goes there."""
+    """Make a call whose reference somebody already has: an error of the call goes to that reference."""
     if call.settled:  # cancelled
         return
     try:
@@ -83,7 +83,7 @@ class CallRef(Ref):
 
 
 class CallJob(Job):
-    """A method call, and where its result comes from."""
+    """Job of a method call, which resolves the call's reference."""
 
     #: For `Ref`: there is no channel that a result would have to be taken out of.
     gate: Any = None
@@ -106,7 +106,8 @@ class CallJob(Job):
         self._submitted = False
 
     def expect(self) -> CallRef:
-        """The ref, which the actor's end settles from now on, whoever ends it."""
+        """Return the reference. From now on it is resolved by the actor's end, too, whoever ends the
+        actor."""
         ref = self._ref
         assert ref is not None
         self.actor.calls.add(self)
@@ -115,8 +116,9 @@ class CallJob(Job):
     def pack(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], taken: Taken | None = None
     ) -> None:
-        """Take the arguments across; refs among them, which are done, as their values. ``taken``: the others,
-        if they were taken before. Raises what keeps it from being sent: ``RefFailed`` among it."""
+        """Send the arguments to the actor, with the values of those references among them that are done.
+        ``taken``: the other references, if they were taken before. Raises what keeps the call from being
+        sent, such as ``RefFailed``."""
         args, named = with_values(args, kwargs)
         call = with_arguments(self._asked, args, named)
         try:
@@ -139,7 +141,7 @@ class CallJob(Job):
 
     @property
     def settled(self) -> bool:
-        """The ref has its outcome: what is left to be done is not wanted."""
+        """Whether the reference is resolved, so that nobody wants the rest of the work."""
         return self._ref is None
 
     def withdraw(self) -> None:
@@ -225,7 +227,7 @@ class CallJob(Job):
         self.settle(error=error)
 
     def settle(self, value: Any = None, *, error: BaseException | Failure | None = None) -> None:
-        """Give the ref its outcome; the first one counts."""
+        """Resolve the reference; the first outcome counts."""
         with self.host.lines.lock:
             ref, self._ref = self._ref, None
             if ref is None:

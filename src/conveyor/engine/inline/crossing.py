@@ -19,7 +19,8 @@ from conveyor.runtime.process import RESULT_BIT, Process
 
 
 class Failure:
-    """An error as it travels, and as it was raised: with its traceback and everything in it."""
+    """Error of user code: both as it travels, and as it was raised, with its traceback and everything in
+    it."""
 
     __slots__ = ("_meta", "_original", "told")
 
@@ -61,7 +62,7 @@ class Raised:
         self._originals.setdefault((actor, label), error)
 
     def error(self, meta: bytes) -> BaseException:
-        """The error that came as ``meta``, as :meth:`Failure.error` gives it."""
+        """Return the error that came as ``meta``, as :meth:`Failure.error` does."""
         made = decode_error(meta)
         original = self._originals.get((made.actor or "", made.node or ""))
         if original is not None:
@@ -78,13 +79,13 @@ def interrupts(error: BaseException) -> bool:
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Whether ``error`` is what ends a coroutine."""
+    """Whether ``error`` is the cancellation of a coroutine."""
     asyncio = sys.modules.get("asyncio")  # slow to import
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
 
 class ArrivalError(Exception):
-    """The value was sent, and could not be rebuilt where it arrived: ``error`` says why."""
+    """Failure to rebuild a value where it arrived; ``error`` says why."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -129,7 +130,8 @@ class Crossing:
         return sum(writer.bytes for writer, _ in ends)
 
     def close(self) -> None:
-        """Nothing is carried any more; what was carried stays as long as it is held."""
+        """Free the rings. Nothing is sent from now on; values that have arrived stay as long as somebody has
+        them."""
         self._rings = threading.local()
 
     def _make(self, shared: bool) -> tuple[_core.Writer, _core.Reader]:

@@ -49,9 +49,10 @@ class Work(NamedTuple):
 
 
 class InlinePart:
-    """Values come and go over the channels of a graph over processes, and the same program takes and sends
-    them. Where the turn of a task comes it stops, as it does for a coroutine, and whoever drives the
-    graph runs the task.
+    """Part of a graph that one actor has: its program, and what that is made on.
+
+    Values travel over the same channels, and the same program sends and receives them, as in a graph over
+    processes. The program stops where a task comes, as it does for a coroutine, and the graph runs the task.
     """
 
     def __init__(
@@ -89,8 +90,8 @@ class InlinePart:
         return self._program.execution
 
     def come_to(self, task: int) -> Work | None:
-        """Take what comes before ``task``, which is to be run now. ``None``: it is skipped. Raises
-        ``SystemExit`` of a value that is rebuilt."""
+        """Run the program up to ``task`` and return the task's work, or ``None`` if the task is skipped.
+        Raises a ``SystemExit`` that a value raised as it was rebuilt."""
         with self._lock:
             if self._next is None:
                 self._program.advance()
@@ -109,7 +110,7 @@ class InlinePart:
                 self._program.resume(value, error)
 
     def break_off(self) -> None:
-        """Come to the end of an execution that has been cancelled; what has been begun is over."""
+        """Run the program to the end of an execution that has been cancelled; work that has begun is over."""
         with self._lock:
             self._program.advance()
 
@@ -158,7 +159,7 @@ def _steps(program: Program) -> tuple[Step, ...]:
 
 
 def _carried(assignment: Assignment, actor: Actor, crossing: Crossing) -> dict[int, Task]:
-    """The tasks with constants of the actor's own, as sent to it once."""
+    """Return the tasks with constants of the actor's own, which are sent to it once."""
     assert isinstance(assignment.tasks, dict)
     tasks = with_bound_values(assignment.tasks)
     try:
@@ -317,7 +318,7 @@ class TaskJob(Job):
 
 
 class InlineHost(Protocol):
-    """The session, as its graphs need it."""
+    """Session, as far as its graphs need it."""
 
     process: Process
     lines: Lines
@@ -327,15 +328,15 @@ class InlineHost(Protocol):
         ...
 
     def known(self, actor: ActorId) -> Actor:
-        """The same, as it is: one that is dead is not made again."""
+        """Return the actor that a handle stands for; a dead one is not made again."""
         ...
 
     def revive(self, actor: ActorId) -> Actor:
-        """The living actor; a dead one is made again. ``ActorDiedError`` if that cannot be done."""
+        """Return the living actor; a dead one is made again. ``ActorDiedError`` if that cannot be done."""
         ...
 
     def retain(self, actor: ActorId) -> object:
-        """A part in the actor that lasts as long as what is returned."""
+        """Keep the actor alive as long as the returned object exists."""
         ...
 
 
@@ -366,9 +367,9 @@ class _Turn(Job):
 
 
 class InlineGraph:
-    """The parts of its actors, on channels within this process, and who has their tasks run in which
-    order. Executions run one after the other, whatever threads they come from.
-    """
+    """Deployed graph of the inline engine: the parts of its actors, on channels within this process.
+    Executions run one after the other, whatever threads they come from, and each runs its tasks in the Plan's
+    order."""
 
     def __init__(self, host: InlineHost, plan: Plan, config: Config, number: int) -> None:
         self.plan = plan
@@ -397,7 +398,8 @@ class InlineGraph:
         return self._lay(self.actors, 0)
 
     def lay_again(self, first: int) -> Laid:
-        """The same anew, with dead actors made again. ``first``: the number of the next execution."""
+        """Deploy the graph again, with dead actors made again. ``first``: the number of the next
+        execution."""
         return self._lay([self._host.revive(actor.id) for actor in self.actors], first)
 
     def _lay(self, actors: list[Actor], first: int) -> Laid:

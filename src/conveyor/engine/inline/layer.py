@@ -75,7 +75,7 @@ class InlineEntry(GateEntry):
         return False  # an execution looks when it has its turn
 
     def revive(self, terms: Terms) -> None:
-        """An execution brings the graph back when it has its turn."""
+        """Do nothing: an execution brings the graph back when it has its turn."""
 
     def begin(self, terms: Terms) -> Source:
         return self._source  # the deadline runs from the time at which the arguments are there
@@ -141,7 +141,7 @@ class InlineEntry(GateEntry):
         return made
 
     def _streams(self, productions: Mapping[int, Production]) -> Streams:
-        """For each output that is a generator's: what makes the reference to its items."""
+        """Return, for each output of a generator, the function that makes the reference to its items."""
         return {
             ended: partial(InlineStream, productions.get(items))
             for ended, items in self._plan.streams
@@ -149,8 +149,8 @@ class InlineEntry(GateEntry):
 
 
 class InlineWays(BellWays):
-    """Gets what is lacking, so that the thread that needs it may be the one that makes it: a timeout has no
-    effect, and an event loop stands still meanwhile."""
+    """Waits of the inline engine. The waiting thread may be the one that makes what it waits for, so a
+    timeout has no effect, and an event loop stands still meanwhile."""
 
     def _block(self, need: Need, patience: Patience) -> None:
         assert need.ref is not None
@@ -242,14 +242,14 @@ def _actor_status(actor: Actor, stacks: bool) -> ActorStatus:
 
 
 class Session(InlineHost, Protocol):
-    """The session, as it is needed here."""
+    """Session, as far as this module needs it."""
 
     def kill(self, actor: ActorId) -> None:
         """Kill ``actor`` at once."""
         ...
 
     def keep(self, value: Any) -> Ref:
-        """A reference to ``value`` as it is now."""
+        """Return a reference to ``value`` as it is now."""
         ...
 
     def origins(self) -> Origins:
@@ -322,7 +322,7 @@ class Layer:
         then(Afar())
 
     def label(self, graph: int, node: int) -> None:
-        """A graph knows its own tasks, and no actor tells of others'."""
+        """Return ``None``: a graph knows its own tasks, and no actor tells of tasks of other graphs."""
 
     def close(self) -> None:
         """The session has ended."""

@@ -66,14 +66,15 @@ class Line:
         self.bounded = False
 
     def names_from(self, host: Host) -> list[str]:
-        """``host`` and what this line has entered from there; each waits for the next."""
+        """Return the names of ``host`` and of the hosts that this line has entered from there. Each waits for
+        the next."""
         if host not in self.inside:
             return []
         return [h.name for h in self.inside[self.inside.index(host) :]]
 
 
 class Job:
-    """Something to be done on one host: a call, a constructor, a task of a graph."""
+    """Work to be done on one host: a call, a constructor, a task of a graph."""
 
     def __init__(self, host: Host, label: str) -> None:
         self.host = host
@@ -93,7 +94,7 @@ class Job:
         self.done = False
 
     def start(self) -> Coroutine[Any, Any, None] | None:
-        """Do it; or return a coroutine that goes on with it, on a host that has an event loop.
+        """Do the work, or return a coroutine that goes on with it, on a host that has an event loop.
 
         What user code raises is the job's own affair. What comes out is meant for the program: it
         interrupts it.
@@ -101,7 +102,7 @@ class Job:
         raise NotImplementedError
 
     def interrupted(self, error: BaseException) -> None:
-        """``start`` or its coroutine has raised ``error``."""
+        """Handle ``error``, which ``start`` or its coroutine has raised."""
 
     def movers(self) -> list[Line]:
         """The lines that must go on so that this does."""
@@ -124,7 +125,7 @@ class Host:
         self._running: dict[Job, float] = {}
 
     def begun(self, job: Job) -> None:
-        """``job`` runs from now on, until it is finished."""
+        """Note that ``job`` runs from now on, until it is finished."""
         self._running[job] = time.time()
 
     def ended(self, job: Job) -> None:
@@ -165,13 +166,13 @@ class Host:
         return job in self._running
 
     def close(self, at_the_end: Callable[[Run], None]) -> None:
-        """No more jobs will come. ``at_the_end(run)`` is called when those that run have ended; ``run``
-        runs a coroutine."""
+        """Accept no more jobs. ``at_the_end(run)`` is called when those that run have ended; ``run`` runs a
+        coroutine."""
         raise NotImplementedError
 
     def join(self, timeout: float) -> bool:
-        """Wait until a closed host has ended; false if a method keeps it from that. Who is inside of it
-        does not wait."""
+        """Wait until a closed host has ended; false if a method keeps it from ending. A caller that is inside
+        of the host does not wait."""
         raise NotImplementedError
 
     def cancel(self, job: Job) -> None:
@@ -184,7 +185,7 @@ class Host:
         raise NotImplementedError
 
     def limited(self, coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
-        """``coroutine`` as one of those that ``max_concurrency`` counts."""
+        """Wrap ``coroutine`` so that ``max_concurrency`` counts it."""
         raise NotImplementedError
 
 
@@ -226,7 +227,8 @@ class Lines:
         return self._process.slot
 
     def note_death(self) -> int:
-        """An actor has ended, which its graphs see from the board. Which of the session's deaths that is."""
+        """Announce in the process table that an actor has ended, so that its graphs see it. Returns the
+        death's number in the session."""
         board = self._process.board
         with self.lock:
             board.prepare(DEAD_SLOT, "the actor that ended last")
@@ -307,8 +309,8 @@ class Lines:
         return names
 
     def rests(self, job: Job, seen: set[Job] | None = None) -> bool:
-        """Whether ``job`` waits for something outside the calls that it made: a timer, I/O, another
-        call to come. Nobody knows how long, so its caller goes on. Asked with the lock held."""
+        """Whether ``job`` waits for something outside the calls that it made: a timer, I/O, another call to
+        come. That may take any time, so its caller goes on. Call with the lock held."""
         seen = seen or set()
         if job.done:
             return False

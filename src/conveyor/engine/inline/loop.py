@@ -156,7 +156,7 @@ class Loop(Host):
 
 
 class _Selector(ActorSelector):
-    """Tells when the loop that it belongs to falls asleep."""
+    """Selector that tells when its loop falls asleep, and when it wakes up."""
 
     def __init__(self, name: str, sleeps: Callable[[bool], None]) -> None:
         super().__init__(name)

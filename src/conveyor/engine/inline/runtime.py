@@ -52,7 +52,7 @@ from conveyor.weak import WeakSet
 
 
 class ActorLink:
-    """A link to one actor, and not to the one that is made again after its death."""
+    """Link to one actor, but not to the actor that is made again after its death."""
 
     def __init__(self, actor: Actor, caller: Host | None) -> None:
         """``caller``: the actor that calls; ``None`` is the program."""
@@ -64,8 +64,8 @@ class ActorLink:
         return not self._actor.alive
 
     def call(self, call: Call, again: bool = False) -> Any:
-        """Start a call; one ref, or a list of them if it has several results. ``again``: ahead of those that
-        wait for arguments, which may be just this one's result."""
+        """Start a call. Returns a reference, or a list of them if the call has several results. ``again``: go
+        ahead of calls that wait for arguments, which may be the result of this very call."""
         ref = self._start(call, again)
         return elements_of(ref, count_of(call[3]))
 
@@ -104,7 +104,8 @@ class ActorLink:
 
 
 class InlineIntroductions:
-    """See ``runtime.meeting.Introductions``. Nobody waits to meet, and nobody dies by himself."""
+    """Broker of channels; see ``runtime.meeting.Introductions``. Both ends are in this process, so nobody
+    waits for the other end, and none dies alone."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -120,7 +121,7 @@ class InlineIntroductions:
         return number
 
     def hold(self, number: int, side: Side) -> None:
-        """Every end is here."""
+        """Do nothing: every end is in this process."""
 
     def meet(self, number: int, side: Side, alone: bool) -> Meeting:
         with self._lock:
@@ -190,7 +191,7 @@ _SLOT = 0
 
 
 class _Retained:
-    """A handle's part in its actor, or a graph's."""
+    """Share of a handle, or of a graph, in keeping its actor alive."""
 
     __slots__ = ("_actor", "_runtime")
 
@@ -205,7 +206,7 @@ class _Retained:
 
 
 class InlineFunctions:
-    """Calls of functions, by one worker: nothing runs beside anything else."""
+    """Calls of functions by one worker: functions never run side by side."""
 
     def __init__(self, runtime: InlineRuntime, start: Callable[[], Any]) -> None:
         self._runtime = runtime
@@ -384,11 +385,11 @@ class InlineRuntime(CallingRuntime):
         return found
 
     def known(self, actor: ActorId) -> Actor:
-        """The same, as it is: one that is dead is not made again."""
+        """Return the actor that a handle stands for; a dead one is not made again."""
         return self._actors[actor.index]
 
     def revive(self, actor: ActorId) -> Actor:
-        """The living actor; a dead one is made again. ``ActorDiedError`` if that cannot be done."""
+        """Return the living actor; a dead one is made again. ``ActorDiedError`` if that cannot be done."""
         found = self.actor(actor)
         return found if found.alive else self._make_again(found)
 

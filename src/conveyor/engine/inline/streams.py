@@ -17,7 +17,7 @@ from conveyor.runtime.refs.streams import ExecutionStream
 
 
 class Production:
-    """The items of one generator in one execution."""
+    """Items of one generator in one execution."""
 
     def __init__(
         self,
@@ -27,7 +27,8 @@ class Production:
         credit: int,
         sent: Callable[[int, int, int], None],
     ) -> None:
-        """``sent`` is told of each item when it was begun and was there, and its size."""
+        """Prepare a generator. ``sent`` is told of each item: when it was begun, when it was there, and its
+        size."""
         self.actor = actor
         self.label = label
         self.ready: deque[Any] = deque()

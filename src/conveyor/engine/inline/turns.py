@@ -46,7 +46,8 @@ class Turns(Host):
             raise
 
     def run_here(self, job: Job) -> None:
-        """Do ``job`` on this thread, even if it is an event loop's; one that cannot be is never started."""
+        """Do ``job`` on this thread, even if it is an event loop's. A job that cannot be done is never
+        started."""
         with self.lines.lock:
             job.attendant = self.lines.current()
             self._queue.append(job)
@@ -107,7 +108,7 @@ class Turns(Host):
             self._queue.popleft()
 
     def _serve(self, line: Line) -> None:
-        """Do what is next, as long as it is this line's or nobody's; then give the turn back."""
+        """Do the next jobs, as long as they are this line's or nobody's; then give the turn back."""
         line.inside.append(self)
         try:
             while (job := self._next(line)) is not None:

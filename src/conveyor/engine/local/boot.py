@@ -30,7 +30,7 @@ _OWN_GROUP: dict[str, Any] = (
 
 
 class ForkServer(Struct, frozen=True):
-    """A fork server, and the driver's ends of what leads to it. ``log``: what it prints itself."""
+    """Fork server, with the driver's ends of its connections. ``log``: what the server prints itself."""
 
     process: subprocess.Popen[bytes]
     control: socket.socket
@@ -38,7 +38,7 @@ class ForkServer(Struct, frozen=True):
     pidfd: int
 
     def kill(self) -> None:
-        """Take it back, and close all of this."""
+        """Kill the server, and close the driver's ends."""
         self.process.kill()
         self.process.wait()
         self.control.close()
@@ -47,7 +47,7 @@ class ForkServer(Struct, frozen=True):
 
 
 def execute(preload: Sequence[str], wanted: Sequence[str]) -> ForkServer:
-    """Start one that will import ``preload`` and ``wanted``. Does not wait until it has."""
+    """Start a fork server that will import ``preload`` and ``wanted``. Does not wait until it has."""
     control, theirs = descriptors.socket_pair()
     kept: list[int] = []
     passed = [theirs.detach()]

@@ -48,7 +48,8 @@ def child_environ(spec: ChildSpec) -> dict[str, str]:
 
 
 def prepare_for_forks() -> None:
-    """In the fork server, once: what every child would otherwise do for itself."""
+    """Prepare the fork server, once, for its children: this does what each child would otherwise do for
+    itself."""
     # What C code prints (printf in an extension) is line buffered too; the C library would keep
     # it back on a pipe, and lose it when the process is killed.
     with suppress(ValueError, AttributeError):
@@ -154,7 +155,8 @@ def _set_up_python(spec: ChildSpec) -> None:
 
 
 def _seed_random_states() -> None:
-    """Seed the global random states of what the server has imported: `random` has done it at the fork."""
+    """Seed the global random states of modules that the server has imported; those of `random` are seeded at
+    the fork."""
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         try:
@@ -168,7 +170,8 @@ def _seed_random_states() -> None:
 
 
 def _set_thread_count() -> None:
-    """Tell torch, if the server has imported it, what it would have read at its import."""
+    """Set torch's number of threads, if the server has imported torch: it was imported without this actor's
+    environment."""
     torch = sys.modules.get("torch")
     count = os.environ[THREAD_VARIABLES[0]]
     if torch is not None and count.isdecimal() and int(count) != torch.get_num_threads():

@@ -19,8 +19,9 @@ PIPE_BYTES = 1 << 20  # the most a pipe holds by default
 
 
 class Output:
-    """``on_output(pid, stream, data)`` gets bytes as they come and ``b""`` at the end of each stream
-    (``"stdout"``, ``"stderr"``). It may block: that holds up the output of all."""
+    """Output of actors' processes. ``on_output(pid, stream, data)`` gets bytes as they come and ``b""`` at
+    the end of each stream (``"stdout"``, ``"stderr"``). If it blocks, the output of all processes is held
+    up."""
 
     def __init__(self, on_output: Callable[[int, str, bytes], None]) -> None:
         self._on_output = on_output
@@ -31,8 +32,8 @@ class Output:
         return self._loop.on_thread()
 
     def watch(self, pid: int, pipes: dict[int, str]) -> None:
-        """Pass on what comes over ``pipes``, each with the name of its stream; those that have ended are
-        taken out of it."""
+        """Pass on what comes over ``pipes``, each with the name of its stream. A pipe that has ended is taken
+        out of ``pipes``."""
         for fd, stream in list(pipes.items()):
             self._loop.add(fd, partial(self._read, pid, pipes, fd, stream))
 
@@ -94,7 +95,8 @@ class _Child(Struct, eq=False):
 
 
 class Children:
-    """The launcher's, with its lock. Ends are told on the thread of ``events``."""
+    """Processes that the launcher has had forked. They share the launcher's lock. Their ends are told on the
+    thread of ``events``."""
 
     def __init__(
         self,
@@ -142,8 +144,9 @@ class Children:
         self._output.finish(pid, child.outputs, report)
 
     def orphaned(self) -> None:
-        """The fork server is gone, and the kernel has told them to die with it: it is not over before they
-        have. Their own status is lost with their parent; this is what the kernel did to them."""
+        """Kill the processes that are left, since the fork server is gone: the kernel has told them to die
+        with it. All is over only when they have died. Their real status is lost with their parent; SIGKILL is
+        what the kernel did to them."""
         with self._lock:
             self._orphaned = True
             orphans = list(self._living.values())

@@ -204,7 +204,8 @@ class LocalSpawning:
         self._forked = False
 
     def ask(self) -> bool:
-        """Ask the fork server, which answers within milliseconds unless it is stopped."""
+        """Ask the fork server for the process, and return whether it has answered. It answers within
+        milliseconds unless it is stopped."""
         if self._options.num_gpus:
             # Whoever interrupts this thread must not lose what is taken before it is noted.
             uninterrupted(self._claim.take)
@@ -225,7 +226,7 @@ class LocalSpawning:
         )
 
     def give_up(self, why: str) -> None:
-        """Have no such process, and give its GPUs back."""
+        """Give the process up, and give its GPUs back."""
         uninterrupted(partial(self._give_up, f"it {why}"))
 
     def _give_up(self, why: str) -> None:

@@ -27,7 +27,7 @@ from conveyor.runtime.waiting.patience import Patience
 
 
 class RoomWait:
-    """How long one message waits for room. Whoever has this may end the wait at any moment, from any
+    """Wait of one message for room, limited in time. Its owner may end the wait at any moment, from any
     thread."""
 
     def __init__(self, seconds: float) -> None:
@@ -42,11 +42,11 @@ class RoomWait:
 
     @property
     def over(self) -> bool:
-        """Whether it waits no longer."""
+        """Whether the message waits no longer."""
         return self._given_up or _core.monotonic() >= self._end
 
     def wait(self) -> None:
-        """Until ``go_on`` is set, or it is over."""
+        """Wait until ``go_on`` is set, or the wait is over."""
         if not self.over:
             self.go_on.wait(self._end - _core.monotonic())
 
@@ -71,7 +71,7 @@ class Room:
         self._waiting.append(waiter)
 
     def wake(self) -> None:
-        """Tell all of them; on the loop's thread."""
+        """Wake all waiters; on the loop's thread."""
         with self._lock:
             self._events.remove(self._watch.fileno())
             waiting, self._waiting = self._waiting, []
@@ -193,8 +193,8 @@ class Launcher:
         return SpawnRequest(next(self._numbers), spec, fds, on_spawned)
 
     def ask(self, request: SpawnRequest, seconds: float) -> bool:
-        """Ask the fork server for the process, unless it has been, and wait so long for the answer. Whether
-        that is there."""
+        """Ask the fork server for the process, unless that was done before, and wait ``seconds`` for the
+        answer. Returns whether the answer is there."""
         self._check_owner()
         if self._events.on_thread():
             raise RuntimeError("ask() waits for the event loop: call it from another thread")
@@ -224,7 +224,7 @@ class Launcher:
         return request.pid
 
     def give_up(self, request: SpawnRequest, why: str = "it is not wanted any more") -> None:
-        """Have no such process, and end every wait for it. On any thread."""
+        """Give the process up, and end every wait for it. Any thread may call this."""
         with self._lock:
             # If the answer is still to come it will find no request, and end the process.
             self._requests.pop(request.number, None)
@@ -248,7 +248,7 @@ class Launcher:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Have a fork server that somebody has stopped go on: who ends an actor waits until it is buried."""
+        """Let a stopped fork server go on: an actor's end is complete only when the server has reaped it."""
         with self._lock, suppress(ProcessLookupError):
             if self._server_fd >= 0 and not self._server_end and is_stopped(self.server_pid):
                 signal.pidfd_send_signal(self._server_fd, signal.SIGCONT)

@@ -174,7 +174,8 @@ class _Lines:
         self._next_progress = 0.0
 
     def feed(self, data: bytes, now: float) -> tuple[list[str], list[str]]:
-        """The lines to show now, and the finished lines (those without passing states)."""
+        """Take ``data`` in. Returns the lines to show now, and the finished lines (those without passing
+        states)."""
         shown: list[str] = []
         final: list[str] = []
         *whole, self._partial = (self._partial + data).split(b"\n")

@@ -96,7 +96,7 @@ class ChildSpec(Struct, frozen=True):
 
 
 def write_spec(spec: ChildSpec) -> int:
-    """A file that holds ``spec``, open; the caller closes it."""
+    """Write ``spec`` to a memory file and return the file's descriptor, which the caller closes."""
     for key in spec.env_vars:
         if not key or "=" in key or "\0" in key + spec.env_vars[key]:
             raise ValueError(f"{key!r} cannot be an environment variable")

@@ -19,8 +19,8 @@ _MOST_PIECES = 32
 
 
 class _MallInfo(ctypes.Structure):
-    """See mallinfo(3). ``hblks``: how many pieces have pages of their own. Where another library hands out
-    memory, that says nothing."""
+    """Result of mallinfo(3). ``hblks``: how many pieces have pages of their own. It says nothing where
+    another library hands out memory."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -78,7 +78,7 @@ def fill_huge_heap(environ: Mapping[str, str]) -> None:
 
 
 def _knows_huge_pages() -> bool:
-    """Whether this C library is a glibc that asks for huge pages where it is told to."""
+    """Whether this C library is a glibc that can ask for huge pages."""
     try:
         name = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):  # another library

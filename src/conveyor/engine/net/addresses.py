@@ -91,7 +91,7 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
 
 
 def _within(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> str | None:
-    """The address from which this node sends to that network, if it is of it."""
+    """Return the address from which this node sends to that network, or ``None`` if the node is not in it."""
     family = socket.AF_INET6 if network.version == 6 else socket.AF_INET
     somebody = network[
         min(1, network.num_addresses - 1)

@@ -31,7 +31,7 @@ def watch_life(sock: socket.socket) -> None:
 
 
 class Answering(ABC):
-    """Answers whoever is connected, each on a thread of its own."""
+    """Server of other nodes' requests: each connection is served on a thread of its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,8 +39,8 @@ class Answering(ABC):
         self._closed = False
 
     def serve(self, sock: socket.socket) -> None:
-        """Answer whoever is at the other end of ``sock``, which is this one's from now on; on the caller's
-        thread, where there is no other."""
+        """Serve the other end of ``sock``, which belongs to this object from now on. If no thread can be had,
+        the caller's thread serves it."""
         with self._lock:
             closed = self._closed
             if not closed:
@@ -60,7 +60,7 @@ class Answering(ABC):
 
     @abstractmethod
     def answer(self, sock: socket.socket) -> None:
-        """Hear one question, and answer it. ``OSError`` where the connection is to end."""
+        """Receive one request, and answer it. Raises ``OSError`` where the connection is to end."""
 
     def _serve(self, sock: socket.socket) -> None:
         try:

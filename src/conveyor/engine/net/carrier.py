@@ -67,13 +67,13 @@ class Taken(Parcel, frozen=True):
 
 
 class HungUp(Parcel, frozen=True):
-    """Nothing comes over that line any more."""
+    """Notice that nothing comes over that line any more."""
 
     line: int
 
 
 class Unwanted(Parcel, frozen=True):
-    """No message with that file comes any more."""
+    """Notice that no message with that file comes any more."""
 
     number: int
 
@@ -157,7 +157,7 @@ class Carrier:
             raise
 
     def receive(self, parcel: Parcel) -> None:
-        """Take what the other host has sent. Waits for nothing."""
+        """Handle a message of the other node. Waits for nothing."""
         self.handlers[type(parcel)](self, parcel)
 
     def hold(self, fd: int) -> None:
@@ -171,7 +171,7 @@ class Carrier:
                     self._held[inode] = self._put(fd), False
 
     def let_go(self, fd: int) -> None:
-        """No process of the other host has anything of that file any more."""
+        """Let go of a file of which no process of the other node has anything any more."""
         with self._lock:
             number, told = self._held.pop(os.fstat(fd).st_ino, (0, False))
             if told:
@@ -217,8 +217,8 @@ class Carrier:
             line.incoming.put(None)
 
     def _has_room(self, line: _Line) -> bool:
-        """Wait until the process at the other end has taken enough of what was said, so that who says more
-        than it takes waits, too. False: it takes nothing any more."""
+        """Wait until the process at the other end has taken enough of what was sent, so that a sender that is
+        faster than it waits, too. False: the other end takes nothing any more."""
         with self._lock:
             self._room.wait_for(lambda: line.untaken < _MOST_UNTAKEN or line.over)
             return not line.over
@@ -246,7 +246,7 @@ class Carrier:
             self._send(parcel)
 
     def _body(self, fd: int) -> Body:
-        """With the lock."""
+        """Describe a file that goes with a message, for the other node. Call with the lock."""
         told = os.fstat(fd)
         held = self._held.get(told.st_ino)
         if held is None:
@@ -255,7 +255,7 @@ class Carrier:
         return Body(held[0], told.st_size, True)
 
     def _put(self, fd: int) -> int:
-        """With the lock."""
+        """Put a file into the depot and return its number there. Call with the lock."""
         if self._closed:  # nobody would ever take it away
             raise ConnectionError("the other host is lost, or the session over")
         number = self._depot.put(fd)
@@ -323,7 +323,7 @@ class Carrier:
                     self._look(body.number, known)
 
     def _look(self, number: int, known: _Known) -> None:
-        """With the lock: let go of a file that nobody needs."""
+        """Let go of a file that nobody needs. Call with the lock."""
         if known.uses or known.stays:
             return
         del self._known[number]

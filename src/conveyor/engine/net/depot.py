@@ -61,7 +61,7 @@ class Depot(Answering):
         return len(self._files)
 
     def put(self, fd: int) -> int:
-        """Have others fetch that file, which is duplicated, until it is dropped; its number."""
+        """Duplicate a file, which others may fetch until it is dropped, and return its number."""
         own = descriptors.duplicate(fd)
         with self._having:
             number = next(self._numbers)
@@ -142,9 +142,9 @@ class Supply:
         return f"no connection comes about since {_core.monotonic() - since:.1f} s ({tries} tries; {why})"
 
     def fetch(self, number: int, size: int) -> int:
-        """The file of that number, as one of this host. ``SystemLimitError`` or ``OutOfMemoryError`` where
-        there is no room for it, or nothing to fetch it with: the next one may be had. ``OSError`` if none
-        can."""
+        """Fetch the file of that number and return it as a file of this node. ``SystemLimitError`` or
+        ``OutOfMemoryError`` where there is no room for it, or nothing to fetch it with: the next file may
+        succeed. ``OSError`` if no file can be had."""
         what = f"fetch a value of {size} bytes from another host"
         try:
             with explained(what):
@@ -171,7 +171,7 @@ class Supply:
         return fd
 
     def close(self) -> None:
-        """Nothing is fetched any more."""
+        """End all fetches; there will be no more."""
         with self._lock:
             self._closed.set()
             idle, self._idle = self._idle, []
@@ -186,7 +186,8 @@ class Supply:
         return self._closed.is_set()
 
     def _more(self, number: int, room: memoryview, at: int, pauses: Pauses) -> int:
-        """Until where it has come: all of it, or as far as a connection has lasted."""
+        """Fetch more of a file over one connection. Returns how far it has come: to its end, or as far as the
+        connection has lasted."""
         sock, began = None, at
         try:
             sock = self._take()

@@ -69,11 +69,12 @@ class Waiter:
 
     @property
     def waits(self) -> bool:
-        """Whether it is still to be given what comes."""
+        """Whether the process still wants what comes."""
         return not self.gave_up and self.refused is None
 
     def put(self, piece: memoryview | bytes, at: int) -> None:
-        """Write a piece of it. Where its room takes none, it alone has failed: the others go on."""
+        """Write a piece of the value. If the room cannot be written to, this waiter alone has failed: the
+        others go on."""
         if self._fd >= 0:
             try:
                 _write(self._fd, piece, self.at + at)
@@ -123,7 +124,7 @@ class Flight(Struct, eq=False):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody still waits for what is on its way."""
+        """Whether anybody still waits for the value that is on its way."""
         return any(one.waits for one in self.waiting)
 
     def give_up(self, waiter: Waiter) -> bool:
@@ -149,7 +150,7 @@ class Flight(Struct, eq=False):
                 one.put(piece, at)
 
     def copy(self) -> None:
-        """Put it where it is wanted, from the file."""
+        """Copy the value from the file to all who wait."""
         at = 0
         while at < self.size:
             piece = os.pread(self.file, min(_COPIED, self.size - at), at)
@@ -167,8 +168,7 @@ class Flight(Struct, eq=False):
         return os.pread(self.file, self.size, 0)
 
     def keep(self, data: bytes | None) -> None:
-        """Have a copy in a file, if there is room for one: of ``data``, or of what has been put into the
-        room of one who waits."""
+        """Keep a copy in a file, if there is room for one: of ``data``, or of what a waiter's room has."""
         self.open()
         if self.file < 0:
             return
@@ -185,7 +185,7 @@ class Flight(Struct, eq=False):
             self.close()
 
     def open(self) -> None:
-        """Have a file, if one is to be had."""
+        """Make a file for a copy, if one is to be had."""
         if self.file < 0:
             with suppress(OSError):
                 self.file = descriptors.memory_file("conveyor-value")
@@ -212,7 +212,7 @@ _MOST_AT_ONCE, _IDLE = 4, 5.0
 
 
 class _Unreachable(Exception):
-    """No connection comes about, though the host is there."""
+    """Failure to connect to a node that is there."""
 
 
 def _unreachable(why: str) -> None:
@@ -220,7 +220,7 @@ def _unreachable(why: str) -> None:
 
 
 class _Refused(Exception):
-    """The keeper's host cannot read it: an error of the system."""
+    """Failure of the keeper's node to read the value: an error of the system."""
 
 
 class _NotWanted(Exception):
@@ -247,13 +247,14 @@ class Source(Supply):
         self._workers = self._resting = 0
 
     def put(self, flight: Flight) -> None:
-        """Have it brought, in its turn."""
+        """Queue a flight, to be fetched in its turn."""
         with self._turn:
             self._flights.append(flight)
         self.look()
 
     def look(self) -> None:
-        """See to it that somebody brings what there is to be brought."""
+        """Make sure that a thread fetches what is queued. If no thread can be had, the caller's thread does
+        it."""
         with self._turn:
             self._arrival.notify()
             needed = len(self._flights) > self._resting and self._workers < _MOST_AT_ONCE
@@ -271,7 +272,7 @@ class Source(Supply):
                     self._expire(math.inf)  # there is nobody to do it later
 
     def close(self) -> None:
-        """Nothing is fetched any more: all that is to come fails."""
+        """End all fetches: those that are queued fail."""
         super().close()
         with self._turn:
             self._arrival.notify_all()
@@ -313,8 +314,8 @@ class Source(Supply):
                     self._resting -= 1
 
     def bring(self, flight: Flight) -> bytes | None:
-        """Have it put where it is wanted. Returns it where it is small enough to be told with the news.
-        ``OSError`` if it cannot be had."""
+        """Fetch the value and put it where it is wanted. Returns the value if some waiter has no room and there
+        is no file that has it. ``OSError`` if it cannot be had."""
         wanted, size, at = flight.wanted, flight.size, 0
         needs = flight.file < 0 and any(not one.has_room for one in flight.waiting)
         data = bytearray(size if needs else 0)
@@ -341,7 +342,7 @@ class Source(Supply):
         return bytes(data) if needs else None
 
     def is_same(self, flight: Flight) -> bool:
-        """Whether its keeper has now what is in the flight's file."""
+        """Whether the keeper's value still equals the one in the flight's file."""
         came: list[bytes] = []
         kept = list(_digests(flight.wanted, flight.file))
 
@@ -359,8 +360,8 @@ class Source(Supply):
     def _ask(
         self, flight: Flight, take: Callable[[socket.socket], None], at: Callable[[], int]
     ) -> None:
-        """Have ``take`` talk over a connection, and over another one where that breaks. ``at()``: how far it
-        has come."""
+        """Have ``take`` talk over a connection, and over another one if that breaks. ``at()``: how far
+        ``take`` has come."""
         breaks, before, pauses = 0, 0, Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             sock = None
@@ -457,7 +458,8 @@ class Fetches:
         return self.bring(wanted, Waiter(room, tell, partial(self.note, self._own, wanted.number)))
 
     def introduce(self, process: Reader) -> bool:
-        """See ``runtime.far_memory.FarMemory``. A host that asks itself is the driver's, which knows all."""
+        """Refuse; see ``runtime.far_memory.FarMemory``. A node that asks itself is the driver's, which knows
+        all processes."""
         return False
 
     def serve(self, sock: socket.socket) -> None:
@@ -471,8 +473,8 @@ class Fetches:
             self._over(service)
 
     def bring(self, wanted: Wanted, waiter: Waiter) -> Callable[[], object]:
-        """Fetch it for one who waits, who is told of it once, by any thread. What this returns is called
-        where he waits no more: he is told that, too."""
+        """Fetch a value for ``waiter``, who is told once, by any thread. Returns the function that gives the
+        wait up: the waiter is told that, too."""
         try:
             source = self._source(wanted)
         except OSError as error:
@@ -535,7 +537,7 @@ class Fetches:
             waiter.done(NOBODY_WAITS)
 
     def _fly(self, source: Source, flight: Flight) -> None:
-        """On a thread of the source's: bring it to all who want it by now."""
+        """Fetch the value for all who want it by now. Runs on a thread of the source's."""
         going = True
         while going:
             try:
@@ -569,7 +571,7 @@ class Fetches:
         return Brought(data)
 
     def _keep(self, source: Source, flight: Flight) -> None:
-        """With the lock: nobody wants it any more. Others may, soon."""
+        """Keep a flight that nobody wants any more, since others may soon. Call with the lock."""
         now = _core.monotonic()
         for wanted in [one for one, until in self._lately.items() if until <= now]:
             del self._lately[wanted]
@@ -585,12 +587,12 @@ class Fetches:
         flight.keeps_until = now + LINGER
 
     def _drop(self, flight: Flight) -> None:
-        """With the lock: it is kept no longer."""
+        """Drop a flight and its copy. Call with the lock."""
         flight.close()
         del self._flights[flight.wanted]
 
     def _expire(self, now: float) -> float | None:
-        """Let go of what has been kept long enough; when there will be more of that, if ever."""
+        """Drop copies that have been kept long enough. Returns when the next one expires, or ``None``."""
         with self._lock:
             kept = [one for one in self._flights.values() if one.keeps_until]
             for one in kept:
@@ -615,7 +617,8 @@ class Fetches:
 
 
 class FarMemoryService:
-    """The host's end of one process's connection: what it wants is fetched."""
+    """Serving end of one process's connection to its node: values that the process wants are fetched for
+    it."""
 
     def __init__(
         self, fetches: Fetches, sock: socket.socket, over: Callable[[FarMemoryService], object]

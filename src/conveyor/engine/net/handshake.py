@@ -67,7 +67,7 @@ FOR_PUMPS, FOR_FETCHING, FOR_READING = 0, 1, 2
 
 
 class HandshakeError(ConveyorError):
-    """The other side is not let in, or does not let this one in; the text says why."""
+    """Refusal of a connection by one of its two sides; the text says why."""
 
 
 class _GoneError(HandshakeError):
@@ -75,11 +75,12 @@ class _GoneError(HandshakeError):
 
 
 class _LateError(HandshakeError):
-    """The other side has not done its part in time."""
+    """Raised when the other side has not done its part in time."""
 
 
 class NotHeardError(HandshakeError):
-    """The listener has hung up before it has said anything: it has too many others just now."""
+    """Raised when the listener hangs up before it says anything: it has too many other connections just
+    now."""
 
 
 class Identity(Struct, frozen=True):
@@ -103,7 +104,7 @@ class Identity(Struct, frozen=True):
 
 
 def new_token() -> bytes:
-    """For one session: who has it belongs to it."""
+    """Return a new token for one session. A process that has the token belongs to the session."""
     return secrets.token_bytes(32)
 
 
@@ -114,9 +115,9 @@ def dial(
     timeout: float,
     tls: Tls | None = None,
 ) -> tuple[socket.socket, Identity]:
-    """A connection to the listener there, which has let this side in and is what it should be. ``OSError``
-    where nobody answers, :class:`HandshakeError` where the two do not belong together. One that has no time
-    for it is asked again, as long as there is any."""
+    """Connect to the listener at ``address``, and return the connection and the other side's identity. Raises
+    ``OSError`` where nobody answers, :class:`HandshakeError` where the two do not belong together. A listener
+    that is too busy is asked again until the timeout."""
     deadline = _core.monotonic() + timeout
     where = f"host {address[0]}:{address[1]}"
     pauses = Pauses(_FIRST_PAUSE, min(_LONGEST_PAUSE, _SHARE * timeout))
@@ -151,7 +152,8 @@ def dial_host(
     timeout: float,
     tls: Tls | None = None,
 ) -> socket.socket:
-    """The same, where that host is to be: another one may have taken its address."""
+    """Connect as :func:`dial` does, to node ``host``. ``HandshakeError`` if another node has taken its
+    address."""
     sock, other = dial(address, token, own, timeout, tls)
     if other.host != host:
         hang_up(sock)
@@ -323,7 +325,7 @@ def let_in(
 
 
 def wrapped_in(sock: socket.socket, context: ssl.SSLContext, *, server: bool) -> ssl.SSLSocket:
-    """TLS over a connection, which it owns from now on. Nothing is said yet."""
+    """Wrap a connection in TLS, which owns it from now on. Nothing is sent yet."""
     return context.wrap_socket(sock, server_side=server, do_handshake_on_connect=False)
 
 
@@ -415,8 +417,8 @@ def _say(sock: socket.socket, data: bytes, deadline: float) -> None:
 
 
 def _hear(sock: socket.socket, size: int, deadline: float, gone: str = _GONE) -> bytes:
-    """Exactly so many bytes, and not one more: what follows is the pump's. ``gone``: what the end of the
-    connection means here."""
+    """Receive exactly ``size`` bytes, and not one more: what follows is the pump's. ``gone``: the text of the
+    error if the connection ends here."""
     data = b""
     while len(data) < size:
         sock.settimeout(_left(deadline))

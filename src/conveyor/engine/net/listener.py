@@ -100,7 +100,7 @@ class Listener:
             return list(self._reasons)
 
     def close(self) -> None:
-        """Let nobody in any more; handshakes under way are broken off."""
+        """Let nobody in any more, and break off handshakes that are under way."""
         with self._lock:
             self._closed = True
             for one in self._pending:
@@ -130,7 +130,8 @@ class Listener:
             hang_up(sock)
 
     def _admit(self, sock: socket.socket) -> _Pending | None:
-        """Take it among those under way. Beyond so many the oldest goes: it has said nothing for longest."""
+        """Add a connection to those that are under way. If there are too many, the oldest is dropped: it has
+        said nothing for longest."""
         with self._lock:
             if self._closed:
                 self._pushed_out += 1

@@ -47,7 +47,7 @@ def hear_answer(sock: socket.socket) -> tuple[int, int]:
 
 
 class Memories(Answering):
-    """The memory of the processes of this host, as other hosts read it."""
+    """Memory of the processes of this node, which other nodes read."""
 
     def __init__(self, board: _core.Board, own: int | None = None) -> None:
         """``own``: the slot of this process, if it has one."""
@@ -108,7 +108,7 @@ class Memories(Answering):
 
 
 def _send(sock: socket.socket, *parts: bytes | memoryview) -> None:
-    """All of them, in one call of the system's as a rule: what is small is one packet."""
+    """Send all parts, as a rule in one system call, so that small ones share a packet."""
     sent = sock.sendmsg(parts)
     for part in parts:
         if sent < len(part):

@@ -35,9 +35,8 @@ class _Host:
 
 
 class Redials:
-    """The connections of one host, made anew. For each other host there is a thread from before the first
-    connection on: when that breaks there may be none to be had, and without a connection the host would be
-    lost."""
+    """Connections of one node to others, made again when they break. Each other node has a thread from before
+    the first connection on: later none may be had, and without a connection the node would be lost."""
 
     def __init__(self, dial: Callable[[int], object], window: float) -> None:
         """``dial(host)`` makes a connection, or raises ``OSError`` or ``HandshakeError``. ``window``: seconds

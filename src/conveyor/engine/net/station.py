@@ -69,7 +69,8 @@ class Local(Struct, eq=False):
         return self.slot, self.incarnation
 
     def cut(self) -> None:
-        """Nothing more is said on its requests' socket: it hears that, and waits for no answer."""
+        """Close the socket for the process's requests in both directions: the process notices, and waits for
+        no response."""
         with suppress(OSError):  # it has gone, or has heard
             self.requests.shutdown(socket.SHUT_RDWR)
 
@@ -166,12 +167,12 @@ class Station:
         return self._locals[slot]
 
     def has(self, slot: int, incarnation: int) -> bool:
-        """Whether the process of this host that has that slot is that one."""
+        """Whether the process of this node in that slot has that incarnation."""
         one = self._locals.get(slot)
         return one is not None and one.incarnation == incarnation
 
     def host_of(self, slot: int) -> int | None:
-        """The number of the host of the process that has that slot, if that is another one."""
+        """Return the number of the node of the process in that slot, if that is another node."""
         proxy = self._proxies.get(slot)
         return None if proxy is None else proxy.host
 
@@ -313,7 +314,7 @@ class Station:
         self.pump.unmirror(order.number)
 
     def _given(self, segment: int, processes: tuple[Reader, ...]) -> list[int]:
-        """The descriptors of a segment, and those that introduce processes."""
+        """Return the descriptors of a segment, and those by which processes reach each other."""
         if segment and segment not in self._segments:
             raise ProcessLookupError(f"segment {segment} has been given up")
         fds = [self._segments[segment].fd] if segment else []

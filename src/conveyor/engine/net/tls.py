@@ -37,11 +37,12 @@ _MAKE_SECONDS = 30.0
 
 
 class TlsError(ConveyorError):
-    """TLS cannot be used as it was asked for; the text says why."""
+    """Failure to use TLS as it was asked for; the text says why."""
 
 
 class SessionCertificate(Struct, frozen=True):
-    """Made for one session, and the only one that its hosts take. ``pem``: it, and its key."""
+    """Certificate made for one session, the only one that its nodes take. ``pem``: the certificate, and its
+    key."""
 
     pem: bytes
 
@@ -50,7 +51,8 @@ class SessionCertificate(Struct, frozen=True):
 
 
 class CertificateFiles(Struct, frozen=True):
-    """The paths on each host, in which its own environment's variables are replaced."""
+    """Paths of the certificate files on each node. Environment variables in them are replaced by those of
+    that node."""
 
     certificate: str
     key: str
@@ -78,7 +80,7 @@ def credentials(tls: object) -> Credentials | None:
 
 
 def make_certificate() -> SessionCertificate:
-    """A new key, and a certificate of it. Neither is ever in a file."""
+    """Make a new key, and a certificate of it. Neither is ever in a file."""
     try:
         with explained("make a certificate"):
             made = subprocess.run(
@@ -131,7 +133,7 @@ class Tls:
 
 
 def reason(error: ssl.SSLError) -> str:
-    """In words, what is wrong with a TLS connection."""
+    """Describe an error of a TLS connection."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"its certificate is not one that this side takes ({error.verify_message}): on all nodes the "
