@@ -47,7 +47,7 @@ def deadline_of(timeout: Any) -> float | None:
 
 
 def left_until(deadline: float | None) -> float | None:
-    """Return what is left of the timeout that ``deadline`` was made of, to be given to another wait."""
+    """Return the time left until ``deadline``, as a timeout for another wait."""
     return None if deadline is None else max(deadline - _core.monotonic(), 0.0)
 
 
@@ -63,14 +63,15 @@ _USED_UP = 1e-9
 
 
 def deadline_in_words(seconds: float | None) -> str:
-    """Say what deadline was given, for an error: a budget that was used up has no number of its own."""
+    """Describe the deadline that was given, for an error. A budget that was used up has no number of its
+    own."""
     used_up = seconds is not None and seconds <= _USED_UP
     return "deadline (no time was left)" if used_up else f"deadline of {in_seconds(seconds)}"
 
 
 def check_deadline(value: Any, name: str = "deadline") -> float | None:
-    """``value``, where it can be the time that an execution has; ``None``: it has no limit. What is left of
-    a budget may be nothing, or less (-1 as well): such a deadline is missed at once.
+    """Check the time that an execution has and return it; ``None``: it has no limit. The rest of a budget may
+    be nothing, or less (-1 as well): such a deadline is missed at once.
 
     Raises:
         TypeError: it is neither a number nor ``None``.
@@ -172,7 +173,7 @@ def check_modules(value: Any, name: str) -> tuple[str, ...]:
 
 
 def check_flag(value: Any, name: str) -> bool:
-    """``value``, where it is ``True`` or ``False``; ``TypeError`` otherwise."""
+    """Return ``value``, which must be ``True`` or ``False``; ``TypeError`` otherwise."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return value
@@ -193,7 +194,7 @@ def check_name(value: Any, name: str) -> str:
 
 
 def check_amount(value: Any, name: str) -> float | None:
-    """``value`` as an amount of something that a process gets; ``None`` if nobody says.
+    """Return ``value`` as an amount of something that a process gets; ``None`` if nobody says.
 
     Raises:
         TypeError: it is neither a number nor ``None``.
@@ -209,7 +210,8 @@ def check_amount(value: Any, name: str) -> float | None:
 
 
 def check_gpus(value: Any, name: str) -> float | None:
-    """The same of GPUs, one of which may be shared, and several may not."""
+    """Return ``value`` as a number of GPUs: a fraction below 1, or a whole number. Raises as
+    ``check_amount``."""
     amount = check_amount(value, name)
     if amount is not None and amount > 1 and amount != int(amount):
         raise ValueError(f"{name} must be a whole number or a fraction below 1, not {value!r}")
@@ -217,7 +219,7 @@ def check_gpus(value: Any, name: str) -> float | None:
 
 
 def check_count(value: Any, name: str, wanted: str, least: int, most: int | None = None) -> int:
-    """``value``, where it is an integer from ``least`` to ``most``, which ``wanted`` says in words.
+    """Return ``value``, which must be an integer from ``least`` to ``most``; ``wanted`` says so in words.
 
     Raises:
         TypeError: it is no integer.

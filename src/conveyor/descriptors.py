@@ -22,7 +22,8 @@ duplicate = _core.duplicate_descriptor
 
 
 def lost(fd: int) -> bool:
-    """Whether others have closed ``fd``, which is one of the library's own; not of -1, which is none."""
+    """Whether other code has closed ``fd``, one of the library's own. False for -1, which is no
+    descriptor."""
     if fd < 0:
         return False
     try:
@@ -39,7 +40,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def own_socket(sock: socket.socket) -> socket.socket:
-    """Give ``sock`` a number of the library's own; it is another object then."""
+    """Give ``sock`` a number of the library's own, and return the new socket object."""
     timeout = sock.gettimeout()
     moved = socket.socket(sock.family, sock.type, sock.proto, own(sock.detach()))
     moved.settimeout(timeout)

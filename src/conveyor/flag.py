@@ -75,11 +75,11 @@ class Flag:
         self._waiters: list[threading.Lock] = []
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Whether the flag is set."""
         return self._set
 
     def set(self) -> None:
-        """Set it, and wake all who wait for it."""
+        """Set the flag, and wake all who wait for it."""
         try:
             self._set = True
             for waiter in tuple(self._waiters):
@@ -90,11 +90,11 @@ class Flag:
             raise
 
     def clear(self) -> None:
-        """Have those wait who come from now on."""
+        """Clear the flag: those who come from now on wait."""
         self._set = False
 
     def wait(self, timeout: float | None = None, looks: bool = False) -> bool:
-        """Wait until it is set, for ``timeout`` seconds at most. Whether it is. ``looks``: see
+        """Wait until the flag is set, for ``timeout`` seconds at most. Returns whether it is. ``looks``: see
         :func:`sleep_for`.
 
         Raises ``RuntimeStateError`` in a child that a signal handler has forked meanwhile.

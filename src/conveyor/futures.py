@@ -31,7 +31,7 @@ class Future(futures.Future[T]):
 
 
 def wait(asked: Iterable[Future[T]], timeout: float) -> list[Future[T]]:
-    """Wait until all of them are done, for ``timeout`` seconds at most. Those that are."""
+    """Wait until all futures are done, for ``timeout`` seconds at most. Returns those that are done."""
     waited = list(asked)
     done = Flag()
     left = [None] * len(waited)
@@ -73,6 +73,6 @@ class _Condition(RLock):  # type: ignore[misc]
                 self._waiters.remove(waiter)
 
     def notify_all(self) -> None:
-        """Wake all who wait. With the lock."""
+        """Wake all who wait. Call with the lock."""
         while self._waiters:
             self._waiters.pop().release()

@@ -56,7 +56,8 @@ def names_later(
 
 
 class LaterModule:
-    """Stands for a module of somebody else's, also in annotations that are evaluated."""
+    """Stand-in for a module of another library, imported at the first use, also in annotations that are
+    evaluated."""
 
     def __init__(self, name: str) -> None:
         self.__name = name

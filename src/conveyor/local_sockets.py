@@ -153,9 +153,9 @@ class LocalListener:
         return self._epoll.fileno()
 
     def serve(self) -> float:
-        """Take some of what has come: :meth:`fileno` stays readable where there is more, and others are
-        served in between. Return how many seconds to wait before the next call: more than 0 where the system
-        lets nobody be accepted, and does not tell when it does again. Whoever comes waits as well."""
+        """Handle some of what has come: :meth:`fileno` stays readable where there is more, and others are
+        served in between. Returns how many seconds to wait before the next call: more than 0 where the system
+        lets nobody be accepted, and does not tell when it does again. New connections wait as well."""
         for fd, _ in self._epoll.poll(0):
             if fd in self._unproven:
                 self._hear(fd)
@@ -220,7 +220,7 @@ class LocalListener:
         self._on_peer(connection, number)
 
     def _proven(self, hello: bytes) -> tuple[int, bytes]:
-        """Return whom a hello proves, and the answer to it; no answer for a stranger."""
+        """Return the number that a hello proves, and the answer to the hello. A stranger gets no answer."""
         if len(hello) != _HELLO_BYTES:
             return 0, b""
         signed, proof = hello[: _SIGNED.size], hello[_SIGNED.size :]

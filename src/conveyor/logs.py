@@ -12,7 +12,7 @@ from typing import TextIO
 
 
 class LastResort(logging.StreamHandler[TextIO]):
-    """Print warnings to ``sys.stderr`` where nobody else handles them."""
+    """Handler that prints warnings to ``sys.stderr`` where no other handler gets them."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self, logging.WARNING)
@@ -23,7 +23,7 @@ class LastResort(logging.StreamHandler[TextIO]):
         return sys.stderr
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether no other handler gets what is logged."""
+        """Whether no other handler gets the record."""
         logger: logging.Logger | None = logging.getLogger("conveyor")
         while logger is not None:
             if any(handler is not self for handler in logger.handlers):

@@ -199,7 +199,8 @@ _PARTS: tuple[tuple[str, Callable[[Times], float], str], ...] = (
 
 
 class _Shared:
-    """Reads once for all instruments of one collection, which ask one after the other."""
+    """Samples that all instruments of one collection share: they are read once, and the instruments ask one
+    after the other."""
 
     _SECONDS = 0.1
 

@@ -24,12 +24,12 @@ class Pauses:
     """
 
     def __init__(self, first: float = 0.01, most: float = 0.5) -> None:
-        """Seconds. ``most``: what none is longer than."""
+        """Set the first pause and the longest one, in seconds."""
         self._first, self._most = min(first, most), most
         self._next = self._first
 
     def next(self) -> float:
-        """Seconds until the next try: three quarters of what it could be, or more."""
+        """Return the seconds until the next try: three quarters of the full pause, or more."""
         longest = self._next
         self._next = min(_GROWTH * longest, self._most)
         return random.uniform(_LEAST * longest, longest)

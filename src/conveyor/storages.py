@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """How many bytes lie between a tensor's first element and the end of its last."""
+    """Return how many bytes lie between a tensor's first element and the end of its last."""
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return int((1 + reach) * tensor.element_size())
 

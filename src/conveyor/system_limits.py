@@ -30,7 +30,7 @@ _name = "the driver"
 
 
 def name_process(name: str) -> None:
-    """Say what this process is: the driver, if nobody says."""
+    """Name this process in errors; the default is the driver."""
     global _name
     _name = name
 
@@ -45,7 +45,7 @@ def raise_descriptor_limit() -> None:
 
 def hint(error: OSError) -> str:
     """Explain ``error`` if a limit of this process or of the system is behind it, or code of this process;
-    else empty."""
+    else return an empty string."""
     who = f"{_name} (pid {os.getpid()})"
     if error.errno == errno.EMFILE:
         return (

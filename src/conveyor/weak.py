@@ -19,8 +19,8 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class WeakSet(Generic[T]):
-    """Objects that are there for somebody else. They are compared by identity, and each operation is one
-    step, which no other thread comes between."""
+    """Set of objects that others keep alive. They are compared by identity, and each operation is one step,
+    which no other thread comes between."""
 
     __slots__ = ("_refs", "_table")
 
@@ -54,13 +54,13 @@ class WeakSet(Generic[T]):
         return len(self._refs)
 
     def __iter__(self) -> Iterator[T]:
-        """Over those that are there now, whatever becomes of the set."""
+        """Iterate over the objects that are there now, whatever becomes of the set."""
         living = [ref() for ref in list(self._refs.values())]
         return iter([obj for obj in living if obj is not None])
 
 
 class WeakValues(Generic[KeyT, T]):
-    """A dictionary of objects that are there for somebody else."""
+    """Dictionary of values that others keep alive."""
 
     __slots__ = ("_refs", "_table")
 
@@ -82,7 +82,7 @@ class WeakValues(Generic[KeyT, T]):
         return None if ref is None else ref()
 
     def setdefault(self, key: KeyT, value: T) -> T:
-        """The value of ``key``, which is ``value`` if it has none."""
+        """Return the value of ``key``, which becomes ``value`` if it has none."""
         ref = self._table.ref(value, key)
         while True:
             known: T | None = self._refs.setdefault(key, ref)()
@@ -102,7 +102,7 @@ class WeakValues(Generic[KeyT, T]):
 
 
 class WeakKeys(Generic[T, ValueT]):
-    """A dictionary by objects that are there for somebody else, which are compared by identity."""
+    """Dictionary by keys that others keep alive, and that are compared by identity."""
 
     __slots__ = ("_known", "_table")
 

@@ -102,7 +102,7 @@ class ActorClass(Generic[T]):
         return ActorHandle(runtime, runtime.create_actor(spec), cls.__name__, self._table)
 
     def options(self, **options: Unpack[ActorOptionTypes]) -> ActorClass[T]:
-        """The same class with other options; see ``remote`` for them.
+        """Return the same class with other options; see ``remote`` for them.
 
         ``Stage.options(name="first").remote()`` starts an actor of that name.
         """

@@ -166,7 +166,7 @@ class ActorMethod(Generic[P, ResultT]):
             raise trimmed(error)  # noqa: B904
 
     def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> Any:
-        """Call it once. ``again``: it has failed before."""
+        """Call the method once. ``again``: an earlier try has failed."""
         handle, info, returns = self._handle, self._entry.info, self._returns
         if info.received:
             args, kwargs = self._entry.unread(args, kwargs)
@@ -233,7 +233,7 @@ class ActorMethod(Generic[P, ResultT]):
         snapshot: bool = False,
         **rays: Any,
     ) -> ActorMethod[P, Any]:
-        """The same method with other options.
+        """Return the same method with other options.
 
         Args:
             num_returns: how many values it returns separately; ``"streaming"``: it is a generator.

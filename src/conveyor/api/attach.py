@@ -97,7 +97,7 @@ def _name(ray: Any, handle: Any) -> str:
 
 
 def _described(driver: Driver, ray: Any, handle: Any, name: str) -> dict[str, MethodInfo]:
-    """The actor's methods, by itself, and that it can take part."""
+    """Ask the actor for its methods. Raises if the actor cannot take part."""
     system_calls = import_later("conveyor.engine.ray.guests.hosts").SYSTEM_CALLS
     asked = handle.__ray_call__.options(concurrency_group=system_calls).remote(_describing())
     try:

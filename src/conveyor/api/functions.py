@@ -148,8 +148,8 @@ def wait(
 
 
 def cancel(ref: Ref, *, force: bool = False, recursive: bool = True) -> None:
-    """Cancel what ``ref`` is the result of; nothing if that is done already. See ``ref.cancel()``, which
-    also says whether it came in time.
+    """Cancel the call or execution that ``ref`` is a result of; do nothing if it is done already.
+    ``ref.cancel()`` also says whether it came in time.
 
     Args:
         force: accepted for Ray code. A method that runs is not interrupted; ``kill`` ends its actor.
@@ -164,7 +164,7 @@ def cancel(ref: Ref, *, force: bool = False, recursive: bool = True) -> None:
 
 
 def kill(actor: AnyActor, *, no_restart: bool = True, graceful: bool = False) -> None:
-    """End an actor at once, whatever it does. Everyone who waits for it gets ``ActorDiedError``.
+    """End an actor at once, whatever it does. All who wait for it get ``ActorDiedError``.
 
     Args:
         no_restart: with ``False`` an actor that was started with ``max_restarts`` is started again, if

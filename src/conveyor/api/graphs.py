@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def execute(root: DAGNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Execute the graph that ends in ``root``; a reference, or a list of them.
+    """Execute the graph that ends in ``root`` by ordinary calls. Returns a reference, or a list of them.
 
     Results in a shape give references in the same shape; effects are started and not waited for.
     """
@@ -131,7 +131,7 @@ def _match(
 
 
 def _value(value: Any) -> Any:
-    """The value of a ref, which is waited for; anything else as it is."""
+    """Wait for the value of a reference and return it. Return anything else as it is."""
     return value.get() if isinstance(value, Ref) else value
 
 
@@ -140,7 +140,7 @@ def _count(number: int, noun: str) -> str:
 
 
 class _Host:
-    """This process's runtime, as graphs see it."""
+    """Runtime of this process, as graphs see it."""
 
     def compile(self, root: DAGNode, config: Config) -> Any:
         # Imported here: who only calls actors needs neither.

@@ -48,7 +48,7 @@ def get_runtime_context() -> RuntimeContext:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """This machine, as Ray lists nodes; with Ray as the engine those of its cluster."""
+    """Return this machine, as Ray lists nodes; with Ray as the engine the nodes of its cluster."""
     cluster = context.cluster()
     if cluster is not None:
         return cluster.nodes()
@@ -65,9 +65,9 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def cluster_resources() -> dict[str, float]:
-    """The cores that this process may use (``"CPU"``), the GPUs that it sees (``"GPU"``) and the machine's
-    memory in bytes (``"memory"``). Nothing is reserved, so all of it is always available. With Ray as the
-    engine what all nodes of its cluster have."""
+    """Return the cores that this process may use (``"CPU"``), the GPUs that it sees (``"GPU"``) and the
+    machine's memory in bytes (``"memory"``). Nothing is reserved, so all of it is always available. With Ray
+    as the engine: the resources of all nodes of its cluster."""
     cluster = context.cluster()
     if cluster is not None:
         return cluster.cluster_resources()
@@ -84,7 +84,8 @@ def cluster_resources() -> dict[str, float]:
 
 
 def available_resources() -> dict[str, float]:
-    """The same as ``cluster_resources``: nothing is reserved. With Ray as the engine what is free there."""
+    """Return the free resources: those of ``cluster_resources``, since nothing is reserved. With Ray as the
+    engine: the resources that are free in its cluster."""
     cluster = context.cluster()
     if cluster is not None:
         return cluster.available_resources()

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         ) -> TypedMethod[P, T, Ref[T]]: ...
 
     class MarkOfMany(Protocol):
-        """The same where the method returns several values separately."""
+        """Type of the decorator where the method returns several values separately."""
 
         def __call__(
             self, function: Callable[Concatenate[Any, P], T], /

@@ -30,11 +30,12 @@ RECEIVED_MARK = "__conveyor_received__"
 
 
 def check_num_returns(num_returns: Any, is_generator: bool, what: str) -> int:
-    """How many results a call of ``what`` has. Ray's ``"streaming"`` is what generators do.
+    """Return how many results a call of ``what`` has, for the option ``num_returns``. Ray's ``"streaming"``
+    is for generators.
 
     Raises:
-        TypeError: it is neither.
-        ValueError: it is none from 1 to as many as anybody can have names for, or ``what`` is no generator.
+        TypeError: ``num_returns`` is neither an integer nor such a text.
+        ValueError: it is less than 1 or too large, or ``what`` is no generator.
     """
     if not isinstance(num_returns, str):
         return check_count(
@@ -55,7 +56,7 @@ def check_num_returns(num_returns: Any, is_generator: bool, what: str) -> int:
 
 
 def is_generator(function: Any) -> bool:
-    """Whether a call of it gives items."""
+    """Whether a call of ``function`` yields items."""
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
@@ -162,7 +163,7 @@ def check_enabled(cls: type, options: Mapping[str, Any]) -> None:
 
 
 def with_nothing_kept(methods: Mapping[str, MethodInfo]) -> Mapping[str, MethodInfo]:
-    """The same of an actor whose options forbid that results stay with it."""
+    """Return the methods of an actor whose options forbid that results stay with it."""
     return {name: replace(info, may_stay=False) for name, info in methods.items()}
 
 
@@ -211,7 +212,7 @@ def signature_of(called: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _signature(cls: type, name: str, raw: Any) -> inspect.Signature | None:
-    """The signature as a caller sees it, without ``self``."""
+    """Return the signature as a caller sees it, without ``self``."""
     signature = signature_of(getattr(cls, name))
     if signature is None:
         return None

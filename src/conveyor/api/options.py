@@ -84,10 +84,10 @@ class ActorOptions(Struct, frozen=True):
 
 
 def split_runtime_env(value: Any) -> tuple[Mapping[str, str], dict[str, Any]]:
-    """The environment variables in Ray's ``runtime_env``, and what else it holds.
+    """Split Ray's ``runtime_env`` into its environment variables and the rest.
 
     Raises:
-        TypeError: it is no dict, or its variables are none.
+        TypeError: it is no dict, or its variables are invalid.
     """
     if value is None:
         return {}, {}
@@ -99,7 +99,7 @@ def split_runtime_env(value: Any) -> tuple[Mapping[str, str], dict[str, Any]]:
 
 
 def refuse_environment(others: Mapping[str, Any]) -> None:
-    """``TypeError`` if there is any of it: it is to be had from Ray alone."""
+    """Raise ``TypeError`` if ``runtime_env`` has more than variables: only Ray provides the rest."""
     for key in others:
         raise TypeError(
             f"runtime_env[{key!r}] is not supported, only 'env_vars' is: actors run in the driver's "

@@ -15,14 +15,14 @@ _RAYS_PARAMETER = "_ray_trace_ctx"
 
 
 def described_here(made: Any) -> bytes:
-    """The methods of the actor ``made``, pickled; ``None`` of one with async methods."""
+    """Return the methods of the actor ``made``, pickled; ``None``, pickled, if it has async methods."""
     methods = {name: _of_ray(type(made), info) for name, info in methods_of(type(made)).items()}
     has_async = any(info.is_async for info in methods.values())
     return pickle.dumps(None if has_async else methods)
 
 
 def _of_ray(cls: type, info: MethodInfo) -> MethodInfo:
-    """With what ``ray.method`` has been told of it, as its callers see it."""
+    """Add what ``ray.method`` was told of the method, and take out the parameter that Ray adds."""
     returns = getattr(getattr(cls, info.name), "__ray_num_returns__", None)
     if isinstance(returns, int):
         info = replace(info, num_returns=returns)

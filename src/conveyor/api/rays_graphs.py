@@ -67,7 +67,7 @@ def converted(root: Any, attach: Callable[[Any], Any]) -> DAGNode:
 
 
 def _in_order(root: Any, kinds: Any) -> list[Any]:
-    """All nodes, each behind those that it needs, and the tasks of an actor as they were bound."""
+    """Return all nodes, each behind those that it needs, and the tasks of an actor as they were bound."""
     nodes: dict[str, Any] = {}
     needs: dict[str, set[str]] = {}
     waiting = [root]

@@ -136,7 +136,7 @@ class RemoteFunction(Generic[P, ResultT]):
         on: AnyActor | None = None,
         **worker: Unpack[FunctionOptionTypes],
     ) -> RemoteFunction[P, Any]:
-        """The same function with other options.
+        """Return the same function with other options.
 
         Args:
             num_returns: how many values it returns separately; ``"streaming"``: it is a generator.
@@ -192,7 +192,7 @@ class RemoteFunction(Generic[P, ResultT]):
 
 
 def checked_worker_options(options: Mapping[str, Any]) -> dict[str, Hashable]:
-    """``options`` of a function's worker; ``TypeError`` for one that does not exist."""
+    """Check ``options`` of a function's worker and return them; ``TypeError`` for one that does not exist."""
     options = dict(options)
     take_out(options, FUNCTION_OPTIONS, "a function")
     for name in options:

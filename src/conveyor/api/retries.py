@@ -73,7 +73,7 @@ def warn_of_generator(retries: Retries | None, is_generator: bool, what: str) ->
 
 
 def with_default(methods: Mapping[str, MethodInfo], most: int) -> Mapping[str, MethodInfo]:
-    """The methods of an actor whose options say so, for those that do not say it themselves."""
+    """Give methods that set no ``max_task_retries`` of their own the actor's."""
     if not any(info.retries for info in methods.values()) and not most:
         return methods
     made = {}

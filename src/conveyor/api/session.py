@@ -144,7 +144,7 @@ def init(
 
 
 def _engine_at(engine: str | None, address: Any, local_mode: bool) -> tuple[str, Any]:
-    """The engine that is meant, and the address of the cluster that it is to be on, if there is one."""
+    """Return the engine that is meant, and the address of its cluster, if there is one."""
     if engine is not None and engine not in _ENGINES and _is_address(engine):
         engine, address = None, engine  # Ray's first argument
     if local_mode and engine not in (None, "inline"):
@@ -161,7 +161,7 @@ def _engine_at(engine: str | None, address: Any, local_mode: bool) -> tuple[str,
 
 
 def _gather_rays(options: dict[str, Any], address: Any) -> None:
-    """Put those of the ``options`` together that are passed to Ray."""
+    """Move the options that are passed to Ray into ``options["cluster"]``, and add ``address``."""
     cluster = {n: options.pop(n) for n in list(options) if n in RAYS_INIT_OPTIONS}
     split_runtime_env(cluster.get("runtime_env"))  # or Ray would fail somewhere inside
     options["cluster"] = cluster
@@ -169,7 +169,7 @@ def _gather_rays(options: dict[str, Any], address: Any) -> None:
 
 
 def _translate_rays(options: dict[str, Any]) -> None:
-    """Put ours in the place of those of the ``options`` that are Ray's, for an engine without it."""
+    """Replace Ray's options by ours, for an engine without Ray."""
     take_out(options, INIT_OPTIONS, "init()")
     memory = options.pop("object_store_memory", None)
     if memory is not None:
@@ -202,7 +202,7 @@ def is_initialized() -> bool:
 
 
 def start_default() -> Runtime:
-    """A session on the default engine, for whoever needs one without having asked for it."""
+    """Start a session on the default engine, for code that needs one without having asked for it."""
     return _start(_default_engine(), {})
 
 

@@ -44,7 +44,7 @@ def check_transport(value: Any, option: str = "tensor_transport") -> str | None:
 
 
 def check_has_transport(actor: Any, name: str) -> None:
-    """Raise unless an actor can use a transport, which may be one of the user's own.
+    """Raise unless the actor can use a transport, which may be one of the user's own.
 
     Raises:
         ValueError: it cannot.
@@ -54,11 +54,11 @@ def check_has_transport(actor: Any, name: str) -> None:
 
 
 def check_snapshot(snapshot: Any, transport: str | None) -> None:
-    """Raise unless it is true or false, and true only of what stays where it was made.
+    """Raise unless ``snapshot`` is true or false, and true only with a transport.
 
     Raises:
         TypeError: it is neither.
-        ValueError: it is true, and nothing stays.
+        ValueError: it is true, and the result does not stay where it was made.
     """
     check_flag(snapshot, "snapshot")
     if snapshot and transport is None:
@@ -68,7 +68,7 @@ def check_snapshot(snapshot: Any, transport: str | None) -> None:
 
 
 def check_get_options(options: Mapping[str, Any]) -> None:
-    """Raise unless these are what Ray's ``get`` takes beside a timeout.
+    """Raise unless all ``options`` are such as Ray's ``get`` takes beside a timeout.
 
     Raises:
         TypeError: an option that does not exist.

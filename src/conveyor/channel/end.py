@@ -33,7 +33,7 @@ from conveyor.runtime.waiting.patience import wait_until
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """Counts of one end, from the channel's beginning on."""
+    """Counters of one end, from the channel's beginning on."""
 
     #: How many values the channel holds that were sent and not received yet, at most.
     depth: int
@@ -113,8 +113,8 @@ class End:
             self._close()
 
     def _close(self) -> None:
-        """Every step of it can be taken twice. So should a handler break it off, the next attempt or the
-        finalizer does what is left."""
+        """Close the end. Every step can be taken twice: if a signal handler breaks one off, the next attempt
+        or the finalizer does the rest."""
         with self._lock:
             if self._over:
                 return
@@ -316,7 +316,7 @@ class End:
         wait_until(self._runtime.inbox, ready_or_over, timeout, what, who)
 
     async def _wait_async(self) -> None:
-        """Wait until it is worth another attempt."""
+        """Wait until another attempt may succeed."""
         from conveyor.runtime.waiting import aio  # asyncio is slow to import
 
         await aio.wait_until(self._worth_trying)
@@ -372,7 +372,7 @@ os.register_at_fork(after_in_child=_disown)
 
 
 def make(runtime: Runtime, number: int, side: Side, depth: int) -> End:
-    """An end of a channel of this session; the same one if this process has it."""
+    """Return an end of a channel of this session; always the same object in a process."""
     key = runtime.exports.session, number, side
     known = _ends.find(key)
     if known is not None:

@@ -37,7 +37,7 @@ class PresentEnds(Generic[EndT]):
         return None if ref is None else ref()
 
     def enter(self, key: Key, own: weakref.ref[EndT]) -> EndT | None:
-        """Enter an end; ``None``, or the one that is there already and stays."""
+        """Enter an end and return ``None``, or return the end that is there already and stays."""
         while True:
             known = self._refs.setdefault(key, own)
             if known is own:

@@ -28,7 +28,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
         self._reader: _core.Reader | None = None
 
     def receive(self, timeout: float | None = None) -> ValueT:
-        """The next value; waits for it.
+        """Wait for the next value and return it.
 
         timeout: seconds (``None`` or -1: no limit). Raises ``WaitTimeoutError`` when the time is over
         (the value can still be had), ``ChannelClosedError`` if this end is closed, or the sending one is and
@@ -121,14 +121,15 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
 
     @property
     def _nothing_comes(self) -> bool:
-        """Whether the sending end was closed, and all that it has sent was received."""
+        """Whether the sending end was closed and all values that it sent were received."""
         assert self._reader is not None
         assert self._there is not None
         return self._there.after(self._reader.count)
 
     @property
     def unmet(self) -> bool:
-        """See ``runtime.sources.Unmet``: what has come may lie in the ring before it is opened here."""
+        """Whether values that have come may lie in the ring before this end is opened; see
+        ``runtime.sources.Unmet``."""
         return self._reader is None and not self._closed
 
     def _begin(self) -> None:

@@ -157,9 +157,9 @@ class Group:
         gives: bool = True,
         takes: Sequence[int] | None = None,
     ) -> list[Any]:
-        """Send the value in the list ``given``, if this rank ``gives`` one: the values of the ranks ``takes``
-        (``None``: of all), which lie in shared memory. Where nothing but the list refers to a value that was
-        made in place, it is not copied. ``form``: the operation as its callers know it."""
+        """Send the value in the list ``given``, if this rank ``gives`` one. Returns the values of the ranks
+        ``takes`` (``None``: of all), which lie in shared memory. A value that was made in place is not copied
+        if only the list refers to it. ``form``: the operation as its callers know it."""
         timeout = _limit(timeout)
         outcome = self._group.exchange(
             self._inbox,
@@ -178,7 +178,7 @@ class Group:
         return outcome
 
     def root(self, rank: Any, what: str) -> int:
-        """A rank of the group that the caller has named, in the argument ``what``."""
+        """Check a rank that the caller has named in the argument ``what``, and return it as an integer."""
         try:
             number = operator.index(rank)
         except TypeError:
@@ -285,6 +285,6 @@ class Group:
 
 
 def _limit(timeout: float | None) -> float | None:
-    """A timeout as the native core takes it."""
+    """Convert a timeout for the native core: ``None`` is no limit."""
     seconds = check_timeout(timeout)
     return None if seconds == math.inf else seconds

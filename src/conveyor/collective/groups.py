@@ -52,7 +52,7 @@ class CollectiveGroupHandle:
         return self._backend
 
     def get_rank(self, actor: AnyActor) -> int:
-        """The rank of an actor, or -1 if it is not in the group."""
+        """Return the rank of an actor, or -1 if it is not in the group."""
         if actor not in self._actors:
             return -1
         rank = self._actors.index(actor)
@@ -147,7 +147,8 @@ def create_collective_group(
 def get_collective_groups(
     actors: Sequence[AnyActor] | None = None, backend: str | None = None
 ) -> list[CollectiveGroupHandle]:
-    """The groups that this process has created, with all of ``actors`` in them, and of that backend."""
+    """Return the groups that this process has created, with all of ``actors`` in them, and of that
+    backend."""
     wanted = set(actors or ())
     asked = None if backend is None else backend.lower()
     return [

@@ -52,7 +52,7 @@ def join(number: int, name: str, creator: ActorId | None) -> None:
 
 
 def leave(number: int, name: str, creator: ActorId | None) -> None:
-    """Have nothing to do with a group any more, nor with one before it of the same name and creator."""
+    """Leave a group, or an earlier one of the same name and creator, if this process is in it."""
     runtime = context.current()
     groups = _groups(runtime)
     with _lock:

@@ -139,7 +139,7 @@ def _look_up(library: Any, name: str, dtype: Any, what: str) -> int:
 
 
 class Fused:
-    """Several tensors of one type, as one."""
+    """Tensors of one type as a single one."""
 
     __slots__ = ("parts", "shapes", "whole")
 
@@ -170,7 +170,7 @@ class Fused:
         self.whole = operand(whole, True)
 
     def written(self) -> None:
-        """Each tensor gets its elements."""
+        """Copy the result back into each tensor."""
         begin = 0
         for part in self.parts:
             piece = self.whole.tensor[begin : begin + part.count].reshape(part.shape)

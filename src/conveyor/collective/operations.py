@@ -62,11 +62,11 @@ def check_outputs(to: Sequence[Operand], what: str) -> None:
 
 
 def check_inputs(to: Sequence[Operand], sources: Sequence[Operand], out: str, what: str) -> None:
-    """Refuse inputs that lie partly in an output, which would change them before they are read. One that is
-    the very memory of an output is fine.
+    """Refuse inputs that share a part of an output's memory, since writing would change them before they are
+    read. An input whose memory is exactly that of an output is fine.
 
     Raises:
-        ValueError: one does; ``out`` and ``what`` the outputs and the inputs are called.
+        ValueError: an input does; ``out`` and ``what`` are the names of the outputs and the inputs.
     """
     # A copy was made of what is not in one row, of inputs before and of outputs until after the operation.
     inputs = [(*_span(one), i) for i, one in enumerate(sources) if one.staged is None]
@@ -102,7 +102,7 @@ def _span(one: Operand) -> tuple[int, int]:
 
 
 def _layout(one: Operand) -> tuple[int, tuple[int, ...]]:
-    """The address of a tensor's first element, and its strides in bytes."""
+    """Return the address of a tensor's first element, and its strides in bytes."""
     tensor = one.tensor
     if isinstance(one.address, int):
         return tensor.data_ptr(), tuple([s * tensor.itemsize for s in tensor.stride()])
@@ -122,7 +122,7 @@ def _share(one: Operand, other: Operand) -> bool:
 
 
 class _Elements:
-    """A tensor of any library and type, as numpy sees where its elements lie."""
+    """Layout of a tensor of any library and type, for numpy."""
 
     def __init__(self, one: Operand) -> None:
         address, strides = _layout(one)
@@ -155,7 +155,8 @@ class AllReduce:
         *,
         timeout: float | None = None,
     ) -> None:
-        """A list of tensors of one type is reduced as one. The result has the same bits at each rank.
+        """Reduce a tensor, or a list of tensors of one type as one. The result has the same bits at each
+        rank.
 
         Raises:
             CollectiveMismatchError: the ranks have not called the same; nothing was done.
@@ -279,7 +280,7 @@ class Reduce:
         *,
         timeout: float | None = None,
     ) -> None:
-        """The tensor of ``dst_rank`` becomes the result; the others stay as they are. Raises as ``allreduce``
+        """Reduce into the tensor of ``dst_rank``; the others stay as they are. Raises as ``allreduce``
         does."""
         with find(group_name) as group:
             _check(op)
@@ -306,8 +307,8 @@ class Gather:
         *,
         timeout: float | None = None,
     ) -> None:
-        """``tensor_list`` has a tensor for each rank, which is written to, at ``dst_rank``; the others have
-        none. Raises as ``allreduce`` does."""
+        """Send ``tensor`` to ``dst_rank``. There, ``tensor_list`` has a tensor for each rank, to be written;
+        other ranks have none. Raises as ``allreduce`` does."""
         with find(group_name) as group:
             root = group.root(dst_rank, "dst_rank")
             own = operand(tensor, False)
@@ -332,8 +333,8 @@ class Scatter:
         *,
         timeout: float | None = None,
     ) -> None:
-        """``tensor`` is written to. ``tensor_list`` has a tensor for each rank, at ``src_rank``; the others
-        have none. Raises as ``allreduce`` does."""
+        """Receive ``tensor`` from ``src_rank``. There, ``tensor_list`` has a tensor for each rank; other
+        ranks have none. Raises as ``allreduce`` does."""
         with find(group_name) as group:
             root = group.root(src_rank, "src_rank")
             own = operand(tensor, True)

@@ -33,7 +33,8 @@ def broadcast(
     *,
     timeout: float | None = None,
 ) -> Any:
-    """The value of ``src_rank``; what others pass is not looked at. See ``allgather.shared``."""
+    """Return the value of ``src_rank``; the values that other ranks pass are ignored. See
+    ``allgather.shared``."""
     with find(group_name) as group:
         root = group.root(src_rank, "src_rank")
         given = [value]

@@ -16,7 +16,8 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit status. 1: what was asked for is not there, or may not be looked at."""
+    """Run the command and return its exit status. 1: what was asked for is not there, or may not be looked
+    at."""
     parser = argparse.ArgumentParser(prog="conveyor", description="Look at sessions of Conveyor.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     status = commands.add_parser(

@@ -62,9 +62,9 @@ class Session:
 
 
 def find_sessions(pid: int | None = None, stacks: bool = False) -> list[Session]:
-    """The sessions of this machine whose processes may be looked at, by their drivers' numbers; with ``pid``
-    those that this process has a part in. Raises ``NoSuchSession`` if that has none. ``stacks``: other nodes
-    are to look for those."""
+    """Return the sessions of this machine whose processes may be looked at, by their drivers' pids. ``pid``:
+    only the sessions of that process; ``NoSuchSession`` if there is none. ``stacks``: ask other nodes for
+    stacks."""
     boards: dict[tuple[int, int], Path] = {}
     for process in _processes() if pid is None else [pid]:
         try:
@@ -98,7 +98,7 @@ def _processes() -> Iterator[int]:
 
 
 def _files(process: int, name: str) -> list[tuple[Path, tuple[int, int]]]:
-    """The memory files of that name which a process has open, with what tells each from others."""
+    """Return the memory files of that name which a process has open, each with what tells it from others."""
     found = []
     folder = _PROC / str(process) / "fd"
     for entry in os.listdir(folder):

@@ -17,7 +17,7 @@ from conveyor.exceptions import GraphError
 
 
 def find_nodes(value: Any, where: str = "the argument") -> list[DAGNode]:
-    """The nodes in ``value`` in order, each once; ``where`` names it in errors.
+    """Return the nodes in ``value`` in order, each once; ``where`` names the value in errors.
 
     Raises:
         GraphError: a node is where it cannot be filled in at execution: in a set, a dict's key, a
@@ -88,7 +88,7 @@ def is_named_tuple(kind: type) -> bool:
 
 
 def _scan(value: Any, where: str) -> tuple[dict[DAGNode, None], set[int]]:
-    """The nodes in ``value``, and the ids of all containers that have one somewhere inside.
+    """Return the nodes in ``value``, and the ids of all containers that have one somewhere inside.
 
     A loop with its own stack: constants may be deeper than Python recurses, or contain themselves.
     """

@@ -9,7 +9,7 @@ from conveyor.config import ConfigOptions
 
 @dataclass
 class DAGContext:
-    """Ray's ``DAGContext``, for programs that set it; ``Config`` is what to use else.
+    """Ray's ``DAGContext``, for programs that set it. Other programs use ``Config``.
 
     submit_timeout, get_timeout: seconds; our settings of the same names for graphs that are compiled
         later with ``experimental_compile``. -1 or ``None``: no limit, which is the default here.

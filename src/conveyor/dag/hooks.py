@@ -24,7 +24,7 @@ class Host(Protocol):
         ...
 
     def execute(self, root: DAGNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run it once without laying it, by ordinary calls."""
+        """Execute the graph once without deploying it, by ordinary calls."""
         ...
 
 
@@ -32,7 +32,7 @@ _host: Host | None = None
 
 
 def install(host: Host | None) -> None:
-    """Make ``host`` the one that runs this process's graphs."""
+    """Have ``host`` run this process's graphs."""
     global _host
     _host = host
 

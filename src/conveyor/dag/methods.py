@@ -152,12 +152,12 @@ class MethodNode(DAGNode[ResultT]):
 
     @property
     def streams(self) -> bool:
-        """Whether it is a generator, whose items go to the driver one by one."""
+        """Whether the method is a generator, whose items go to the driver one by one."""
         return self._streams
 
     @property
     def is_async(self) -> bool:
-        """Whether it is a coroutine function or an asynchronous generator."""
+        """Whether the method is a coroutine function or an asynchronous generator."""
         return self._is_async
 
     @property
@@ -167,12 +167,13 @@ class MethodNode(DAGNode[ResultT]):
 
     @property
     def collective(self) -> Collective | None:
-        """The collective that it is a rank's part of."""
+        """Collective that the task is a rank's part of."""
         return self._collective
 
     @property
     def stays(self) -> tuple[str, bool] | None:
-        """A transport, and whether as a snapshot, if what the executor gets of it stays on its actor."""
+        """Transport, and whether as a snapshot, if the result stays on its actor and the executor gets a
+        reference."""
         return self._stays
 
     @property

@@ -29,7 +29,7 @@ class ActorRef(Protocol):
 
 
 class Record:
-    """Notes that a node exists, and which tasks were bound to it.
+    """Record that a node exists, and of the tasks that were bound to it.
 
     Nodes refer to what they need, never to who needs them; but a task that reaches no output has
     to be found at compile time. Weak references downward would make that depend on which variables
@@ -225,7 +225,7 @@ class DAGNode(Generic[ResultT]):
         return self._hint
 
     def _upstream(self) -> tuple[DAGNode, ...]:
-        """The nodes this one directly needs, in order, each once."""
+        """Nodes that this one directly needs, in order, each once."""
         raise NotImplementedError
 
 

@@ -32,7 +32,7 @@ Key = int | str | Path
 
 
 def key_label(key: Key | None, whole: str = "inp") -> str:
-    """``key`` as it is written in a graph whose input is called ``whole``; ``None`` is all of it."""
+    """Return ``key`` as a graph whose input is called ``whole`` writes it. ``None`` is the whole input."""
     if key is None:
         return whole
     if not isinstance(key, Path):

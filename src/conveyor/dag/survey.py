@@ -103,7 +103,8 @@ def survey(root: DAGNode) -> Survey:
 
 
 def _sorted_keys(tasks: tuple[MethodNode, ...], parts: dict[Key, None]) -> tuple[Key, ...]:
-    """By position, then by name in the order of first use; a whole argument before its parts."""
+    """Sort the keys by position, then by name in the order of first use, a whole argument before its
+    parts."""
     used: dict[Key, None] = {}
     for task in tasks:
         used.update(
@@ -126,7 +127,7 @@ def _sorted_keys(tasks: tuple[MethodNode, ...], parts: dict[Key, None]) -> tuple
 
 
 def _unused(nodes: list[InputNode | MethodNode], used: set[int]) -> tuple[Record, ...]:
-    """The ends of what was bound to ``nodes`` without reaching a result, in bind order."""
+    """Return the ends of all that was bound to ``nodes`` without reaching a result, in bind order."""
     ends: dict[int, Record] = {}
     seen: set[int] = set()
     stack = [record_of(node) for node in nodes]

@@ -114,7 +114,7 @@ class Opened:
     """
 
     def __init__(self, index: int, handle: bytes, offset: int, nbytes: int) -> None:
-        """Map it.
+        """Map the memory.
 
         Raises:
             RuntimeError: the process has ended, or the GPU cannot be reached.

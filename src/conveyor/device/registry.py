@@ -60,8 +60,8 @@ def kinds() -> tuple[str, ...]:
 
 
 def get(kind: str) -> Device | None:
-    """Find the device of a kind, also by another name that it has (``"gpu"``). ``None``: nobody has
-    registered it, or it is the host."""
+    """Find the device of a kind, also by another name of it (``"gpu"``). ``None``: nobody has registered it,
+    or it is the host."""
     kind = _ALIASES.get(kind, kind)
     found = _registered.get(kind) or _made.get(kind)
     if found is None and kind in _ours:
@@ -80,7 +80,8 @@ def in_use() -> bool:
 
 
 def adopt(kind: str, make: Callable[..., Device], arguments: tuple[Any, ...]) -> Device:
-    """Find the device of a kind, or make and register it: how one comes to another process."""
+    """Find the device of a kind, or make and register it. Called where a device comes from another
+    process."""
     found = get(kind)
     if found is None:
         made = make(*arguments)

@@ -33,7 +33,7 @@ def wait_until(
     first: float = FIRST,
     longest: float = LONGEST,
 ) -> bool:
-    """Ask ``done`` until it says so. Whether it has.
+    """Call ``done`` until it returns true, and return whether it has.
 
     sleep: called between two looks with the seconds until the next. What it raises ends the wait, and so does
     a true value: somebody has ended it, as ``Flag.wait`` says.

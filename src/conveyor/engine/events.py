@@ -173,7 +173,7 @@ class EventLoop:
                 self._calls.clear()
 
     def _until_rested(self) -> float | None:
-        """Seconds until one that rests is looked at again, if any does."""
+        """Return the seconds until a resting descriptor is looked at again, if any rests."""
         if not self._resting:
             return None
         first = min(due for due, _ in self._resting.values())

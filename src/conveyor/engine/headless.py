@@ -105,7 +105,7 @@ def goes_on(pid: int) -> bool | None:
 
 
 def _look(pid: int, thread: int) -> tuple[bytes, bool, bool]:
-    """The state of a thread, whether it is ending, and whether a SIGKILL is to end it."""
+    """Return the state of a thread, whether it is ending, and whether a SIGKILL is to end it."""
     # In this order: a thread that takes its SIGKILL meanwhile does not sleep any more.
     pending = 0
     for line in _read(f"/proc/{pid}/task/{thread}/status").splitlines():

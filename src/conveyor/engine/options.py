@@ -87,7 +87,7 @@ def _refuse_green_threads() -> None:
 
 
 def _grace_period(seconds: float | None) -> float:
-    """``seconds``, or what ``CONVEYOR_GRACE_SECONDS`` in the environment says, or the default."""
+    """Return ``seconds``, or what ``CONVEYOR_GRACE_SECONDS`` in the environment says, or the default."""
     source = "grace_seconds"
     chosen: object = seconds
     if seconds is None:

@@ -23,7 +23,7 @@ HUGE_TENSORS = "THP_MEM_ALLOC_ENABLE"
 
 
 class Surroundings(Struct, frozen=True):
-    """The driver's, as they are when an actor is started.
+    """Surroundings of the driver, as they are when an actor is started.
 
     main_file, main_module: where the driver's ``__main__`` comes from, as far as it has a file or was
         run as a module; processes that ``multiprocessing`` starts in the actor import it again.
@@ -50,7 +50,8 @@ def surroundings() -> Surroundings:
 
 
 def _main() -> tuple[str, str]:
-    """The file that ``__main__`` comes from and the module as which it was run, empty if there is none."""
+    """Return the file that ``__main__`` comes from and the module that was run as it; empty if there is
+    none."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     module = getattr(getattr(main, "__spec__", None), "name", None)
@@ -81,9 +82,9 @@ def import_from(path: Sequence[str]) -> None:
 
 
 def main_module(file: str, module: str) -> types.ModuleType:
-    """An actor's ``__main__``, in the place of what its process has been started with: empty but for what is
-    received of the driver's (``codec.pickling.byvalue.name_in``), and for what ``multiprocessing`` must know
-    to import that one."""
+    """Make an actor's ``__main__``, in place of the one that its process was started with. It is empty but
+    for names received of the driver's (``codec.pickling.byvalue.name_in``), and for what ``multiprocessing``
+    must know to import the driver's."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     if file:

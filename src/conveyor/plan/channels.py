@@ -48,8 +48,8 @@ class Communicators:
     def transport(
         self, source: str, route: Route, members: Sequence[ActorInfo]
     ) -> CommunicatorTransport:
-        """Make what moves tensors among ``members`` by the communicator of ``route``; the same for all edges
-        that name it.
+        """Make the transport of tensors among ``members`` by the communicator of ``route``. All edges that
+        name the communicator share it.
 
         Raises:
             GraphError: it is not one of these actors, or has no order of its own.
@@ -112,7 +112,8 @@ class Communicators:
 
 
 def _domain_of(communicator: Communicator) -> str:
-    """Find what graphs know a communicator by: those that name the same object share what it does."""
+    """Return the name by which graphs know a communicator. Graphs that name the same object share its
+    operations."""
     place = id(communicator)
     known = _domains.get(place)
     if known is None or known[0]() is not communicator:
@@ -153,8 +154,8 @@ class Channels:
         self._lay_effects()
 
     def _lay_inputs(self, keys: Sequence[Key]) -> tuple[InputBundle, ...]:
-        """Lay the edges on which the executor gives what an execution begins with. What travels in one way
-        to the same readers is in one frame, but for a part of which something is promised."""
+        """Make the edges on which the executor gives the inputs of an execution. Inputs that travel in one
+        way to the same readers share a frame, but for parts about whose tensors something is promised."""
         readers = self._flow.readers
         bundles: dict[Any, list[Part]] = {}
         for part in map(Part, keys):
@@ -196,7 +197,7 @@ class Channels:
         return choose(self._flow.label(value), hints, self._config.default_communicator, elsewhere)
 
     def _lay_results(self) -> None:
-        """Lay the edges of what tasks make."""
+        """Make the edges of the tasks' results."""
         flow, depth = self._flow, self._config.depth
         made = [value for value in flow.readers if isinstance(value, Made)]
         for value in sorted(made, key=_in_order):
@@ -215,15 +216,15 @@ class Channels:
                 self._choose(value)
 
     def _lay_effects(self) -> None:
-        """Lay the edges on which the executor hears that a task has run for its effect."""
+        """Make the edges on which the executor hears that a task has run for its effect."""
         for value in self._flow.effects:
             writer, label = self._flow.actor_of[value.task], f"done {self._flow.label(value)}"
             reason = "an effect: only that it has run"
             self._lay_plain(Done(value), writer, label, self._config.depth, reason)
 
     def _lay_made(self, value: Made, writer: int, readers: tuple[int, ...], label: str) -> None:
-        """Lay the edges of what a task makes; the executor has its own where it cannot be on one with the
-        others."""
+        """Make the edges of one result. The executor has an edge of its own where it cannot share one with
+        the others."""
         route = self._choose(value)
         actors = tuple([reader for reader in readers if reader != EXECUTOR])
         stays = self._flow.nodes[value.task].stays
@@ -255,7 +256,7 @@ class Channels:
         route: Route,
         stays: tuple[str, bool] | None = None,
     ) -> list[int]:
-        """Lay the edges on which ``values`` come in one frame, as many as it takes for so many readers."""
+        """Make the edges on which ``values`` come in one frame, as many as so many readers need."""
         own = route
         parts = [
             readers[first : first + MOST_READERS] for first in range(0, len(readers), MOST_READERS)

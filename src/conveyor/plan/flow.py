@@ -53,7 +53,7 @@ class Flow(Struct, frozen=True):
         return value_label(value, self.labels)
 
     def summary(self, collective: Collective) -> str:
-        """Say what the ranks of a collective do together."""
+        """Describe what the ranks of a collective do together."""
         values = [self.label(self.value(node)) for node in collective.nodes]
         keys = {actor.key: actor.name for actor in self.actors}
         names = [keys[actor] for actor in collective.actors if actor in keys]
@@ -69,7 +69,7 @@ def flow_of(
     placement: Mapping[MethodNode, Any],
     instead: Mapping[MethodNode, MethodNode] | None = None,
 ) -> Flow:
-    """Follow the values of a graph from those who make them to those who read them.
+    """Follow the values of a graph from the tasks that make them to those that read them.
 
     ``placement``: the actors of functions that were bound to none. ``instead``: of nodes, the task that makes
     their values in their place.
@@ -122,8 +122,8 @@ def _started(
     actor_of: tuple[int, ...],
     readers: dict[Value, set[int]],
 ) -> tuple[tuple[Value, ...], ...]:
-    """Add to ``needs`` what begins an execution of the tasks that need no value: some input that their
-    actor gets anyway, or one that says nothing but that."""
+    """Give tasks that need no value one that starts them, and return ``needs`` with these values. It is an
+    input that the task's actor gets anyway, or one that says nothing but to start."""
     if all(needs):
         return needs
     parts: dict[int, Value] = {}

@@ -66,7 +66,8 @@ def _is_atom(value: Any) -> bool:
 
 
 def with_fresh(task: Task, first: int) -> tuple[Task, list[Any]]:
-    """Copy a task with registers, from ``first`` on, in place of what is to be made anew; list these values.
+    """Copy a task with registers, from ``first`` on, in place of values that are to be made anew; list these
+    values.
 
     Lists and dicts are taken apart, since handles inside of them need no copy. One that stands in several
     places is not: it shall be one object in each execution, too.

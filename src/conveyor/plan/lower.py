@@ -88,7 +88,7 @@ def lower(
 
 
 def _check(graph: Survey, config: Config) -> None:
-    """Refuse a graph that cannot be compiled, though it is one."""
+    """Refuse a valid graph that cannot be compiled."""
     if graph.unused and not config.ignore_unused:
         names = ", ".join(dict.fromkeys(record.label for record in graph.unused))
         verb = "does" if len(graph.unused) == 1 else "do"
@@ -100,7 +100,8 @@ def _check(graph: Survey, config: Config) -> None:
 
 
 def _shape(graph: Survey) -> Shape | None:
-    """Find the shape of the results, where it is not just a list (or one) of what tasks made."""
+    """Return the shape of the results, or ``None`` if they are just a list of task results, or one of
+    them."""
     plain = not graph.multi_output or type(graph.structure) in (list, tuple)
     items = graph.structure if graph.multi_output and plain else [graph.structure]
     if plain and all(_is_made(item) for item in items):

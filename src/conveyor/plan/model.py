@@ -186,7 +186,7 @@ Leaf = int | Passed | Const
 
 
 class Shape(Struct, frozen=True):
-    """The form of results that are more than a list of what tasks have made.
+    """Form of results that are more than a list of task results.
 
     template: a container with a ``Reg`` for each result; its index is the result's place in ``leaves``.
     leaves: the results.

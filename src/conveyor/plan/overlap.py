@@ -25,7 +25,7 @@ from conveyor.plan.steps import Step, Try
 
 
 class Early(Struct, frozen=True):
-    """A receive that is tried ahead of tasks which do not need it.
+    """Receive that is tried ahead of tasks which do not need it.
 
     actor: the number of the actor that receives.
     edge: the number of the edge.
@@ -40,7 +40,7 @@ class Early(Struct, frozen=True):
 
 
 def overlapped(plan: Plan, on: bool) -> Plan:
-    """Return ``plan`` with its receives tried early, or not."""
+    """Return ``plan`` with its receives tried early, or with none tried."""
     programs = place_tries(plan.programs, plan.edges, plan.order, on)
     return replace(plan, programs=programs, overlap=on)
 
@@ -48,8 +48,8 @@ def overlapped(plan: Plan, on: bool) -> Plan:
 def place_tries(
     programs: Sequence[Program], edges: Sequence[Edge], order: Sequence[int], on: bool
 ) -> tuple[Program, ...]:
-    """With ``on``, have the receives of what travels beside its frame tried ahead of the tasks that were
-    bound after its maker; else have none tried."""
+    """Place the tries of receives. With ``on``, a receive whose tensors travel beside its frame is tried
+    ahead of the tasks that were bound after its maker; else none is tried."""
     beside = {edge.id for edge in edges if edge.beside}
     if not beside:
         return tuple(programs)

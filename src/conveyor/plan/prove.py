@@ -13,7 +13,7 @@ _Event_contra = TypeVar("_Event_contra", bound=Hashable, contravariant=True)
 
 
 class Blocking(Protocol[_Event_co]):
-    """A step, as far as it concerns others. One of several that meet enables its own event and waits
+    """Step, as far as other programs depend on it. A step that meets others enables its own event and waits
     for those of the others."""
 
     def waits_for(self) -> Iterable[_Event_co]:
@@ -26,14 +26,14 @@ class Blocking(Protocol[_Event_co]):
 
 
 class Words(Protocol[_Event_contra]):
-    """How the proof speaks of programs, which it knows by their numbers."""
+    """Names for programs and events, which the proof knows by numbers."""
 
     def step(self, program: int, place: int) -> str:
         """Say what ``program`` does with its step at ``place``."""
         ...
 
     def event(self, event: _Event_contra) -> str:
-        """Say what a step waits for."""
+        """Describe an event that a step waits for."""
         ...
 
 

@@ -32,8 +32,8 @@ def registers_read(step: Step, tasks: Mapping[int, Task] | Sequence[Task]) -> tu
 
 
 def edges_only_read(program: Program, tasks: Mapping[int, Task] | Sequence[Task]) -> set[int]:
-    """Find the edges of which nobody in ``program`` can write to what comes on them, nor is given it to keep:
-    all who take it are ranks of collectives, which make new tensors of what they read."""
+    """Find the edges whose values ``program`` neither writes to nor keeps: only ranks of collectives take
+    them, and these make new tensors of their inputs."""
     edges_of: dict[int | None, list[int]] = {}
     found: set[int] = set()
     for step in program.steps:
@@ -119,8 +119,8 @@ def stages(program: Program) -> list[Stage]:
 
 
 def task_of_each_step(program: Program) -> list[int | None]:
-    """Find for each step the task on whose behalf it is there: a receive, a look or a wait for tensors is for
-    the task after it, a send for the task before it. ``None`` says that there is none."""
+    """Find for each step the task that it belongs to. A receive, a try or a wait for tensors belongs to the
+    task after it, a send to the task before it. ``None``: there is no such task."""
     found: list[int | None] = []
     received: list[int] = []
     task = None
@@ -233,7 +233,7 @@ class Values:
         return [held for held in come if isinstance(held.value, Start)]
 
     def _call(self, step: Call, actor: int) -> None:
-        """Fill registers with what a task makes."""
+        """Note that the registers of a call hold the task's results."""
         here = self.held[actor]
         if step.out is not None:
             here[step.out] = Held(Made(step.task, None), None)

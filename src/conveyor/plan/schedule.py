@@ -96,7 +96,7 @@ class _Placing:
         return task
 
     def call(self, index: int) -> Call:
-        """Make the step that runs a task, with registers for what somebody uses of its result."""
+        """Make the step that runs a task, with registers for the results that somebody uses."""
         node, actor = self.flow.nodes[index], self.flow.actor_of[index]
         edge_of, readers = self.channels.edge_of, self.flow.readers
         whole = Made(index, None)
@@ -108,14 +108,14 @@ class _Placing:
         return Call(index, out, tuple(outs), items, self.met_by(node))
 
     def met_by(self, node: MethodNode) -> tuple[int, ...]:
-        """Find the tasks that wait for each other with the one of ``node``, itself among them."""
+        """Return the tasks that wait for each other with the one of ``node``, including that one."""
         if node.collective is None or not node.collective.meets:
             return ()
         ranks = {record.number for record in record_of(node).together}
         return tuple([task for task, each in enumerate(self.flow.nodes) if each.number in ranks])
 
     def results(self) -> None:
-        """Place the sends of what only the executor reads."""
+        """Place the sends of values that only the executor reads."""
         for edge in sorted(self.unsent):
             self.send(edge)
 
@@ -250,7 +250,7 @@ class _Words:
         return f"actor {program}" if task is None else self.tasks[task].label
 
     def event(self, event: Event) -> str:
-        """Name what somebody waits for."""
+        """Name an event that somebody waits for."""
         match event:
             case ("frame", edge):
                 return self.edges[edge].source

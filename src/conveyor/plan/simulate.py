@@ -102,7 +102,8 @@ class _Run:
         self._missing: dict[int, int] = {}  # by execution, results that have not come
 
     def settle(self, doubting: list[_Actor]) -> _Actor:
-        """Tell the actor whose time comes first that its frame has not come by then."""
+        """Tell the actor with the earliest limit that its frame has not come by then, and return the
+        actor."""
         first = min(doubting, key=_Actor.doubts_until)
         assert first.doubt is not None
         event, until = first.doubt
@@ -121,7 +122,7 @@ class _Run:
         self.woken += self.waiting.pop(event, ())
 
     def publish(self, edge: int, execution: int, at: float, span: int) -> None:
-        """Have a frame come to its readers."""
+        """Deliver a frame to its readers."""
         at += self.costs.latency
         self.happens(("frame", edge, execution), at, span)
         if edge in self.results:
@@ -263,7 +264,7 @@ class _Actor(_Process):
         return None
 
     def doubts_until(self) -> float:
-        """Return the time of its doubt."""
+        """Return the time until which the actor waits for a frame that may not come."""
         assert self.doubt is not None
         return self.doubt[1]
 

@@ -61,8 +61,8 @@ def registers(argument: Argument) -> list[int]:
 
 
 def constants(argument: Argument) -> Iterator[tuple[str, Any]]:
-    """List the constants in an argument, each with how it is written as a part of it (``""``: it is all of
-    it)."""
+    """List the constants in an argument, each with its path inside the argument (``""``: the whole
+    argument)."""
     if isinstance(argument, Const):
         yield "", argument.value
     elif isinstance(argument, Nested):

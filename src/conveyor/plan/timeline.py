@@ -44,7 +44,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
+        """Length of the span."""
         return self.end - self.start
 
 
@@ -65,5 +65,5 @@ class Timeline:
 
     @property
     def end(self) -> float:
-        """When all of it is over."""
+        """Time at which everything is over."""
         return max((*self.completed, *(span.end for span in self.spans)))

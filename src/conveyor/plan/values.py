@@ -40,7 +40,7 @@ class Items(Struct, frozen=True):
 
 
 class Done(Struct, frozen=True):
-    """The news that a task has run, which the executor wants of one that runs for its effect."""
+    """News that a task has run. The executor wants it of a task that runs for its effect."""
 
     made: Made
 

@@ -136,7 +136,7 @@ def _allreduce_fused(lists: Sequence[Sequence[DAGNode[Any]]], op: ReduceOp, at_o
 def allgather(
     nodes: Sequence[DAGNode[Any]], transport: Any = None, *, join: bool = True
 ) -> list[CollectiveOutputNode]:
-    """Bind what gives every rank the tensors of all ranks.
+    """Bind an operation that gives every rank the tensors of all ranks.
 
     Args:
         nodes: one for each actor, in the order of ranks; their tensors have one shape and one dtype.
@@ -205,7 +205,8 @@ def reduce(
 
 
 def gather(nodes: Sequence[DAGNode[Any]], *, root: int = 0) -> CollectiveOutputNode:
-    """Bind what gives one rank the tensors of all ranks, in a list, in order. They are read in place.
+    """Bind an operation that gives one rank the tensors of all ranks, in a list, in order. They are read in
+    place.
 
     Args:
         nodes: one for each actor, in the order of ranks; their tensors have one shape and one dtype.
@@ -221,7 +222,7 @@ def gather(nodes: Sequence[DAGNode[Any]], *, root: int = 0) -> CollectiveOutputN
 def broadcast(
     node: DAGNode[Any], actors: Sequence[conveyor.ActorHandle[Any] | conveyor.ActorProxy[Any]]
 ) -> list[CollectiveOutputNode]:
-    """Bind what gives ``actors`` the value of ``node``, which they read in place.
+    """Bind an operation that gives ``actors`` the value of ``node``, which they read in place.
 
     Args:
         node: any node, a part of the input included; its value need not be a tensor.
@@ -237,8 +238,8 @@ def broadcast(
 def scatter(
     node: DAGNode[Any], actors: Sequence[conveyor.ActorHandle[Any] | conveyor.ActorProxy[Any]]
 ) -> list[CollectiveOutputNode]:
-    """Bind what gives each of ``actors`` its share of a tensor along dimension 0, the first the first. It is
-    a view of what ``broadcast`` would give.
+    """Bind an operation that gives each of ``actors`` its share of a tensor along dimension 0, in their
+    order. A share is a view of what ``broadcast`` would give.
 
     Args:
         node: any node, a part of the input included. Dimension 0 of its tensor is a multiple of the number of

@@ -42,11 +42,11 @@ class Rank(Struct, frozen=True):
 
     @property
     def only_reads(self) -> bool:
-        """Whether what it returns shares no memory with its inputs, to which it never writes."""
+        """Whether the result shares no memory with the inputs, to which the function never writes."""
         return False
 
     def __call__(self, *inputs: Any) -> Any:
-        """Return what this rank gets."""
+        """Return this rank's result."""
         raise NotImplementedError
 
 
@@ -61,9 +61,9 @@ class Reducing(Rank, frozen=True):
 
 
 class AllReduce(Reducing, frozen=True):
-    """Every rank gets all inputs, and reduces them.
+    """Reduction at every rank, each of which gets all inputs.
 
-    at_once: that is what was asked for, wherever the ranks are.
+    at_once: this was asked for, wherever the ranks are.
     """
 
     at_once: bool = False
@@ -73,7 +73,7 @@ class AllReduce(Reducing, frozen=True):
 
 
 class FusedAllReduce(Reducing, frozen=True):
-    """The same with a tuple of tensors from each rank."""
+    """Reduction of a tuple of tensors from each rank, at every rank; see ``AllReduce``."""
 
     at_once: bool = False
 
@@ -112,7 +112,7 @@ class JoinParts(Rank, frozen=True):
 
 
 class ReduceScatter(Reducing, frozen=True):
-    """Every rank gets all inputs, and reduces its share of them along dimension 0."""
+    """Reduction of a rank's share along dimension 0. Every rank gets all inputs."""
 
     def __call__(self, *inputs: Any) -> Any:
         _, values = _check_reducible(self, self.op, inputs)
@@ -121,7 +121,7 @@ class ReduceScatter(Reducing, frozen=True):
 
 
 class AllGather(Rank, frozen=True):
-    """Every rank gets all inputs, one after the other along dimension 0, or (``join`` is false) in a list."""
+    """Collection of all inputs at every rank: joined along dimension 0, or (``join`` is false) in a list."""
 
     join: bool = True
 
@@ -135,7 +135,7 @@ class AllGather(Rank, frozen=True):
 
 
 class AllToAll(Rank, frozen=True):
-    """Every rank gets its share of all inputs along dimension 0, one after the other."""
+    """Collection of a rank's shares along dimension 0 of all inputs, joined."""
 
     @property
     def only_reads(self) -> bool:
@@ -148,7 +148,7 @@ class AllToAll(Rank, frozen=True):
 
 
 class Scatter(Rank, frozen=True):
-    """Every rank gets the input, and has its share of it along dimension 0: a view."""
+    """Share of the input along dimension 0, as a view. Every rank gets the whole input."""
 
     def __call__(self, *inputs: Any) -> Any:
         (value,) = inputs
@@ -157,21 +157,21 @@ class Scatter(Rank, frozen=True):
 
 
 class Pass(Rank, frozen=True):
-    """A rank has the value as it has come."""
+    """Function that returns its input as it has come."""
 
     def __call__(self, *inputs: Any) -> Any:
         return inputs[0]
 
 
 class Arrive(Rank, frozen=True):
-    """A rank says that it has come to a barrier."""
+    """Announcement that a rank has come to a barrier."""
 
     def __call__(self, *inputs: Any) -> None:
         return None
 
 
 class Pack(Rank, frozen=True):
-    """A rank puts its tensors into one frame."""
+    """Function that puts a rank's tensors into one frame."""
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         return inputs
@@ -212,7 +212,7 @@ def check_joinable(rank: Rank, value: Any) -> None:
 
 
 def share_of(rank: Rank, value: Any) -> slice:
-    """Return what of dimension 0 is for this rank."""
+    """Return the part of dimension 0 that is for this rank."""
     ranks = len(rank.names)
     if not value.shape or value.shape[0] % ranks:
         raise ValueError(

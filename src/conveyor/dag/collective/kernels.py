@@ -52,11 +52,12 @@ class Arrays(ABC):
 
     @abstractmethod
     def is_plain(self, value: Any) -> bool:
-        """Say whether ``value`` is no more than its elements, as one of a subclass may be: a masked array."""
+        """Say whether ``value`` is no more than its elements. A value of a subclass may be more: a masked
+        array."""
 
     @abstractmethod
     def is_small(self, array: Any) -> bool:
-        """Say whether it has less than a page or two, so that each operation's own cost counts."""
+        """Say whether ``array`` has less than a page or two, so that each operation's own cost counts."""
 
     @abstractmethod
     def _function(self, op: ReduceOp) -> Callable[..., Any]:
@@ -68,7 +69,8 @@ class Arrays(ABC):
 
     @abstractmethod
     def plain(self, array: Any) -> Any:
-        """Return ``array`` without what would be noted of operations with it."""
+        """Return ``array`` without the notes that would be taken of operations with it, such as
+        autograd's."""
 
     @abstractmethod
     def empty(self, shape: Sequence[int], like: Any) -> Any:
@@ -80,7 +82,7 @@ class Arrays(ABC):
 
     @abstractmethod
     def flat(self, array: Any) -> Any:
-        """Return the elements in a row; no copy where they lie so."""
+        """Return the elements in one dimension, without a copy where they are contiguous."""
 
     @abstractmethod
     def _number(self, dtype: Any) -> int | None:
@@ -88,9 +90,9 @@ class Arrays(ABC):
 
     @abstractmethod
     def buffer(self, array: Any) -> Any:
-        """Return flat ``array`` as what the native core takes.
+        """Return flat ``array`` in the form that the native core takes.
 
-        It shares the memory where the elements lie in a row, and is a copy of them where they do not.
+        It shares the memory of contiguous elements, and is a copy of others.
         """
 
     @abstractmethod
@@ -299,7 +301,7 @@ def reduce(op: ReduceOp, arrays: Arrays, sources: Sequence[Any], out: Any) -> No
 
 
 def widens(op: ReduceOp, arrays: Arrays, dtype: Any) -> bool:
-    """Say whether ``op`` combines what is of ``dtype`` in a wider type, and rounds at the end."""
+    """Say whether ``op`` combines elements of ``dtype`` in a wider type, and rounds at the end."""
     return arrays.kind(dtype) == "half" and op not in _EXTREMES
 
 

@@ -62,7 +62,7 @@ def check_lists(operation: str, lists: Sequence[Any]) -> list[Place]:
 
 
 def places_of(operation: str, nodes: Any, where: str = "") -> list[Place]:
-    """Find the actor of each of ``nodes``, which are one of each actor."""
+    """Find the actor of each of ``nodes``, no two of which have the same actor."""
     _check_list(operation, nodes, "nodes", where)
     places: list[Place] = []
     seen: dict[ActorRef, Any] = {}
@@ -171,8 +171,8 @@ def communicator_of(operation: str, transport: Any) -> Any:
 def check_members(
     operation: str, communicator: Any, places: Sequence[Place], *, in_order: bool
 ) -> None:
-    """Refuse a communicator whose actors are not those at ``places``. ``in_order``: its ranks are to be those
-    of the places, since what they get depends on it."""
+    """Refuse a communicator whose actors are not those at ``places``. ``in_order``: its ranks must be in the
+    order of the places, since the results depend on it."""
     kind = type(communicator).__name__
     try:
         handles = list(communicator.get_actor_handles())

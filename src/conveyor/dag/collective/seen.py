@@ -33,12 +33,12 @@ class Seen(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Nothing is wrong with it alone."""
+        """Whether nothing is wrong with the value alone."""
         return self.dtype is not None and self.more is None and self.lacks is None
 
 
 def seen(value: Any, computes: bool = True) -> Seen:
-    """Look at what a rank puts in. ``computes``: something new is made of its elements."""
+    """Describe a value that a rank puts in. ``computes``: something new is made of its elements."""
     arrays, words = arrays_of(value), described(value)
     if arrays is None:
         return Seen(words, None, None, (), None, None)
@@ -84,7 +84,7 @@ def refuse(title: str, names: Sequence[str], ranks: Sequence[Seen]) -> NoReturn:
 
 
 def more_than_elements(value: Any) -> str:
-    """Say what ``value``, of a subclass of the library's arrays, is, and what to do."""
+    """Describe ``value``, of a subclass of the library's arrays, and say what to do."""
     kind, way = type(value).__name__, "x.as_subclass(torch.Tensor)"
     if arrays_of(value) is not TENSORS:
         way = "numpy.asarray(x)"
@@ -95,7 +95,7 @@ def more_than_elements(value: Any) -> str:
 
 
 def described(value: Any) -> str:
-    """Tell people what ``value`` is."""
+    """Describe ``value`` to people."""
     arrays = arrays_of(value)
     if arrays is None:
         return f"a {type(value).__name__}"

@@ -31,9 +31,9 @@ from conveyor.dag.node import ActorRef, DAGNode, record_of
 
 
 class RowsForHosts(Rank, frozen=True, kw_only=True):
-    """A rank takes its tensor apart for ranks of other hosts, along dimension 0.
+    """Function that takes a rank's tensor apart for ranks of other nodes, along dimension 0.
 
-    targets: of each of these hosts, the ranks.
+    targets: of each of these nodes, the ranks.
     """
 
     targets: Hosts
@@ -52,13 +52,13 @@ class RowsForHosts(Rank, frozen=True, kw_only=True):
 
 
 class AllToAllByHost(Rank, frozen=True, kw_only=True):
-    """A rank joins its shares of all tensors.
+    """Function that joins a rank's shares of all tensors.
 
-    Its inputs are, in the order of ranks, the tensors of those of its own host, and what the others have made
-    for its host.
+    Its inputs are the tensors of the ranks of its own node, and the values that ranks of other nodes have
+    made for its node, in the order of ranks.
 
-    near: the ranks of its own host.
-    place: its place among those of them who get anything.
+    near: the ranks of its own node.
+    place: its position among those of them that get anything.
     """
 
     near: tuple[int, ...]
@@ -88,9 +88,9 @@ class AllToAllByHost(Rank, frozen=True, kw_only=True):
 
 
 class ScatterRows(Rank, frozen=True, kw_only=True):
-    """The actor that has a tensor takes it apart for ranks of other hosts.
+    """Function of the actor that has a tensor: takes it apart for ranks of other nodes.
 
-    targets: of each of these hosts, the ranks.
+    targets: of each of these nodes, the ranks.
     """
 
     targets: Hosts
@@ -104,9 +104,9 @@ class ScatterRows(Rank, frozen=True, kw_only=True):
 
 
 class Taken(Rank, frozen=True, kw_only=True):
-    """A rank takes what is its own of what has come to its host.
+    """Function that takes a rank's own part of a value that has come to its node.
 
-    place: where that is.
+    place: the position of that part.
     """
 
     place: int
@@ -144,7 +144,7 @@ class Piece(NamedTuple):
 def look(
     values: Sequence[Any], op: ReduceOp | None = None
 ) -> tuple[tuple[Seen, ...], Arrays | None]:
-    """Look at what ranks of one host put in. Return the library of their values, too, if they fit each other,
+    """Describe what ranks of one node put in. Also return the library of the values, if they fit each other
     and ``op``."""
     ranks = tuple(map(seen, values))
     arrays = arrays_of(values[0])
@@ -174,7 +174,7 @@ def check(
 
 
 def in_order(hosts: Hosts, each: Sequence[Sequence[T]]) -> list[T]:
-    """Put what ``each`` host has of its ranks into the order of all ranks."""
+    """Put the values that ``each`` node has for its ranks into the order of all ranks."""
     of = {
         rank: one
         for host, own in zip(hosts, each, strict=True)
@@ -206,7 +206,7 @@ def partial(op: ReduceOp, arrays: Arrays, sources: Sequence[Any]) -> Any:
 
 def combine(op: ReduceOp, ranks: int, arrays: Arrays, sources: Sequence[Any], out: Any) -> None:
     """Reduce flat ``sources``, each of which is of one rank or of several, into ``out``, in their order.
-    ``ranks``: so many they are of."""
+    ``ranks``: the number of ranks that they come from."""
     wide = widens(op, arrays, out.dtype)
     if not wide and op is not ReduceOp.AVG:
         reduce(op, arrays, sources, out)
@@ -236,7 +236,7 @@ def _widened(op: ReduceOp, arrays: Arrays, sources: Sequence[Any], out: Any) -> 
 
 
 def _without_count(op: ReduceOp) -> ReduceOp:
-    """Find what is done before it is divided by how many there are."""
+    """Return the reduction without the division by the number of ranks."""
     return ReduceOp.SUM if op is ReduceOp.AVG else op
 
 
@@ -246,9 +246,9 @@ SMALL = 32 << 10
 
 
 class HostPart(Reducing, frozen=True, kw_only=True):
-    """A rank reduces its part of the tensors of its host's ranks, which are its inputs.
+    """Function that reduces a rank's part of the tensors of its node's ranks, which are its inputs.
 
-    place: its place among these ranks.
+    place: its position among these ranks.
     several: each of them puts in a tuple of tensors.
     """
 
@@ -278,12 +278,12 @@ class HostPart(Reducing, frozen=True, kw_only=True):
 
 
 class AllReduceByHost(Reducing, frozen=True, kw_only=True):
-    """A rank reduces what the hosts have come to.
+    """Function that reduces the results of all nodes.
 
-    Its inputs are its own tensor, and of each host the ``HostPart`` of each rank, or, where there is one rank
-    on the host, that one's tensor.
+    Its inputs are its own tensor, and of each node the ``HostPart`` of each rank, or, where there is one rank
+    on the node, that rank's tensor.
 
-    hosts: the ranks of each.
+    hosts: the ranks of each node.
     several: each rank puts in a tuple of tensors.
     """
 
@@ -307,7 +307,7 @@ class AllReduceByHost(Reducing, frozen=True, kw_only=True):
         return [[next(each) for _ in host] for host in self.hosts]
 
     def _pieces(self, given: Sequence[Any], number: int) -> list[Piece]:
-        """Find what a host has made of tensor ``number``."""
+        """Return the pieces that a node has made of tensor ``number``."""
         if len(given) > 1 and isinstance(given[0], list):
             return [parts[number] for parts in given]
         values = [one[number] for one in given] if self.several else given
@@ -317,7 +317,7 @@ class AllReduceByHost(Reducing, frozen=True, kw_only=True):
     def _checked(
         self, own: Any, number: int, of_hosts: Sequence[Sequence[Piece]]
     ) -> tuple[Any, Arrays, Sequence[Sequence[Piece]]]:
-        """Return what is reduced: ``own``, its library, and what the hosts have come to."""
+        """Check the values to be reduced. Returns ``own``, its library, and the results of all nodes."""
         ranks = in_order(self.hosts, [pieces[0].ranks for pieces in of_hosts])
         arrays = check(self, ranks, own, self.op, number if self.several else None)
         return own, arrays, of_hosts
@@ -358,8 +358,8 @@ class _Parts:
 
 
 class HostShares(Reducing, frozen=True, kw_only=True):
-    """A rank reduces what some ranks of other hosts get, of the tensors of its host's ranks, which are its
-    inputs.
+    """Function that reduces the shares of some ranks of other nodes, from the tensors of its node's ranks,
+    which are its inputs.
 
     targets: these ranks.
     rows: a share is of dimension 0; else of all elements in a row.
@@ -383,12 +383,12 @@ class HostShares(Reducing, frozen=True, kw_only=True):
 
 
 class ShareByHost(Reducing, frozen=True, kw_only=True):
-    """A rank reduces its share.
+    """Function that reduces a rank's own share.
 
-    Its inputs are the tensors of its own host's ranks, and of each other host what one of its ``HostShares``
-    has made for this rank; all in the order of hosts.
+    Its inputs are the tensors of its own node's ranks, and of each other node the value that one of its
+    ``HostShares`` has made for this rank, all in the order of nodes.
 
-    hosts: the ranks of each.
+    hosts: the ranks of each node.
     rows: as above.
     """
 
@@ -478,7 +478,7 @@ class _Spreading:
                 self._used.setdefault(_together(task), []).append(call.rank)
 
     def add(self, task: MethodNode) -> None:
-        """Add a task, and before it what its collective needs."""
+        """Add a task, and before it the tasks that its collective needs."""
         call = _call_of(task)
         made: MethodNode | None = None
         match call:
@@ -514,7 +514,7 @@ class _Spreading:
     def _parts(
         self, task: MethodNode, call: AllReduce | FusedAllReduce, host: Sequence[int], several: bool
     ) -> list[DAGNode]:
-        """Make what the ranks of a host reduce."""
+        """Make the tasks in which the ranks of a node reduce, and return their nodes."""
         nodes = [task.args[rank] for rank in host]
         if len(nodes) == 1:
             return nodes
@@ -555,7 +555,8 @@ class _Spreading:
         used: Sequence[int],
         rows: bool,
     ) -> dict[int, DAGNode]:
-        """Make what a host's ranks reduce for each rank of others, by that rank."""
+        """Make the tasks in which a node's ranks reduce for each rank of other nodes; return them by that
+        rank."""
         nodes = [task.args[rank] for rank in host]
         made: dict[int, DAGNode] = {}
         others = [rank for rank in used if rank not in host]
@@ -626,7 +627,8 @@ class _Spreading:
         make: Callable[..., Rank],
         words: str,
     ) -> dict[tuple[int, ...], DAGNode]:
-        """Have the actor of ``node`` take it apart for hosts of which it is none; by host."""
+        """Have the actor of ``node`` take its value apart for the nodes that the actor is not on; by
+        these."""
         ranks = {host: tuple([one for one in host if one in used]) for host in hosts}
         to = [host for host in hosts if ranks[host] and not (make is RowsForHosts and rank in host)]
         if not to:
@@ -698,14 +700,15 @@ def _instead(task: MethodNode, call: Rank, nodes: Sequence[DAGNode]) -> MethodNo
 
 
 def _elements(task: MethodNode, keys: Sequence[Any]) -> list[tuple[Any, DAGNode]]:
-    """Pair what ``task`` returns with ``keys``."""
+    """Pair the results of ``task`` with ``keys``."""
     if task.num_returns is None:
         return [(keys[0], task)]
     return [(key, OutputElementNode(task, i)) for i, key in enumerate(keys)]
 
 
 def _call_of(task: MethodNode) -> Rank | None:
-    """Find what a rank of a collective calls; ``None``: it is none."""
+    """Return the function that a rank of a collective calls; ``None``: the task is no rank of a
+    collective."""
     call = None if task.collective is None or task.function is None else task.function.call
     return call if isinstance(call, Rank) else None
 

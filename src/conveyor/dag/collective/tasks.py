@@ -58,7 +58,7 @@ class Ranks:
         return [(self.operation, names, rank) for rank in range(self.count)]
 
     def before(self, operation: str, title: str, *, meets: bool = False) -> Ranks:
-        """Return what makes tasks of the same ranks that prepare those of this one."""
+        """Return a ``Ranks`` of the same actors, for tasks that prepare those of this one."""
         return Ranks(operation, title, self.nodes, self.places, meets)
 
     def bind_together(
@@ -71,8 +71,9 @@ class Ranks:
         op: ReduceOp | None = None,
         join: bool = True,
     ) -> Any:
-        """Make the tasks of a collective that a communicator does; ``lists`` has a list of nodes for each
-        tensor of the ranks, ``plain`` what a rank without a communicator does with one of them."""
+        """Make the tasks of a collective that a communicator does. ``lists`` has a list of nodes for each
+        tensor of the ranks. ``plain`` has the function that a rank without a communicator calls for each
+        list."""
         transport = import_later("conveyor.transport.communicator").ForCollectives(communicator)
         name = f"communicator {transport.get_transport_name()}"
         title, own = f"{self.title} by the {name}", list(zip(*lists, strict=True))
@@ -116,7 +117,7 @@ class Ranks:
         make: _Make,
         num_returns: int | None = None,
     ) -> list[CollectiveOutputNode]:
-        """Make a task for each rank; ``args`` has what each gets."""
+        """Make a task for each rank; ``args`` has the arguments of each."""
         made = [
             self._task(rank, given, make, self.places, num_returns)
             for rank, given in enumerate(args)

@@ -37,13 +37,13 @@ class Announced(NamedTuple):
 
 
 class Offer(Rank, frozen=True):
-    """A rank says what it puts in."""
+    """Function that offers a rank's inputs to the other ranks."""
 
     def __call__(self, *inputs: Any) -> Any:
         return inputs
 
     def announce(self, *inputs: Any) -> tuple[Announced, ...]:
-        """Say it to ranks that have a communicator."""
+        """Return announcements of the inputs, for ranks that have a communicator."""
         return tuple([_announced(value) for value in inputs])
 
 
@@ -119,9 +119,9 @@ class Together(Rank, frozen=True, kw_only=True):
 
 
 class Confirmed(Rank, frozen=True):
-    """A rank has its result, once all ranks have theirs.
+    """Function that returns a rank's result once all ranks have theirs.
 
-    several: it is a list of them.
+    several: the result is a list of results.
     """
 
     several: bool = False

@@ -314,8 +314,8 @@ class Source(Supply):
                     self._resting -= 1
 
     def bring(self, flight: Flight) -> bytes | None:
-        """Fetch the value and put it where it is wanted. Returns the value if some waiter has no room and there
-        is no file that has it. ``OSError`` if it cannot be had."""
+        """Fetch the value and put it where it is wanted. Returns the value if some waiter has no room and
+        no file has it. ``OSError`` if it cannot be had."""
         wanted, size, at = flight.wanted, flight.size, 0
         needs = flight.file < 0 and any(not one.has_room for one in flight.waiting)
         data = bytearray(size if needs else 0)
@@ -458,8 +458,8 @@ class Fetches:
         return self.bring(wanted, Waiter(room, tell, partial(self.note, self._own, wanted.number)))
 
     def introduce(self, process: Reader) -> bool:
-        """Refuse; see ``runtime.far_memory.FarMemory``. A node that asks itself is the driver's, which knows
-        all processes."""
+        """Return false; see ``runtime.far_memory.FarMemory``. A node that asks itself is the driver's, which
+        knows all processes."""
         return False
 
     def serve(self, sock: socket.socket) -> None:
