@@ -1,4 +1,4 @@
-"""Who has called this package: warnings are about a line of the user's, not of ours."""
+"""Callers of this package: warnings are about a line of the user's, not of ours."""
 
 from __future__ import annotations
 

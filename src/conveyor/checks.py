@@ -1,4 +1,5 @@
-"""What users give as settings and times: checked before anything is done with it, and named in the error."""
+"""Checks of settings and times that users give: they come before anything is done, and the error names the
+setting."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ def check_deadline(value: Any, name: str = "deadline") -> float | None:
 
 
 def check_bytes(value: Any, name: str) -> int:
-    """``value`` as a number of bytes.
+    """Return ``value``, which must be a number of bytes.
 
     Raises:
         TypeError: it is no number.
@@ -111,7 +112,7 @@ def bytes_of_environment(name: str) -> int | None:
 
 
 def check_spin(text: str) -> float:
-    """``CONVEYOR_SPIN_US`` as microseconds.
+    """Return ``CONVEYOR_SPIN_US`` as microseconds.
 
     Raises:
         ValueError: it is no number, or less than 0.
@@ -131,7 +132,7 @@ def spin_of_environment() -> float | None:
 
 
 def check_env_vars(value: Any, name: str = "env_vars") -> Mapping[str, str]:
-    """``value`` as environment variables of actors; ``None`` is none.
+    """Return ``value`` as environment variables of actors; ``None`` is none.
 
     Raises:
         TypeError: it is no dict of str to str.
@@ -156,7 +157,7 @@ def check_env_vars(value: Any, name: str = "env_vars") -> Mapping[str, str]:
 
 
 def check_modules(value: Any, name: str) -> tuple[str, ...]:
-    """``value`` as names of modules; ``None`` is none.
+    """Return ``value`` as names of modules; ``None`` is none.
 
     Raises:
         TypeError: it is no list or tuple of str.
@@ -180,7 +181,7 @@ def check_flag(value: Any, name: str) -> bool:
 
 
 def check_name(value: Any, name: str) -> str:
-    """``value`` as something's name, which other processes read.
+    """Return ``value``, which must be a name that other processes can read.
 
     Raises:
         TypeError: it is no str.

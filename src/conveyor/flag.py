@@ -43,7 +43,7 @@ def sleep_for(waiter: threading.Lock, timeout: float | None, looks: bool = True)
 
 
 def forked() -> RuntimeStateError:
-    """The error for a child that a signal handler has forked in a wait."""
+    """Return the error for a child that a signal handler has forked in a wait."""
     return RuntimeStateError("this belongs to the process that this one was forked from")
 
 

@@ -1,4 +1,4 @@
-"""What graphs count and time, for monitoring: as Prometheus text, and through OpenTelemetry.
+"""Counters and times of graphs, for monitoring: as Prometheus text, and through OpenTelemetry.
 
 The counters are those of ``graph.stats()``, which are always kept. Reading them asks no actor, so a scrape
 costs the actors nothing and works while they are busy, stopped or dead. Of actors on other hosts those are

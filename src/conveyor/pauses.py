@@ -1,9 +1,9 @@
-"""Pauses between tries of something that nothing tells of.
+"""Pauses between tries, for waits whose end nothing announces.
 
-What ends a wait mostly tells so, and then it is waited for. This is for the rest: whether a listener is there
-again, or has a place for one more, whether some process of the system has closed a descriptor, or has given
-memory back. Somebody who waits for that tries again, until a deadline, or until he is told that nobody needs
-it.
+Most waits end because something announces their end. This is for the others: whether a listener is there
+again or has room for one more connection, or whether some process of the system has closed a descriptor or
+given memory back. The waiting thread tries again, until a deadline or until it is told that nobody needs the
+result.
 """
 
 from __future__ import annotations

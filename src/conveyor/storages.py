@@ -1,7 +1,7 @@
-"""Whether a torch tensor's storage has its elements.
+"""Checks that a torch tensor's storage has its elements.
 
 Torch lets storages be freed and shrunk below the tensors that lie in them (``untyped_storage().resize_``).
-Whoever reads such a tensor's elements reads foreign memory.
+Reading such a tensor's elements reads foreign memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def extent(tensor: torch.Tensor) -> int:
 
 
 def lacking(tensor: torch.Tensor) -> str | None:
-    """Say that the storage of a strided tensor does not have all its elements, in words that follow what the
-    tensor is called; ``None``: it has them."""
+    """Describe the storage of a strided tensor that does not have all its elements, in words that follow the
+    tensor's name; ``None``: it has them."""
     has = tensor.untyped_storage().nbytes()
     # Nearly every tensor is like this, and the general rule takes three times as long.
     if tensor.nbytes <= has and tensor.is_contiguous() and not tensor.storage_offset():

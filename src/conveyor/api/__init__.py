@@ -1,4 +1,4 @@
-"""What a user types: actors, references, and the start and end of a session.
+"""Names that a user types: actors, references, and the start and end of a session.
 
 Everything here is thin: it checks what it is given, and hands it to this process's runtime. The package has
 the names.

@@ -183,7 +183,7 @@ def kill(actor: AnyActor, *, no_restart: bool = True, graceful: bool = False) ->
 
 
 def get_actor(name: str) -> ActorHandle:
-    """A handle of the actor that was started with ``options(name=name)``.
+    """Return a handle of the actor that was started with ``options(name=name)``.
 
     Raises:
         ValueError: there is no such actor.

@@ -1,4 +1,4 @@
-"""Graphs in this process: what ``compile`` and ``execute`` of a node reach."""
+"""Graphs in this process: what a node's ``compile`` and ``execute`` reach."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def execute(root: DAGNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 def _match(
     shape: Survey, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[Key | None, Any]:
-    """The value of each used part of the input; the whole input's key is ``None``."""
+    """Return the value of each used part of the input; the whole input's key is ``None``."""
     positional, names = shape.parameters
     if len(args) != positional:
         raise ArgumentsError(

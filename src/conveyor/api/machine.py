@@ -1,5 +1,5 @@
-"""What Ray programs ask about where they run: the nodes, and the process's place in the session. With Ray as
-the engine it is what Ray says."""
+"""Answers to what Ray programs ask about where they run: the nodes, and the process's place in the session.
+With Ray as the engine they are Ray's."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ class RuntimeContext:
     """Session, node and actor of the calling code; see ``get_runtime_context``."""
 
     def get_actor_id(self) -> str | None:
-        """The actor's identity within the session, as a text; ``None`` in the driver."""
+        """Return the actor's identity within the session, as a text; ``None`` in the driver."""
         actor = context.current().own_actor
         return None if actor is None else f"{actor.index:08x}"
 
     def get_actor_name(self) -> str | None:
-        """The actor's name in messages, which is the one it was given, if it was; ``None`` in the
-        driver."""
+        """Return the actor's name in messages: the one that it was given, if any. ``None`` in the driver."""
         actor = context.current().own_actor
         return None if actor is None else actor.name
 
     def get_job_id(self) -> str:
-        """The session, as a text."""
+        """Return the session's identity, as a text."""
         return context.current().exports.session
 
     def get_node_id(self) -> str:
-        """This machine, as a text; with Ray as the engine Ray's number of the node."""
+        """Return this machine's name; with Ray as the engine Ray's number of the node."""
         cluster = context.cluster()
         return os.uname().nodename if cluster is None else cluster.node_id()
 

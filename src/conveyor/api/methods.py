@@ -1,4 +1,4 @@
-"""What is known of an actor's methods without its class at hand."""
+"""Descriptions of an actor's methods, for those who do not have its class."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ class MethodEntry:
     def unread(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, where refs for memory of the method's own stand for what is not fetched before."""
+        """Return the arguments with stand-ins for references to memory of the method's own: their values are
+        not fetched before the call."""
         unread, received = (
             import_later("conveyor.runtime.refs.derived").UnreadRef,
             self.info.received,

@@ -1,4 +1,4 @@
-"""What an actor that Ray has started says of itself, in its own process."""
+"""Description of an actor that Ray has started, made in the actor's own process."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class AsyncFunctionWorker:
     """Runs functions, coroutine functions among them."""
 
     async def ready(self) -> None:
-        """An actor with an async method has an event loop."""
+        """Do nothing. (An actor with an async method has an event loop.)"""
 
 
 # How they are called in messages and in status: like no class of a user's.

@@ -26,7 +26,7 @@ NAMES = ("max_task_retries", "retry_exceptions")
 
 
 def check_most(value: Any, name: str) -> int:
-    """``value``, where something can be done again as often as that.
+    """Return ``value``, which must be a number of retries.
 
     Raises:
         TypeError: it is no integer.
@@ -66,7 +66,7 @@ def _checked_exceptions(value: Any) -> bool | tuple[type[BaseException], ...]:
 
 
 def warn_of_generator(retries: Retries | None, is_generator: bool, what: str) -> None:
-    """A warning where a generator is to be called again: its items may have been taken already."""
+    """Warn that a generator is not called again where it fails: its items may have been taken already."""
     if is_generator and retries is not None and retries.most:
         text = f"{what} is a generator, which is not called again where it fails"
         warnings.warn(text, ConveyorWarning, stacklevel=users_level())

@@ -1,4 +1,4 @@
-"""What ``tensor_transport=`` may be."""
+"""Checks of ``tensor_transport=`` and its companions."""
 
 from __future__ import annotations
 

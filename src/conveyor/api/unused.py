@@ -1,4 +1,4 @@
-"""Options of Ray's that have nothing to do, here or on one machine: taken, with one warning that says so."""
+"""Options of Ray that have no effect, here or on one machine: accepted, with one warning that says so."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class End:
         """This end is about to be used for the first time: from then on the other one may be."""
 
     def _open(self, meeting: Meeting) -> None:
-        """The process at the other end is known."""
+        """Open this end, since the process at the other end is known."""
         raise NotImplementedError
 
     def _let_go(self) -> None:
@@ -208,7 +208,7 @@ class End:
 
     @property
     def _partner(self) -> End | None:
-        """The other end, if that is here as well."""
+        """Return the other end, if this process has it as well."""
         there = _ends.find(self._key(other(self._side)))
         return None if there is None or there._passed else there
 
@@ -283,7 +283,7 @@ class End:
         return closed_error(self._number, other(self._side))
 
     def _death(self) -> Exception:
-        """The error for that the process at the other end is no more."""
+        """Return the error for the death of the process at the other end."""
         meeting = self._meeting
         assert meeting is not None
         return self._runtime.introductions.death(meeting)

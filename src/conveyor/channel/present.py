@@ -32,7 +32,7 @@ class PresentEnds(Generic[EndT]):
         return [end for end in found if end is not None]
 
     def find(self, key: Key) -> EndT | None:
-        """The end with that key."""
+        """Return the end with that key, if this process has it."""
         ref = self._refs.get(key)
         return None if ref is None else ref()
 

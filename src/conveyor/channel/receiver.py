@@ -91,14 +91,14 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
         return ()
 
     def leave(self) -> None:
-        """The session has ended: see ``runtime.process.Reading``."""
+        """Leave the session, which has ended; see ``runtime.process.Reading``."""
         with self._lock:
             if self._reader is not None:
                 self._reader.close()
         self._runtime.process.sources.look()
 
     def _take(self) -> Any:
-        """The next value, or ``EMPTY``."""
+        """Return the next value, or ``EMPTY``."""
         if self._meeting is None and not self._met:
             return _core.EMPTY
         with self._lock:

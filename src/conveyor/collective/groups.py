@@ -64,7 +64,7 @@ class CollectiveGroupHandle:
         return self._driver_rank
 
     def reset(self) -> None:
-        """Make the group anew, of the same actors and under the same name, where it is broken.
+        """Make a broken group anew, of the same actors and under the same name.
 
         Every rank comes to it, after the calls before; ranks that are in an operation are told that this has
         ended. Returns when all have come.

@@ -1,4 +1,4 @@
-"""Tensors as the native core takes them: torch's of the CPU, and numpy's arrays."""
+"""Tensors in the form that the native core takes: torch's of the CPU, and numpy's arrays."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Operand:
         self.staged = staged
 
     def written(self) -> None:
-        """The elements were written: the tensor gets them."""
+        """Copy the elements that were written into the tensor."""
         if self.staged is None:
             return
         if isinstance(self.address, int):

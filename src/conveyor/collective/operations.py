@@ -205,8 +205,8 @@ class AllGather:
         *,
         timeout: float | None = None,
     ) -> None:
-        """``tensor_list`` has a tensor for each rank, in their order, which is written to. All are of one
-        shape and type. Raises as ``allreduce`` does."""
+        """Collect the tensors of all ranks. ``tensor_list`` has a tensor for each rank, in their order, which
+        is written to. All are of one shape and type. Raises as ``allreduce`` does."""
         with find(group_name) as group:
             own = operand(tensor, False)
             to = _list(group, tensor_list, own, True, "tensor_list")
@@ -229,8 +229,8 @@ class ReduceScatter:
         *,
         timeout: float | None = None,
     ) -> None:
-        """``tensor_list`` has a tensor for each rank; ``tensor`` is written to: it becomes the reduction of
-        those that all ranks have for this one. Raises as ``allreduce`` does."""
+        """Reduce ``tensor_list``, which has a tensor for each rank. ``tensor`` is written to: it becomes the
+        reduction of the tensors that all ranks have for this one. Raises as ``allreduce`` does."""
         with find(group_name) as group:
             _check(op)
             own = operand(tensor, True)
@@ -254,7 +254,8 @@ class Broadcast:
         *,
         timeout: float | None = None,
     ) -> None:
-        """``tensor`` is written to at all ranks but ``src_rank``. Raises as ``allreduce`` does."""
+        """Send ``tensor`` from ``src_rank``; at all other ranks it is written to. Raises as ``allreduce``
+        does."""
         with find(group_name) as group:
             root = group.root(src_rank, "src_rank")
             if group.rank == root:

@@ -1,4 +1,4 @@
-"""The operations that give back what the ranks have: values that lie in shared memory, and are read in place.
+"""Operations that return the values of the ranks, which lie in shared memory and are read in place.
 
 Nothing is copied to a reader, whatever the size. A rank's own value is copied once, unless it was made with
 ``conveyor.empty`` or ``conveyor.empty_tensor`` and its maker keeps no reference to it.
@@ -14,7 +14,8 @@ from conveyor.collective.membership import DEFAULT, find
 
 
 def allgather(value: Any, group_name: str = DEFAULT, *, timeout: float | None = None) -> list[Any]:
-    """The values of all ranks, in their order: whatever can be an argument of a call. They may differ.
+    """Return the values of all ranks, in their order. Any argument of a call can be a value, and they may
+    differ.
 
     What comes is as at the time of the call: what is written to becomes the writer's own, and who writes to
     ``value`` later changes nobody's. Memory is kept as long as somebody has a value that lies in it, also if
@@ -46,7 +47,7 @@ def broadcast(
 def gather(
     value: Any, dst_rank: int = 0, group_name: str = DEFAULT, *, timeout: float | None = None
 ) -> list[Any] | None:
-    """The values of all ranks, at ``dst_rank``; ``None`` at the others. See ``allgather.shared``."""
+    """Return the values of all ranks, at ``dst_rank``; ``None`` at the others. See ``allgather.shared``."""
     with find(group_name) as group:
         root = group.root(dst_rank, "dst_rank")
         given = [value]

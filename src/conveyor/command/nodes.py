@@ -1,4 +1,4 @@
-"""What processes of a session on other nodes are doing, as the session's driver tells."""
+"""Reports of a session's processes on other nodes, as the session's driver gives them."""
 
 from __future__ import annotations
 

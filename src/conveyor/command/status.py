@@ -113,8 +113,8 @@ def _files(process: int, name: str) -> list[tuple[Path, tuple[int, int]]]:
 
 
 def _open(path: Path, identity: tuple[int, int]) -> int:
-    """A descriptor of that very file. ``OSError`` if the process has closed its own meanwhile: the number may
-    be another file's by now, also one whose opening would wait."""
+    """Open that very file and return its descriptor. ``OSError`` if the process has closed its own meanwhile:
+    the number may be another file's by now, also one whose opening would wait."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     status = os.fstat(file)
     if (status.st_dev, status.st_ino) != identity:
@@ -124,7 +124,8 @@ def _open(path: Path, identity: tuple[int, int]) -> int:
 
 
 def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Session | None:
-    """The session whose board that is. ``None``: it has ended meanwhile, or is of another version."""
+    """Return the session of that process table, or ``None`` if it has ended meanwhile or is of another
+    version."""
     try:
         file = _open(path, identity)
         try:

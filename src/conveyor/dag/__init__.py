@@ -1,4 +1,4 @@
-"""What a graph is: nodes and how they are bound. Immutable; knows no process.
+"""Graphs: nodes and how they are bound. Immutable; knows no process.
 
 A graph is written by calling ``bind`` where an eager program calls ``remote``::
 

@@ -32,7 +32,7 @@ def replace_nodes(
     on_constant: Callable[[Any], Any] = lambda constant: constant,
     on_dataclass: Callable[[Any, dict[str, Any]], Any] | None = None,
 ) -> Any:
-    """``value`` with every node replaced by ``on_node(node)``.
+    """Return ``value`` with every node replaced by ``on_node(node)``.
 
     Containers with nodes in them are rebuilt; the parts without are what ``on_constant`` is called
     with, each as large as possible. A dataclass is rebuilt by ``on_dataclass``, from itself and its

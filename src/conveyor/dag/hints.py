@@ -1,4 +1,4 @@
-"""What a user may say about how a node's value should travel."""
+"""Hints of the user about how a node's value should travel."""
 
 from __future__ import annotations
 

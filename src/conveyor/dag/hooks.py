@@ -1,7 +1,7 @@
-"""Where ``dag`` meets whoever can run a graph.
+"""Connection of ``dag`` to the code that can run a graph.
 
-Nodes have ``compile`` and ``execute``, but this package knows no process. Whoever does (``api``,
-when it is imported) installs a ``Host`` here.
+Nodes have ``compile`` and ``execute``, but this package knows no process. ``api``, which does, installs a
+``Host`` here when it is imported.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class DAGNode(Generic[ResultT]):
         _overlap_gpu_communication: bool | None = None,
         _default_communicator: Any = "create",
     ) -> conveyor.CompiledGraph[ResultT]:
-        """``compile`` under Ray's name and with Ray's parameters.
+        """Compile the graph, under Ray's name and with Ray's parameters.
 
         ``_max_inflight_executions`` is our ``depth``, and ``_submit_timeout`` (seconds; -1: no limit)
         our ``submit_timeout``; ``_overlap_gpu_communication`` is our ``overlap``, and

@@ -1,4 +1,4 @@
-"""What ``execute`` was given, and how its parts are named and taken."""
+"""Arguments of ``execute``, and how their parts are named and taken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Path(NamedTuple):
     steps: tuple[tuple[bool, Any], ...]
 
     def pick(self, argument: Any) -> Any:
-        """The part of ``argument``. Raises ``TypeError`` if it has none of that kind."""
+        """Return the part of ``argument``. Raises ``TypeError`` if it has none of that kind."""
         value = argument
         for item, key in self.steps:
             try:
@@ -42,7 +42,7 @@ def key_label(key: Key | None, whole: str = "inp") -> str:
 
 
 def root_of(key: Key) -> int | str:
-    """The argument of ``execute`` that ``key`` is, or is a part of."""
+    """Return the argument of ``execute`` that ``key`` is, or is a part of."""
     return key.root if isinstance(key, Path) else key
 
 

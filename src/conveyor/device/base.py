@@ -1,9 +1,9 @@
-"""What a kind of device can do, whoever makes it.
+"""Base of all kinds of device: what a device can do, whoever makes it.
 
-The model is that of CUDA. Work is *enqueued* on a stream and done in the order in which it was; streams go on
-beside each other, and the host beside them all. An event is a place in a stream that other streams, the host
-and other processes can wait for. Memory that is freed may be used again by what is enqueued later on the
-stream that it was made on: whoever uses it on another stream says so (:meth:`Device.keep`).
+The model is that of CUDA. Work is *enqueued* on a stream and done in the order in which it was enqueued;
+streams run side by side, and beside the host. An event is a place in a stream that other streams, the host
+and other processes can wait for. Freed memory may be used again by work that is enqueued later on the stream
+it was made on: code that uses it on another stream says so (:meth:`Device.keep`).
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ class Event(ABC):
 
     @abstractmethod
     def record(self, stream: Stream | None = None) -> None:
-        """Have it happen when all that is enqueued on ``stream`` so far is done (``None``: on the current
-        stream of the current device)."""
+        """Have the event happen when all that is enqueued on ``stream`` so far is done (``None``: on the
+        current stream of the current device)."""
 
     @abstractmethod
     def query(self) -> bool:
-        """Whether it has happened. Does not wait."""
+        """Whether the event has happened. Does not wait."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Have the host wait until it has happened."""
+        """Have the host wait until the event has happened."""
 
     @abstractmethod
     def handle(self) -> bytes:
-        """Describe it to another process of this host (:meth:`Device.open_event`). Only of one that was made
-        with ``interprocess=True``, and as long as it lives here. It is recorded first: the other process
-        waits for the place of the last record before its wait."""
+        """Describe the event to another process of this host (:meth:`Device.open_event`). Only for an event
+        that was made with ``interprocess=True``, and as long as it lives here. Record it first: the other
+        process waits for the place of the last record before its wait."""
 
 
 class Stream(ABC):
@@ -69,7 +69,8 @@ class Stream(ABC):
 
     @abstractmethod
     def wait_event(self, event: Event) -> None:
-        """Have what is enqueued from now on begin when ``event`` has happened. The host does not wait."""
+        """Have the work that is enqueued from now on begin when ``event`` has happened. The host does not
+        wait."""
 
     @abstractmethod
     def query(self) -> bool:
@@ -86,7 +87,7 @@ class Stream(ABC):
         return event
 
     def wait_stream(self, other: Stream) -> None:
-        """Have what is enqueued here from now on begin when what is on ``other`` by now is done."""
+        """Have the work that is enqueued here from now on begin when the work on ``other`` by now is done."""
         self.wait_event(other.record())
 
 
@@ -117,15 +118,16 @@ class Device(ABC):
 
     @abstractmethod
     def identity(self, index: int | None = None) -> str:
-        """Name one so that all processes of this host mean the same by it, whatever number it has there."""
+        """Return a name of the device that is the same in all processes of this host, whatever index it has
+        there."""
 
     @abstractmethod
     def memory(self, index: int | None = None) -> tuple[int, int]:
         """How many bytes are free and how many there are."""
 
     def recipe(self) -> tuple[Callable[..., Device], tuple[Any, ...]]:
-        """Say how another process makes it: a function that can be imported, and its arguments. It is called
-        there once, unless one of this kind is registered there already."""
+        """Describe how another process makes the device: a function that can be imported, and its arguments.
+        It is called there once, unless a device of this kind is registered there already."""
         return type(self), ()
 
     # Streams and events.

@@ -1,4 +1,4 @@
-"""Kinds of device are found by the name that torch has for them."""
+"""Registry of the kinds of device, by the name that torch has for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who hosts actors.
+"""Engines: the hosts of actors.
 
 An engine is a folder here, named as ``init(engine=...)`` names it. Its ``engine.py`` has a function
 ``start(**options)``, which returns a ``conveyor.runtime.protocol.Runtime``. There are two ways to make one:

@@ -49,7 +49,7 @@ class Headless:
         return max((first - time.monotonic()) * 1000, 0.0)
 
     def look_again(self) -> None:
-        """Look once more at those that were unclear and have had their time."""
+        """Look again at the processes that were unclear and have had their time."""
         now = time.monotonic()
         for pidfd, (pid, when) in list(self._unclear.items()):
             if when <= now:
@@ -58,7 +58,7 @@ class Headless:
                     self._kill(pidfd)
 
     def bury(self, pidfd: int, status: int) -> bool:
-        """The process has ended with ``status``. Whether it was because of what is done here."""
+        """Forget a process that has ended with ``status``. Returns whether it was killed here."""
         self._unclear.pop(pidfd, None)
         killed = pidfd in self._killed
         self._killed.discard(pidfd)

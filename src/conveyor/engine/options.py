@@ -1,4 +1,4 @@
-"""What a session may be given at its start, on either engine."""
+"""Options of a session, on any engine."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class ProgramEnd:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def cancel(self) -> None:
-        """The session has ended. May be called again, should it have been interrupted."""
+        """Undo the preparations, since the session has ended. May be called again if it was interrupted."""
         if context.running() is self._runtime:
             context.install(None)
         atexit.unregister(self._run)

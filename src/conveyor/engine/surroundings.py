@@ -1,4 +1,5 @@
-"""Where a program runs, as its actors are to find it: directory, import path, arguments, main module."""
+"""Surroundings of a program, as its actors are to find them: directory, import path, arguments, main
+module."""
 
 from __future__ import annotations
 

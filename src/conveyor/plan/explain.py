@@ -1,4 +1,4 @@
-"""A Plan is told to people, as text."""
+"""Explanation of a Plan to people, as text."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _argument(argument: Argument, names: Mapping[int, str]) -> str:
 
 
 def _nested(value: Any, names: Mapping[int, str]) -> str:
-    """Write a container with the names of its values, short even where the container is not."""
+    """Write a container with the names of its values, shortened if the container is long."""
     if isinstance(value, Nested):
         return _nested(value.template, names)
     if isinstance(value, (Reg, Const)):

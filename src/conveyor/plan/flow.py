@@ -1,4 +1,5 @@
-"""Who makes which value, and who reads it: the graph in the Plan's numbers, without any order."""
+"""Flow of a graph's values: which task makes each and which tasks read it, in the Plan's numbers, without any
+order."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Words(Protocol[_Event_contra]):
     """Names for programs and events, which the proof knows by numbers."""
 
     def step(self, program: int, place: int) -> str:
-        """Say what ``program`` does with its step at ``place``."""
+        """Describe what ``program`` does with its step at ``place``."""
         ...
 
     def event(self, event: _Event_contra) -> str:

@@ -1,4 +1,4 @@
-"""A Plan's programs say what they will do, without being run."""
+"""Readings of a Plan's programs: what they will do, without being run."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def task_of_each_step(program: Program) -> list[int | None]:
 
 
 def in_order(plan: Plan) -> tuple[Stage, ...]:
-    """List the tasks of all actors, one after the other, with what their programs do around them."""
+    """List the tasks of all actors, in order, each with the steps of its actor's program around it."""
     stage_of = {stage.call.task: stage for program in plan.programs for stage in stages(program)}
     return tuple(stage_of[task] for task in plan.order)
 

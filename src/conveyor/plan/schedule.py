@@ -1,4 +1,4 @@
-"""A row of passes decides the order in which things happen."""
+"""Order of a Plan's steps, decided by a row of passes."""
 
 from __future__ import annotations
 

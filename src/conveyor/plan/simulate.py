@@ -1,15 +1,16 @@
-"""A Plan is followed in virtual time: what every process would do when, if steps took given times.
+"""Simulation of a Plan in virtual time: what every process would do when, if steps took given times.
 
 The rules are those of the native program (``native/python/program.cpp``). An actor does the steps of an
-execution in its program's order, one at a time, and all of them before those of the next execution; a
-method that is async holds its program as any other does. A receive goes on when its frame has come. A send
-copies the value and never waits. Up to ``depth`` executions are on their
-way: the executor submits the next one when the oldest has all of its results there.
+execution in its program's order, one at a time, and all of them before those of the next execution; an async
+method holds its program as any other does. A receive goes on when its frame has come. A send copies the value
+and never waits. Up to ``depth`` executions are in flight: the executor submits the next one when the oldest
+has all of its results there.
 
-What happens once stays so; so it does not matter who is followed first, and each process can be followed as
-far as it comes (as in ``plan/prove.py``). There is no queue of events. Only where a process takes a frame if
-it is there by some time (``Try``) must be known whether it will be. Where nobody can be followed any further,
-nobody does anything before the first of these times: what is not there has not come by then.
+An event that has happened stays so. So it does not matter which process is followed first, and each can be
+followed as far as it comes (as in ``plan/prove.py``). There is no queue of events. There is one exception: a
+process that takes a frame if it is there by some time (``Try``) must know whether it will be. When no process
+can be followed any further, none does anything before the first of these times: a frame that is not there
+then has not come by that time.
 """
 
 from __future__ import annotations

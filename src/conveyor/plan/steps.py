@@ -1,8 +1,8 @@
-"""A program has steps of several kinds: what an actor does for one execution.
+"""Steps of programs, of several kinds: what an actor does for one execution.
 
-They are a closed union. Whoever treats steps by their kind does so with ``match`` and ends with
-:func:`assert_never`, so the type checker finds each of these places when there is a new kind. Above
-``Step`` stands what it does not find.
+The kinds are a closed union. Code that treats steps by their kind does so with ``match`` and ends with
+:func:`assert_never`, so the type checker finds each of these places when there is a new kind. The comment
+above ``Step`` lists the places that it does not find.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ execution has been published on edge e. ``("tensors", e)``: the tensors that go 
 
 
 class Recv(Struct, frozen=True):
-    """Receives one frame.
+    """Receive of one frame.
 
     edge: the edge that the frame comes on.
     reg: the register that a whole frame goes to; ``None`` if it is spread.

@@ -1,4 +1,4 @@
-"""A timeline says what the processes of a Plan do when, in virtual time."""
+"""Timeline of a Plan's processes in virtual time: what each does when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph has values: what its tasks need and make."""
+"""Values of a graph: what its tasks need and make."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def allgather(
 def reducescatter(
     nodes: Sequence[DAGNode[Any]], op: ReduceOp = ReduceOp.SUM, transport: Any = None
 ) -> list[CollectiveOutputNode]:
-    """Bind a reduction of which every rank gets its share along dimension 0, the first rank the first.
+    """Bind a reduction whose result is divided among the ranks along dimension 0, in their order.
 
     Args:
         nodes: as for ``allreduce``. Dimension 0 of the tensors is a multiple of the number of actors; if it
@@ -254,8 +254,8 @@ def scatter(
 
 
 def all_to_all(nodes: Sequence[DAGNode[Any]]) -> list[CollectiveOutputNode]:
-    """Bind what gives every rank its share of the tensors of all ranks along dimension 0, joined along it in
-    the order of ranks.
+    """Bind an operation that gives every rank its share of the tensors of all ranks along dimension 0, joined
+    along it in the order of ranks.
 
     Args:
         nodes: one for each actor, in the order of ranks; their tensors have one shape and one dtype, and
@@ -269,8 +269,8 @@ def all_to_all(nodes: Sequence[DAGNode[Any]]) -> list[CollectiveOutputNode]:
 
 
 def barrier(nodes: Sequence[DAGNode[Any]]) -> list[CollectiveOutputNode]:
-    """Bind what gives each rank its own value once the values of all ranks are there. Only the news of them
-    travels.
+    """Bind an operation that gives each rank its own value once the values of all ranks are there. Only the
+    news of them travels.
 
     Args:
         nodes: one for each actor, in order, with any values.

@@ -1,7 +1,7 @@
-"""What the ranks of a collective run: functions of values that have come to them over ordinary edges.
+"""Functions that the ranks of a collective run, on values that have come to them over ordinary edges.
 
-Each is an object that travels with its actor's program. All ranks look at the same inputs, so each of them
-finds for itself, and before it computes anything, what is wrong with them.
+Each function is an object that travels with its actor's program. All ranks look at the same inputs. So each
+of them finds for itself what is wrong with the inputs, before it computes anything.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class FusedAllReduce(Reducing, frozen=True):
 
 
 class ReducePart(Reducing, frozen=True):
-    """The first of two rounds: every rank reduces its part of all inputs, and gives it to the others."""
+    """First of two rounds: every rank reduces its part of all inputs, and gives it to the others."""
 
     def __call__(self, *inputs: Any) -> Any:
         arrays, values = _check_reducible(self, self.op, inputs)
@@ -97,7 +97,7 @@ class ReducePart(Reducing, frozen=True):
 
 
 class JoinParts(Rank, frozen=True):
-    """The second round: every rank puts the parts together, in the form of its own input."""
+    """Second round: every rank puts the parts together, in the form of its own input."""
 
     @property
     def only_reads(self) -> bool:
@@ -183,7 +183,7 @@ def bounds(size: int, rank: int, ranks: int) -> tuple[int, int]:
 
 
 def reduce_inputs(rank: Rank, op: ReduceOp, inputs: Sequence[Any]) -> Any:
-    """Check what all ranks have put in, and reduce it."""
+    """Check the inputs of all ranks, and reduce them."""
     arrays, values = _check_reducible(rank, op, inputs)
     return reduced(op, arrays, values)
 

@@ -1,5 +1,5 @@
-"""What collectives do with the memory of tensors and arrays: torch's and numpy's operations for two of them,
-the native core's for more.
+"""Computations of collectives on tensors and arrays: torch's and numpy's operations for two of them, the
+native core's for more.
 
 This is the one place that computes. A faster kernel is put in here, and nothing else knows of it.
 """

@@ -1,4 +1,4 @@
-"""Who takes part in a collective, and what cannot be bound."""
+"""Ranks of a collective: their actors, and the refusal of what cannot be bound."""
 
 from __future__ import annotations
 

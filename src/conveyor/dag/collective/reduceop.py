@@ -1,4 +1,4 @@
-"""How elements of tensors are reduced."""
+"""Reductions of the elements of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the values that ranks put in, and what is wrong with them."""
+"""Descriptions of the values that ranks put in, and of what is wrong with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph whose collectives have ranks on several hosts gets tasks that send less between them."""
+"""Added tasks for collectives with ranks on several nodes, so that less is sent between the nodes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the ranks of a collective run whose operation a communicator of the user's does.
+"""Functions of a collective's ranks where a communicator of the user's does the operation.
 
-Each rank first says what it puts in. When all have, each comes to the operation; when all have done that,
-each has its result. Where no communicator is used, since all actors are in one process or the graph is not
-compiled, what a rank says is the tensors themselves, and the operation is ours.
+Each rank first announces its inputs. When all have announced theirs, each comes to the operation; when all
+have done that, each has its result. No communicator is used if all actors are in one process or the graph is
+not compiled. Then the announcement is the tensors themselves, and the operation is ours.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Offer(Rank, frozen=True):
 
 
 class Together(Rank, frozen=True, kw_only=True):
-    """A rank takes part in the operation.
+    """Part of a rank in the operation.
 
     communicator: what it is called.
     plain: the same as ours, of one tensor of each rank.

@@ -185,7 +185,7 @@ class Actor:
 
 
 class Start(Job):
-    """The making of an actor's instance."""
+    """Job that makes an actor's instance."""
 
     def __init__(
         self, actor: Actor, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What a value goes through on its way from one actor to another: a channel within this process.
+"""Transfer of values from one actor to another, over a channel within this process.
 
 It is a real one, a ring and an arena, so that what arrives is what would arrive in another process:
 a copy, on private pages where it would be, and an error where it could not be sent.
@@ -40,7 +40,7 @@ class Failure:
         self.told = False
 
     def error(self) -> BaseException:
-        """The error to raise at the receiver. Its ``__cause__`` is for the debugger."""
+        """Return the error to raise at the receiver. Its ``__cause__`` is for the debugger."""
         self.told = True
         made = decode_error(self._meta)
         made.__cause__ = self._original
@@ -56,7 +56,7 @@ class Raised:
         self._originals: dict[tuple[str, str], BaseException] = {}
 
     def note(self, error: BaseException, actor: str, label: str) -> None:
-        """The task ``label`` of ``actor`` has raised ``error``."""
+        """Note that the task ``label`` of ``actor`` has raised ``error``."""
         if isinstance(error, TaskError):  # it is passed on as what it was
             actor, label = error.actor or actor, error.node or label
         self._originals.setdefault((actor, label), error)
@@ -125,7 +125,7 @@ class Crossing:
 
     @property
     def sent_bytes(self) -> int:
-        """The size of all frames that this thread has sent."""
+        """Size of all frames that this thread has sent, in bytes."""
         ends = getattr(self._rings, "ends", ())
         return sum(writer.bytes for writer, _ in ends)
 

@@ -102,8 +102,8 @@ class InlinePart:
             return work
 
     def finish(self, work: Work, value: Any, error: BaseException | None) -> None:
-        """``work`` has come to ``value``, or to ``error``: send what is sent of it. Raises ``SystemExit`` of
-        a value that is sent."""
+        """Resume the program with the result of ``work``, a value or an error, and send what is sent of it.
+        Raises ``SystemExit`` of a value that is sent."""
         with self._lock:
             if self._begun is work:  # else it was broken off meanwhile
                 self._begun = None
@@ -115,7 +115,7 @@ class InlinePart:
             self._program.advance()
 
     def close(self) -> None:
-        """The graph is taken down, or laid anew."""
+        """Close the part: its graph is undeployed, or deployed anew."""
         self._next = self._begun = None
         self._part.close()
         self._methods.clear()
@@ -131,12 +131,12 @@ class InlinePart:
         ), True
 
     def start_step(self, work: Any, *_: Any) -> InlinePart:
-        """The program has come to a task, and is suspended."""
+        """Note the task that the program has come to; the program is suspended."""
         self._next = work
         return self
 
     def cancel(self) -> None:
-        """The task that the program has come to is not run."""
+        """Skip the task that the program has come to."""
         self._next = self._begun = None
         self._program.resume(None, ExecutionCancelledError("the execution was broken off"))
 
@@ -324,7 +324,7 @@ class InlineHost(Protocol):
     lines: Lines
 
     def actor(self, actor: ActorId) -> Actor:
-        """The actor that a handle stands for."""
+        """Return the actor that a handle stands for."""
         ...
 
     def known(self, actor: ActorId) -> Actor:

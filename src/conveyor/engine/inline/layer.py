@@ -69,7 +69,7 @@ class InlineEntry(GateEntry):
         deadline: Any = None,
         blocking: bool = True,
     ) -> None:
-        """An attempt is not much slower here."""
+        """Return ``None``: an attempt is not much slower here."""
 
     def is_down(self) -> bool:
         return False  # an execution looks when it has its turn
@@ -325,7 +325,7 @@ class Layer:
         """Return ``None``: a graph knows its own tasks, and no actor tells of tasks of other graphs."""
 
     def close(self) -> None:
-        """The session has ended."""
+        """Undeploy all graphs, since the session has ended."""
         self.shared.clear()
         for number in list(self._graphs):
             self.unlay(number)

@@ -1,4 +1,4 @@
-"""Who is where, and who waits for whom: the threads of this process as actors see them.
+"""Threads of this process as actors see them: which actors each is inside of, and what it waits for.
 
 With processes, an actor is blocked when its process is. Here a call runs on its caller's thread, so
 one thread is inside of several actors at once, each waiting for the next. Every wait of the engine
@@ -105,7 +105,7 @@ class Job:
         """Handle ``error``, which ``start`` or its coroutine has raised."""
 
     def movers(self) -> list[Line]:
-        """The lines that must go on so that this does."""
+        """Return the lines that must go on so that this job does."""
         return self.host.movers(self)
 
     def rests(self, seen: set[Job]) -> bool:
@@ -132,7 +132,7 @@ class Host:
         self._running.pop(job, None)
 
     def running(self) -> list[tuple[Job, float]]:
-        """The jobs that run now, and since when (``time.time()``)."""
+        """Return the jobs that run now, and since when (``time.time()``)."""
         with self.lines.lock:
             return list(self._running.items())
 
@@ -201,7 +201,7 @@ class Lines:
         self._local = threading.local()
 
     def current(self) -> Line:
-        """The calling thread."""
+        """Return the line of the calling thread."""
         line: Line | None = getattr(self._local, "line", None)
         if line is None:
             line = self._local.line = Line()
@@ -236,7 +236,7 @@ class Lines:
             return board.death_number(DEAD_SLOT)
 
     def adopt(self, line: Line) -> None:
-        """The calling thread is ``line``."""
+        """Make ``line`` the line of the calling thread."""
         self._local.line = line
 
     def from_a_loop(self, job: Job) -> bool:
@@ -250,7 +250,7 @@ class Lines:
         return True
 
     def finished(self, job: Job) -> None:
-        """``job`` is done, or will not be."""
+        """Note that ``job`` is done, or never will be."""
         with self.lock:
             job.done = True
             job.runner = None
@@ -293,7 +293,7 @@ class Lines:
             line.waits_for, line.bounded = before
 
     def _way_back(self, me: Line, job: Job, seen: set[Line]) -> list[str] | None:
-        """The names on the way from ``job`` to ``me``, if ``job`` only goes on when ``me`` does."""
+        """Return the names on the way from ``job`` to ``me``, if ``job`` only goes on when ``me`` does."""
         movers = job.movers()
         names: list[str] | None = None
         for line in movers:

@@ -148,7 +148,7 @@ class Loop(Host):
             self.lines.finished(job)
 
     def _sleeps(self, asleep: bool) -> None:
-        """The loop has nothing to do, but to wait for a timer or for I/O; or no longer so."""
+        """Note whether the loop has nothing to do but to wait for a timer or for I/O."""
         with self.lines.lock:
             self._asleep = asleep
             if asleep:

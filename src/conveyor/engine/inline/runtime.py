@@ -281,7 +281,7 @@ class InlineRuntime(CallingRuntime):
 
     @property
     def _inside(self) -> Host | None:
-        """The actor whose code runs on this thread, if any."""
+        """Return the actor whose code runs on this thread, if any."""
         inside = self.lines.current().inside
         return inside[-1] if inside else None
 
@@ -374,7 +374,7 @@ class InlineRuntime(CallingRuntime):
         return args, kwargs
 
     def actor(self, actor: ActorId) -> Actor:
-        """The actor that a handle stands for."""
+        """Return the actor that a handle stands for."""
         self._check_open()
         found = self._actors.get(actor.index)
         if found is None:

@@ -113,7 +113,7 @@ class Production:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """The generator has raised ``error``."""
+        """End the generator, which has raised ``error``. Raises it again if it interrupts the program."""
         self.over = True
         if isinstance(error, SystemExit):
             self.actor.exited(error, self.label)
@@ -158,7 +158,7 @@ class _NextJob(Job):
 
 
 class InlineStream(ExecutionStream):
-    """The items of an actor in this process: an item that is not there yet is made when it is asked for."""
+    """Items of an actor in this process. An item that is not there yet is made when it is asked for."""
 
     __slots__ = ("_production",)
 

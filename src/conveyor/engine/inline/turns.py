@@ -13,7 +13,8 @@ from conveyor.runtime import ending
 
 
 class Turns(Host):
-    """A queue, and ``capacity`` turns. Who wants a job done stands in the queue and does it.
+    """Queue with ``capacity`` turns. A thread that wants a job done stands in the queue, and does the job
+    itself.
 
     A job whose caller is inside the host itself (or blocks somebody who is) cannot wait for its
     turn: it stays in the queue, and whoever has the turn does it before giving the turn back.

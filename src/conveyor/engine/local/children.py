@@ -42,7 +42,7 @@ class Output:
         self._loop.call(partial(self._on_output, pid, "stderr", data))
 
     def finish(self, pid: int, pipes: dict[int, str], then: Callable[[], object]) -> None:
-        """The process is dead: pass on what its pipes still hold, close them, and call ``then()``."""
+        """Pass on what a dead process's pipes still hold, close them, and call ``then()``."""
         finish = partial(self._finish, pid, pipes, then)
         try:
             self._loop.call(finish)
@@ -130,7 +130,7 @@ class Children:
             signal.pidfd_send_signal(self._living[pid].pidfd, sig)
 
     def ended(self, pid: int, status: int, went_on: bool = False) -> None:
-        """A child is gone, and reaped."""
+        """Handle the end of a child that is gone and reaped."""
         with self._lock:
             child = self._living.pop(pid, None)
             if child is None:

@@ -1,4 +1,4 @@
-"""What hosts actors as processes of this machine, and the start of a session of them."""
+"""Hosts of actors as processes of this machine, and the start of a session of them."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Room:
             waiter.set()
 
     def close(self) -> None:
-        """The other end is gone; on the loop's thread. Nobody waits from now on."""
+        """Wake all waiters, since the other end is gone; nobody waits from now on. On the loop's thread."""
         self.wake()
         self._watch.close()
 
@@ -177,7 +177,7 @@ class Launcher:
         fds: Sequence[int],
         on_spawned: Callable[[int], None] | None = None,
     ) -> SpawnRequest:
-        """A process that can be asked for.
+        """Make the request for a process.
 
         It receives duplicates of ``fds``, in order (at most 250), which stay open until :meth:`wait` has
         returned. ``on_spawned(pid)`` is called on the thread of ``events`` before any ``on_exit`` and

@@ -1,4 +1,4 @@
-"""What actors print, on the driver's stdout and stderr, each line with its actor's name."""
+"""Output of actors on the driver's stdout and stderr, each line with its actor's name."""
 
 from __future__ import annotations
 

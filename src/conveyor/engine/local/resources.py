@@ -1,4 +1,4 @@
-"""Which actor gets which GPU of this machine.
+"""Assignment of this machine's GPUs to actors.
 
 Only GPUs are counted. ``num_cpus`` reserves nothing on the local engine: it sets how many threads
 the actor's numeric libraries use (``OMP_NUM_THREADS`` and its kin), and the operating system shares
@@ -114,7 +114,7 @@ class GpuClaim:
         return self._taken[0] if self._taken else ()
 
     def take(self) -> None:
-        """See ``GpuPool.acquire``."""
+        """Take the GPUs; see ``GpuPool.acquire``."""
         self._taken.append(self._pool.acquire(self._num_gpus))
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""The fork server: a small process without user code that forks actors and buries them.
+"""The fork server: a small process without user code that forks actors and reaps them.
 
 It is a fresh Python (exec'd, not forked), so actors inherit nothing of the driver: no threads, no
 CUDA context, no locks held. It has imported what an actor needs, so a new actor costs a fork.

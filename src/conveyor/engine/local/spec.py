@@ -1,4 +1,4 @@
-"""What a new actor process is told, and how it travels: in a file, so that size does not matter."""
+"""Bootstrap of a new actor process. It travels in a file, so that its size does not matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the C library of actors hands out memory."""
+"""Settings of the C library's allocator in actors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts that belong together: how they let each other in, and what goes between them beside the frames, which
-are the pump's: what processes say over connections of their own, files, and memory that is fetched."""
+"""Nodes of one session: how they let each other in, and what travels between them beside the pump's frames.
+That is: connections of processes, files, and memory that is fetched."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the nodes of a session listen: at which of their addresses, and at which ports."""
+"""Addresses and ports at which the nodes of a session listen."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _within(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> str | Non
 
 
 def _of_interface(name: str) -> str | None:
-    """An address of the interface of that name."""
+    """Return an address of the interface of that name, if there is one."""
     given = struct.pack("256s", name.encode()[:15])
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         return socket.inet_ntoa(fcntl.ioctl(asked, _SIOCGIFADDR, given)[20:24])

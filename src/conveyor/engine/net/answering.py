@@ -1,4 +1,4 @@
-"""What other hosts ask this one for, over connections that have nothing else to carry."""
+"""Servers of other nodes' requests, over connections that carry nothing else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Answering(ABC):
             threads.start_or_run(self._serve, "answering", sock)
 
     def close(self) -> None:
-        """The session is over. Waits for nobody."""
+        """End all connections, since the session is over. Waits for nobody."""
         with self._lock:
             self._closed = True
             serving = list(self._serving)
@@ -75,7 +75,7 @@ class Answering(ABC):
 
 
 def break_off(sock: socket.socket) -> None:
-    """End a connection under whoever waits for something of it."""
+    """Shut a connection down, so that all who wait for something of it are woken."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 

@@ -1,11 +1,10 @@
-"""Connections between processes of two hosts, which both believe to be a pair of sockets.
+"""Connections between processes of two nodes. Each process believes to have one end of a pair of sockets.
 
-Each end is a socket of its host, whose other end the process has. A message that comes there is carried to
-the other host, and its files are fetched from there by whoever needs them: a message says only which they
-are. Messages of one connection stay in their order, so one whose files are on their way has the next ones
-wait.
+Each process has the other end of a socket of its node. The node carries a message that comes there to the
+other node; processes there fetch its files when they need them, since a message only names its files.
+Messages of one connection stay in order, so a message whose files are on their way holds up the next ones.
 
-What carries messages from host to host is the engine's, and loses none while both hosts are there.
+The engine carries messages from node to node, and loses none while both nodes are there.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Carried(Parcel, frozen=True):
 
 
 class Taken(Parcel, frozen=True):
-    """The process has taken messages of that line, which have cost so much."""
+    """Notice that the process has taken messages of that line. ``cost``: theirs."""
 
     line: int
     cost: int
@@ -129,7 +128,7 @@ class Carrier:
 
     @property
     def trouble(self) -> str:
-        """See :attr:`Supply.trouble`."""
+        """Why connecting to the other node currently fails; see :attr:`Supply.trouble`."""
         return self._supply.trouble
 
     def open(self, number: int, sock: socket.socket) -> None:
@@ -180,7 +179,8 @@ class Carrier:
                 self._drop(number)
 
     def close(self) -> None:
-        """The other host is lost, or the session over. Waits for no thread: one may be dialling."""
+        """End all lines, since the other node is lost or the session over. Waits for no thread: one may be
+        dialling."""
         with self._lock:
             self._closed = True
             lines = list(self._lines.values())

@@ -1,7 +1,7 @@
-"""Files that lie on one host and are fetched by another, over connections that have nothing else to carry.
+"""Files of one node that another fetches, over connections that carry nothing else.
 
-Whoever needs a file asks for it from where it has come to. So a connection that breaks costs what was under
-way on it, and nothing has to be remembered where the file lies.
+A process that needs the rest of a file asks for it from where it has come to. So a connection that breaks
+costs only what was under way on it, and the node that has the file remembers nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _File:
 
 
 class Depot(Answering):
-    """The files of this host that others may fetch, by numbers."""
+    """Files of this node that others may fetch, by numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,12 +77,12 @@ class Depot(Answering):
                 self._look(file)
 
     def _look(self, file: _File) -> None:
-        """With the lock."""
+        """Close a file that was dropped and is not being sent. Call with the lock."""
         if file.dropped and not file.uses:
             os.close(file.fd)
 
     def close(self) -> None:
-        """The session is over. Waits for nobody."""
+        """End all connections and drop all files, since the session is over. Waits for nobody."""
         super().close()
         with self._having:
             files = list(self._files)

@@ -97,7 +97,7 @@ class Display:
             raise
 
     def close(self) -> None:
-        """The session is over."""
+        """Close the socket, since the session is over."""
         # On the loop's thread, which may be about to let somebody in.
         self._events.call(self._end)
 

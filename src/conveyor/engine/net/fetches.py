@@ -1,11 +1,11 @@
-"""Memory of other hosts' processes, for those of this one: fetched once for all who want it at about the same
-time.
+"""Fetches of other nodes' memory, for the processes of this one: once for all who want the same at about the
+same time.
 
-Who keeps a value may write to it at any time, and whoever fetches it afterwards is to see that. So who comes
-while something is on its way, or soon after it has come, does not just get that too: it is compared with what
-its keeper has by then, of which only digests travel, and fetched again where that is something else.
+A keeper may write to its value at any time, and a later fetch must see that. So a process that asks while a
+value is on its way, or soon after, does not just get the same bytes. They are compared with the keeper's
+value of that moment, for which only digests travel, and fetched again if it differs.
 
-It is put where it is wanted: each who waits has made room for it, in a file.
+A value is put where it is wanted: each waiting process has made room for it, in a file.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Flight(Struct, eq=False):
         return False
 
     def put(self, piece: memoryview, at: int) -> None:
-        """A piece has come."""
+        """Write a piece that has come to the file and to all who wait."""
         if self.file >= 0:
             try:
                 _write(self.file, piece, at)
@@ -499,7 +499,7 @@ class Fetches:
         return lambda: self._give_up(flight, waiter)
 
     def troubles(self) -> dict[int, str]:
-        """By host, see :attr:`Supply.trouble`."""
+        """Return why connecting to a node currently fails, by node; see :attr:`Supply.trouble`."""
         with self._lock:
             sources = list(self._sources.items())
         return {host: source.trouble for host, source in sources if source.trouble}

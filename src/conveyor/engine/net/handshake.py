@@ -1,16 +1,16 @@
-"""Who may connect. Both sides prove that they know the session's token, before anything else is said.
+"""Handshake of two nodes. Both prove that they know the session's token, before anything else is said.
 
-The side that dials asks for admission with its first message, before TLS too. A native thread of the
-listener checks that message (:class:`_core.Acceptor`), so strangers cost no Python. Somebody may have
-overheard it, and say it again: so the handshake follows.
+The side that dials asks for admission with its first message, before TLS too. A native thread of the listener
+checks that message (:class:`_core.Acceptor`), so strangers cost no Python. A stranger may have overheard it,
+and send it again: so the handshake follows.
 
-Each message has one size, so of a stranger no more is read than a message has. The side that has dialled
-proves itself first. Proofs are HMAC-SHA256 over both
-hellos, with the role of the one who proves: none is good for another connection, nor for the other role.
-Versions are compared when both have proved themselves. Nothing is unpickled.
+Each message has one size, so a stranger cannot make the listener read more. The side that has dialled proves
+itself first. Proofs are HMAC-SHA256 over both hellos, with the role of the prover: a proof is good neither
+for another connection nor for the other role. Versions are compared when both have proved themselves. Nothing
+is unpickled.
 
-What is said afterwards is neither signed nor encrypted, unless all of it goes over TLS. Then the proofs cover
-its certificates: who sits between the hosts shows other ones.
+Later messages are neither signed nor encrypted, unless the whole connection goes over TLS. Then the proofs
+cover its certificates: somebody between the nodes would show other ones.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class HandshakeError(ConveyorError):
 
 
 class _GoneError(HandshakeError):
-    """The other side has ended the connection."""
+    """Raised when the other side has ended the connection."""
 
 
 class _LateError(HandshakeError):
@@ -195,8 +195,8 @@ def _introduced(
 
 
 def hand_over(sock: socket.socket, pump: _core.HostPump, host: int) -> None:
-    """The connection to ``host`` is the pump's from now on. ``OSError``, and its end, where the pump does not
-    take it: it has been stopped, or has given the host up."""
+    """Give the connection to ``host`` to the pump. If the pump does not take it, the connection is ended and
+    ``OSError`` raised: the pump has been stopped, or has given the host up."""
     try:
         pump.connect(sock.fileno(), host)  # which has a duplicate
     except BaseException:
@@ -275,7 +275,7 @@ def ask_admission(sock: socket.socket, token: bytes, deadline: float) -> None:
 def introduce(
     sock: socket.socket, token: bytes, own: Identity, deadline: float, binding: bytes = b""
 ) -> Identity:
-    """The side that has dialled. ``binding``: see :meth:`Tls.binding`."""
+    """Do the part of the side that has dialled. ``binding``: see :meth:`Tls.binding`."""
     hello = _pack(own)
     _say(sock, hello, deadline)
     try:
@@ -303,7 +303,7 @@ def let_in(
     wanted: frozenset[int] | None,
     binding: bytes = b"",
 ) -> Identity:
-    """The side that listens. ``wanted``: the hosts that may come; ``None``: all."""
+    """Do the part of the side that listens. ``wanted``: the nodes that may come; ``None``: all."""
     hello = _hear(sock, _HELLO.size, deadline)
     other = _unpack(hello)
     answer = _pack(own)

@@ -1,4 +1,4 @@
-"""Where other nodes connect: one address, few handshakes at a time, and strangers that are counted."""
+"""Listener for other nodes: one address, few handshakes at a time, and a count of strangers."""
 
 from __future__ import annotations
 

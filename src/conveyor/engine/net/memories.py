@@ -1,8 +1,8 @@
-"""Memory of this host's processes, which another host reads where it lies, over connections of its own.
+"""Memory of this node's processes, which another node reads in place, over connections of its own.
 
-What is asked for is read by this process, as one of the host's processes would read it: its owner takes no
-part, whatever it is doing. It is asked for in one message, with how much is there already, since a connection
-that breaks costs only what was under way on it.
+This process reads the memory as another process of the node would: its owner takes no part, whatever it is
+doing. One message asks for a value and says how much of it is there already, since a connection that breaks
+costs only what was under way on it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ _MOST_RANGES, _MOST_AT_ONCE = 1 << 28, 4096
 
 
 def asked(wanted: Wanted, at: int, digests: bool = False) -> bytes:
-    """The message that asks for all from ``at`` on, which is where a piece begins; or for digests of that."""
+    """Return the message that asks for everything from ``at`` on, where a piece begins; or for digests of
+    it."""
     how = _JOINED * wanted.joined | _DIGESTS * digests
     head = *wanted.process, wanted.number, wanted.anchor, at, how, len(wanted.ranges)
     return _ASKED.pack(*head) + wanted.ranges
 
 
 def hear_answer(sock: socket.socket) -> tuple[int, int]:
-    """An error of the system, or 0, and how many bytes follow."""
+    """Receive an error of the system, or 0, and how many bytes follow."""
     error, size = _ANSWERED.unpack(hear(sock, _ANSWERED.size))
     return error, size
 

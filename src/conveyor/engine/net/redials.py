@@ -1,8 +1,8 @@
-"""Connections that one host makes to others, made again whenever they break.
+"""Connections from one node to others, made again whenever they break.
 
-Nothing tells a host that it can reach another one again, so that has to be tried. The pump takes a host for
-lost after a window without a connection (``native/net/peer.cpp``). So the pauses between the tries are
-parts of a window: who can be reached again before its end is reached before its end.
+Nothing tells a node that it can reach another one again, so it has to try. The pump takes a node for lost
+after a window without a connection (``native/net/peer.cpp``). So the pauses between the tries are parts of a
+window: a node that can be reached again within the window is reached within it.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class Redials:
         one.ends.release()
 
     def greeted(self, host: int) -> None:
-        """A connection to that host has come about for both pumps."""
+        """Note that a connection to ``host`` has come about for both pumps."""
         if host in self._hosts:
             self._hosts[host].greeted = True
 
     def broken(self, host: int) -> None:
-        """A connection to that host has ended: there is to be another one, if this host makes them."""
+        """Connect again, if this node makes the connections to ``host``: one of them has ended."""
         if host in self._hosts:
             self._hosts[host].ends.release()
 

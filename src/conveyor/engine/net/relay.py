@@ -15,7 +15,8 @@ _PIECE = 256 << 10
 
 
 def relayed(secure: ssl.SSLSocket) -> socket.socket:
-    """A plain socket that stands for ``secure``, which the relay owns now; either's end ends the other."""
+    """Return a plain socket that stands for ``secure``, which the relay owns now. Either's end ends the
+    other."""
     # The pump sends what belongs together at once, and knows no more of the network than the pair.
     secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     watch_life(secure)

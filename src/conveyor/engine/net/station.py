@@ -1,8 +1,9 @@
-"""What a host needs of a session that its driver is not on: a board, a pump, and what introduces processes.
+"""Node agent: the part of a session on a node without the driver. It has a process table and a pump, and
+introduces processes to each other.
 
-It does what the driver orders (:mod:`conveyor.runtime.driver.hosts.far_host`), one order after the other.
-It starts no process: it makes what one is to be given, and watches whether it lives. It knows nothing
-of values.
+It does what the driver orders (:mod:`conveyor.runtime.driver.hosts.far_host`), one order after the other. It
+starts no process: it makes what a process is to be given, and watches whether the process lives. It knows
+nothing of values.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class Station:
         return look_at_waits(self.board, self.pump, look)
 
     def local(self, slot: int) -> Local:
-        """The process of this host that has that slot."""
+        """Return the process of this node in that slot."""
         return self._locals[slot]
 
     def has(self, slot: int, incarnation: int) -> bool:
@@ -177,7 +178,7 @@ class Station:
         return None if proxy is None else proxy.host
 
     def given_at_birth(self, slot: int, segments: list[int]) -> list[int]:
-        """The descriptors that a process is to get duplicates of: see ``orders.Hello``."""
+        """Return the descriptors that a new process gets duplicates of; see ``orders.Hello``."""
         one, driver = self._locals[slot], self._proxies[self._driver[0]]
         return [
             self.board.fd,

@@ -1,9 +1,10 @@
-"""TLS between the hosts of a session: which certificate each of them shows, and which it takes.
+"""TLS between the nodes of a session: which certificate each of them shows, and which it takes.
 
-Either the session has one of its own, which is made at its start, given to each host as the token is, and the
-only one that is taken; or each host has files with its certificate, its key, and whose certificates it takes.
-In both cases the proofs of the token cover the two certificates (:mod:`conveyor.engine.net.handshake`), so
-nobody who has another one that is taken, too, can stand between two hosts.
+Either the session has one certificate of its own: it is made at the start, given to each node as the token
+is, and the only one that is accepted. Or each node has files with its certificate, its key, and the
+authorities that it accepts. In both cases the proofs of the token cover the two certificates
+(:mod:`conveyor.engine.net.handshake`), so somebody else with an accepted certificate cannot stand between two
+nodes.
 """
 
 from __future__ import annotations
