@@ -59,7 +59,7 @@ def in_seconds(seconds: float | None) -> str:
     return f"{seconds:.0f} s" if seconds >= 100 else f"{round(seconds, 6):.3g} s"
 
 
-#: What is left of a budget that is used up: the least time that an execution can have.
+#: The least time that an execution can have: that of a budget that is used up.
 _USED_UP = 1e-9
 
 

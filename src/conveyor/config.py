@@ -117,7 +117,7 @@ class Config:
             raise GraphError(f"spin_us must be a number from 0 to a million or None, not {spin!r}")
         communicator = self.default_communicator
         named = communicator is None or communicator == "create"
-        # What is above is asked for when it is needed.
+        # The module is of a higher layer, and is imported when it is needed.
         if not named and not import_later("conveyor.transport.communicator").is_one(communicator):
             raise GraphError(
                 f"default_communicator must be 'create', None or a "

@@ -14,7 +14,7 @@ import socket
 
 from conveyor import _core
 
-# Of the native core, so that no signal handler can raise between what opens a descriptor and who has it.
+# Of the native core: no signal handler can raise between the opening of a descriptor and its assignment.
 own = _core.own_descriptor
 event = _core.event_descriptor
 memory_file = _core.memory_file

@@ -9,7 +9,7 @@ from contextlib import suppress
 from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
 
-#: What threads sleep for just now. A forked child has a copy, of which its parent wakes nobody.
+#: Locks that threads sleep for just now. A forked child has a copy, and its parent wakes nobody there.
 _slept_for: set[threading.Lock] = set()
 _forks = 0
 

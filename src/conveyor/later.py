@@ -12,8 +12,8 @@ from typing import Any
 
 from conveyor.exceptions import RuntimeStateError
 
-# It is held across fork(): a child that found a module half imported, by a thread that it does not have,
-# would wait for that thread for ever. Reentrant, for a module that forks while it is imported.
+# Held across fork(): a child that found a module half imported, by a thread that it does not have, would wait
+# for that thread for ever. Reentrant, for a module that forks while it is imported.
 _importing = threading.RLock()
 os.register_at_fork(
     before=_importing.acquire,

@@ -20,12 +20,12 @@ FORK_SERVER = "cv-fork-server"
 #: one, shall not take long over it.
 _MOST_DESCRIPTORS = 1 << 16
 
-#: What the kernel refuses a socket for the moment only; nothing is lost by it.
+#: Errors by which the kernel refuses a socket for the moment only; nothing is lost by them.
 PASSING = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
-#: What it says where there is no memory for a file that is in memory.
+#: Errors that mean that there is no memory for a file that is in memory.
 NO_MEMORY = frozenset({errno.ENOMEM, errno.ENOSPC})
 
-# What this process is called in texts that other processes may show.
+# Name of this process in texts that other processes may show.
 _name = "the driver"
 
 

@@ -11,7 +11,7 @@ from conveyor.exceptions import ConveyorError
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 _OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
-#: What the library raises on purpose. Of anything else it is not known, and all frames are of use.
+#: Errors that the library raises on purpose. Of any other error all frames are of use.
 _MEANT = (ConveyorError, TypeError, ValueError)
 
 

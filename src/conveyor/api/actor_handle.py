@@ -50,7 +50,7 @@ class ActorHandle(Generic[InstanceT]):
         self._id = actor
         self._class_name = class_name
         self._table = table
-        # Its end is the handle's: see `Runtime.retain`.
+        # The handle's end ends this share in the actor: see `Runtime.retain`.
         self._retained = runtime.retain(actor)
 
     def __getattr__(self, name: str) -> AnyMethod:

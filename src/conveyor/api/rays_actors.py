@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from conveyor.api.methods import methods_of
 from conveyor.runtime.protocol import MethodInfo
 
-#: Of methods that Ray traces: a parameter of Ray's own.
+#: A parameter that Ray adds to methods that it traces.
 _RAYS_PARAMETER = "_ray_trace_ctx"
 
 

@@ -12,7 +12,7 @@ from conveyor.later import import_later
 #: Ray's name for a value that does not stay where it was made.
 OBJECT_STORE = "object_store"
 
-#: What only graphs know: the communicator that they were compiled with.
+#: The transport that only graphs know: the communicator that they were compiled with.
 _OF_GRAPHS = frozenset(("accelerator",))
 
 

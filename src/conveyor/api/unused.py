@@ -9,7 +9,7 @@ from typing import Any
 from conveyor.callers import users_level
 from conveyor.exceptions import ConveyorWarning
 
-#: Of actors: what says where one is to be, which only an engine with several nodes has a use for.
+#: Options of actors that say where one is to be, which only an engine with several nodes can use.
 PLACEMENT_OPTIONS = {
     "accelerator_type": "all GPUs are this machine's; num_gpus chooses how many",
     "fallback_strategy": "there is one node",
@@ -23,7 +23,7 @@ PLACEMENT_OPTIONS = {
     "scheduling_strategy": "there is one node",
 }
 
-#: Of actors and functions: what each would mean.
+#: Options of actors and functions, and what each would mean.
 ACTOR_OPTIONS = {
     "allow_out_of_order_execution": "calls of one caller begin in their order",
     "enable_task_events": "graph.trace() shows what actors run",
@@ -32,13 +32,13 @@ ACTOR_OPTIONS = {
     "namespace": "names belong to the session",
 }
 
-#: Of methods.
+#: Options of methods.
 METHOD_OPTIONS = {
     "concurrency_group": "max_concurrency is one limit for all methods of an actor",
     "enable_task_events": ACTOR_OPTIONS["enable_task_events"],
 }
 
-#: Of functions.
+#: Options of functions.
 FUNCTION_OPTIONS = {
     **ACTOR_OPTIONS,
     **PLACEMENT_OPTIONS,
@@ -49,7 +49,7 @@ FUNCTION_OPTIONS = {
     "retry_exceptions": "a call that fails is to be made again by who made it",
 }
 
-#: Of ``init``.
+#: Options of ``init``.
 INIT_OPTIONS = {
     "configure_logging": "the log is Python's own, named 'conveyor'",
     "dashboard_host": "there is no dashboard; graph.status() and conveyor.observe show a session",

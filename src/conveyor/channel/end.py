@@ -94,7 +94,7 @@ class End:
         #: A value is being sent. Whoever closes the end in the midst of that, which is a handler or what is
         #: called to encode the value, leaves the rest to the one that sends: so the value comes before.
         self._busy = False
-        #: As which it is entered among the ends of this process.
+        #: The reference by which this end is entered among those of this process.
         self._ref = weakref.ref(self)
 
     @property
@@ -236,7 +236,7 @@ class End:
             self._meeting = replace(meeting, view=None)
             self._runtime.process.hangs_up(self)
         except BaseException:
-            # It will not be introduced again: the other one is told.
+            # The channel is not introduced again: the other end is told.
             self._closed = True
             ClosedWord(meeting.segment, self._side).mark()
             self._runtime.process.board.ring(meeting.slot, _core.ATTENTION_BIT)

@@ -38,21 +38,21 @@ OPERATIONS = (
 BARRIER, ALLREDUCE, REDUCE, REDUCESCATTER, ALLGATHER, GATHER, BROADCAST, SCATTER, ALL_TO_ALL = (
     range(9)
 )
-#: Those that reduce, and those that have a root.
+#: Operations that reduce, and operations that have a root.
 _REDUCING = {ALLREDUCE, REDUCE, REDUCESCATTER}
 _ROOTED = {REDUCE, GATHER, BROADCAST, SCATTER}
 #: Values of any kind are given to others; which operation that is, is its form.
 _EXCHANGE = 9
 
-# What the native core says that an operation has come to, and why a group is broken.
+# Outcomes of an operation in the native core, and the reasons why a group is broken.
 _DONE, _MISMATCH, _BROKEN, _TIMED_OUT, _BUSY, _INHERITED, _UNWANTED = range(7)
 _DIED, _RAISED, _INTERRUPTED, _GAVE_UP, _DESTROYED, _DIFFERENT, _ENDED = range(1, 8)
 
-#: Of a tensor's dimensions, how many the ranks compare one by one.
+#: How many of a tensor's dimensions the ranks compare one by one.
 _DIMS = 8
 _NO_SHAPE: tuple[int, ...] = ()
 
-#: Of the ranks that have not come, how many an error names.
+#: How many of the absent ranks an error names.
 _DESCRIBED = 8
 
 _AFTER = (
@@ -255,7 +255,7 @@ class Group:
         broken = self._group.broken
         assert broken is not None
         cause, rank, why = broken
-        # What a method has raised may be this error, of an operation before or of another group.
+        # A method may have raised this very error, of an earlier operation or of another group.
         why = why.partition(". The group is broken now")[0]
         if cause == _DIED:
             death = self._runtime.collectives.death(self.joined, rank)

@@ -132,7 +132,7 @@ def create_collective_group(
     if name in made:
         raise ValueError(f"there is a collective group named {name!r} already")
     number = runtime.collectives.open([actor._id for actor in actors], driver_rank)
-    # Its number is one of the session's: actors may be in groups that other processes have made.
+    # The number is one of the session's: actors may be in groups that other processes have made.
     name = name or f"group {number}"
     handle = CollectiveGroupHandle(actors, name, backend, number, driver_rank)
     try:

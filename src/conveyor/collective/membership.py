@@ -9,7 +9,7 @@ from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context, ending
 from conveyor.runtime.protocol import ActorId, Runtime
 
-#: What operations that name no group use.
+#: The group of operations that name none.
 DEFAULT = "default"
 
 

@@ -27,7 +27,7 @@ from conveyor.collective.operands import Fused, Operand, operand
 from conveyor.dag.collective import binding
 from conveyor.dag.collective.reduceop import ELEMENT_TYPES, ReduceOp
 
-#: What the tensor is called of which a call has one.
+#: The name of a call's only tensor in errors.
 ONE = "the tensor"
 
 _ADVICE = "what is written to must lie apart: pass a copy, as clone() of torch and copy() of numpy make it"

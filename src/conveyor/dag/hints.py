@@ -35,7 +35,7 @@ class TransportHint(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.transport, str):
-            # What is above is asked for when it is needed.
+            # The module is of a higher layer, and is imported when it is needed.
             if not import_later("conveyor.transport.communicator").is_one(self.transport):
                 raise ValueError(
                     f"unknown transport {self.transport!r}: it is a name or a "

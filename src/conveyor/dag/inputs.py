@@ -150,7 +150,7 @@ class InputAttributeNode(DAGNode):
         self._input._hints[self._key] = hint
 
     def _get_hint(self) -> TransportHint | None:
-        # What was said of a whole holds for parts of which nothing was said.
+        # A hint for the whole holds for parts without a hint of their own.
         hints, key = self._input._hints, self._key
         while key not in hints and isinstance(key, Path):
             key = Path(key.root, key.steps[:-1]) if len(key.steps) > 1 else key.root

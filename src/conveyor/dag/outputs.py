@@ -118,7 +118,7 @@ class MultiOutputNode(DAGNode[ResultT]):
         return f"MultiOutputNode({self._structure!r}{effects})"
 
     def _set_hint(self, hint: TransportHint) -> None:
-        # It has no value of its own that could travel: the hint is for its elements.
+        # The node has no value of its own that could travel: the hint is for its elements.
         for node in self._nodes:
             node._set_hint(hint)
 

@@ -101,7 +101,7 @@ class Device(ABC):
 
     kind: str
 
-    # Which there are.
+    # Which devices there are.
 
     @abstractmethod
     def viable(self) -> str | None:
@@ -227,7 +227,7 @@ class Device(ABC):
         """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What knows the kinds knows this class: it is asked for when it is needed.
+        # The registry knows this class, and is imported when it is needed.
         return import_later("conveyor.device.registry").adopt, (self.kind, *self.recipe())
 
     def __repr__(self) -> str:

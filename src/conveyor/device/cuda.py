@@ -181,9 +181,9 @@ class CudaDevice(Device):
         return self.current_index() if index is None else index
 
 
-#: Which GPUs the process sees.
+#: The variable that says which GPUs the process sees.
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-#: Of cudaHostRegister: pinned for all contexts.
+#: Flag of cudaHostRegister: pinned for all contexts.
 _PORTABLE = 1
 
 

@@ -40,7 +40,7 @@ class EventLoop:
         self._callbacks: dict[int, tuple[int, Callable[[], object]]] = {}
         self._added = 0
         self._calls: deque[Callable[[], object]] = deque()
-        #: Of descriptors that rest: when they are looked at again, and what was to be called for them.
+        #: Resting descriptors: when they are looked at again, and what was to be called for them.
         self._resting: dict[int, tuple[float, tuple[int, Callable[[], object]]]] = {}
         self._thread: threading.Thread | None = None
         self._epoll: select.epoll | None = None

@@ -90,7 +90,8 @@ def goes_on(pid: int) -> bool | None:
             try:
                 state, exiting, pending = _look(pid, thread)
             except OSError:
-                # It has just ended, or it has got the number of the main thread, which was looked at before.
+                # The thread has just ended, or it has got the number of the main thread, which was looked at
+                # before.
                 vanished = True
                 continue
             if exiting or pending:

@@ -14,7 +14,7 @@ from conveyor.checks import check_env_vars, check_modules, spin_of_environment
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime.process import ArenaSize, arena_size
 
-#: What gevent and eventlet replace, and a session's threads need as it is.
+#: Functions that gevent and eventlet replace, and that a session's threads need unchanged.
 _BLOCKING = (
     ("_thread", "start_new_thread"),
     ("select", "select"),

@@ -46,7 +46,7 @@ class ProgramEnd:
             and threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         )
-        # One object: a method is a new one each time it is asked for.
+        # One object: each access to a method makes a new one.
         self._handler = self._on_sigterm
         if self._handles:
             signal.signal(signal.SIGTERM, self._handler)
@@ -90,7 +90,7 @@ class ProgramEnd:
         # Handlers that interrupt a wait of the library's run with all of them blocked.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
         if os.getpid() == self._pid:
-            # It has interrupted this thread anywhere, so locks may be held that will not be given back.
+            # The signal has interrupted this thread anywhere, so it may hold locks that nobody will release.
             threads.start(_end_at_last, "sigterm", self._limit)
             try:
                 self._run()

@@ -212,7 +212,8 @@ class Channels:
             elif flow.readers[value]:
                 self._lay_made(value, writer, flow.readers[value], label)
             else:
-                # It stays on its actor, in a register; but what was asked for it must still exist.
+                # The value stays on its actor, in a register; but the transport that its hint names must
+                # still exist.
                 self._choose(value)
 
     def _lay_effects(self) -> None:

@@ -77,7 +77,8 @@ def _placed(
                 tries[first].append(edge)
     steps: list[Step] = []
     for part, edges in zip(parts, tries, strict=True):
-        # What the task itself needs comes first. Before all waits for tensors: they travel side by side.
+        # The task's own receives come first. Tries come before all waits for tensors, which travel side by
+        # side.
         steps += [*part.receives, *map(Try, sorted(edges)), *part.awaits, part.call, *part.sends]
     return replace(program, steps=tuple(steps))
 

@@ -89,7 +89,7 @@ def _why(
     words: Words[Event],
 ) -> str:
     """Say why the programs are stuck at ``places``."""
-    # Whoever is stuck waits for someone who is stuck, so following them must come around.
+    # A stuck program waits for another stuck one, so following them must come around.
     program = next(i for i, steps in enumerate(programs) if places[i] < len(steps))
     trail: dict[
         int, tuple[Event, int]

@@ -226,7 +226,7 @@ def _without_nixl() -> str | None:
     return "the package nixl is not installed" if find_spec("nixl") is None else None
 
 
-#: Of Ray's transports, why one that is not there could not be used anyway.
+#: For transports of Ray that do not exist here, why they could not be used anyway.
 _MISSING: dict[str, Callable[[], str | None]] = {
     "nixl": _without_nixl,
 }
@@ -270,5 +270,5 @@ _ASKED = "asked for by with_tensor_transport"
 #: There where the kernel has a driver for GPUs.
 _GPUS = "/dev/nvidiactl"
 
-#: What a hint may say in place of a communicator.
+#: Words that a hint may have in place of a communicator.
 _ACCELERATORS = ("nccl", "accelerator")

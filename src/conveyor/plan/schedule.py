@@ -124,7 +124,7 @@ class _Placing:
         registers = self.registers[actor]
         return registers.setdefault(value, len(registers))
 
-    # What a transfer consists of at its two ends: a frame in a ring, and what its route has beside it.
+    # A transfer at its two ends: a frame in a ring, and what its route has beside it.
 
     def send(self, edge: int) -> None:
         """Place the writer's steps, unless they stand there already or the executor is the writer."""

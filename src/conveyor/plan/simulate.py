@@ -34,7 +34,7 @@ from conveyor.plan.steps import (
 )
 from conveyor.plan.timeline import Span, SpanKind, Timeline, Why
 
-#: What somebody waits for: that the frame of an execution is on an edge (kind, edge, execution), or that an
+#: An event that a process waits for: the frame of an execution is on an edge (kind, edge, execution), or an
 #: execution is complete (kind, -1, execution).
 _Event = tuple[str, int, int]
 
@@ -245,7 +245,8 @@ class _Actor(_Process):
         #: By edge, the receives that are tried, with what is known of that; those that are open.
         self.tried: dict[int, _Tried] = {}
         self.open: list[int] = []
-        #: What has to be known before it can go on: whether something happens until some time.
+        #: The question that must be answered before the actor can go on: does the event happen until that
+        #: time?
         self.doubt: tuple[_Event, float] | None = None
         #: By edge, until when the frame of this execution is known not to have come.
         self.absent: dict[int, float] = {}

@@ -87,7 +87,7 @@ def _constants(template: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _constant(value: Any) -> Any:
-    # Whatever `fill` would take for a part of the template has to be marked as a value.
+    # A value that `fill` would take for a part of the template has to be marked as a value.
     return (
         Const(value)
         if isinstance(value, (list, tuple, dict, Reg, Const, Nested, Fields))

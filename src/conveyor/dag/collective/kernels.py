@@ -38,7 +38,7 @@ _SMALL = 2 << 10
 class Arrays(ABC):
     """Operations on the arrays of one library. Arrays that are reduced have one dtype and are flat."""
 
-    #: What an array is called in messages.
+    #: The library's word for an array, in messages.
     noun: ClassVar[str]
 
     def __init__(self) -> None:
@@ -288,7 +288,7 @@ def reduce(op: ReduceOp, arrays: Arrays, sources: Sequence[Any], out: Any) -> No
         return
     number = arrays.number(out.dtype)
     if number is not None and (len(sources) > 2 or _is_wide(op, arrays, sources)):
-        # It goes over the memory once, where several operations would go over it several times.
+        # The native core goes over the memory once, where several operations would go over it several times.
         buffers = tuple([arrays.buffer(source) for source in sources])
         _core.reduce((arrays.buffer(out),), buffers, number, op.value)
         return

@@ -159,7 +159,7 @@ def communicator_of(operation: str, transport: Any) -> Any:
     """Find the communicator that ``transport`` asks for; ``None``: it goes through host memory."""
     if transport is None or (isinstance(transport, str) and transport in ("auto", "shm")):
         return None
-    # It is above, and asked for when it is needed.
+    # The module is of a higher layer, and is imported when it is needed.
     if import_later("conveyor.transport.communicator").is_one(transport):
         return transport
     raise GraphError(

@@ -9,7 +9,7 @@ ELEMENT_TYPES = (
     *("float32", "float64", "float16", "bfloat16"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
 )
-#: Those below this number are floating point numbers.
+#: Element types with numbers below this one are floating point numbers.
 FLOATS = 4
 
 

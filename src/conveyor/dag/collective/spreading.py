@@ -343,7 +343,7 @@ class _Parts:
 
     def __init__(self, arrays: Arrays, size: int, pieces: Sequence[Piece]) -> None:
         values = [arrays.flat(arrays.plain(piece.value)) for piece in pieces]
-        #: What is reduced of each stretch, and where that ends.
+        #: The arrays that are reduced in each stretch, and where the stretch ends.
         self.sources = [values] if pieces[0].whole else [[value] for value in values]
         self.ends = [bounds(size, i, len(self.sources))[1] for i in range(len(self.sources))]
 
@@ -434,7 +434,7 @@ def can_be_shared(rank: Reducing, value: Any) -> bool:
 HostsOf = Callable[[Sequence[Any]], Sequence[Hashable]]
 """Says on which hosts these actors are."""
 
-#: Of one collective: what it does, on which nodes.
+#: Key of one collective: what it does, on which nodes.
 _Key = tuple[Any, ...]
 
 
@@ -468,9 +468,9 @@ class _Spreading:
         self.instead: dict[MethodNode, MethodNode] = {}
         self._hosts_of = hosts_of
         self._of_actors: dict[tuple[ActorRef, ...], Hosts] = {}
-        #: What has been made for a collective, which all of its ranks use.
+        #: Nodes made for a collective, which all of its ranks use.
         self._pieces: dict[_Key, Any] = {}
-        #: Of the ranks of one collective, those whose results are used.
+        #: For one collective, the ranks whose results are used.
         self._used: dict[int, list[int]] = {}
         for task in tasks:
             call = _call_of(task)

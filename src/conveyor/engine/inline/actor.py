@@ -35,7 +35,7 @@ class Actor:
         crossing: Crossing,
     ) -> None:
         self.id = identity
-        #: What the one that is made again has as well.
+        #: State that the actor has in common with the one that is made again after it.
         self.lasting = lasting
         self.host = host
         self.generators = OpenGenerators()
@@ -48,7 +48,7 @@ class Actor:
         self.outboxes: dict[Host | None, Outbox] = {}
         self.start: Start | None = None
         self._end: tuple[str, str | None, int | None] | None = None
-        #: It is dead, and what ran when it ended still counts.
+        #: Whether the actor is dead, and methods that ran at its end still count.
         self.finishing = False
         # As a member of a graph: this process, and which of the session's deaths its own is.
         self._session_end: BaseException | None = None

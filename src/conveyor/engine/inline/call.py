@@ -70,7 +70,8 @@ def make_call(call: CallJob, arguments: Arguments) -> None:
         call.settle(error=error.error if isinstance(error, RefFailed) else error)
         call.host.lines.finished(call)
     else:
-        # Who waits for it now waits for its actor, and no longer for this thread, which may wait as well.
+        # A caller that waits for the call now waits for its actor, no longer for this thread, which may wait
+        # too.
         call.outbox = None
         if not call.settled:
             call.submit()
@@ -100,7 +101,7 @@ class CallJob(Job):
         self._kwargs: dict[str, Any] = {}
         self._arrival: Failure | None = None
         self._exit: SystemExit | None = None  # which rebuilding the arguments has raised
-        # None once it is settled, so that a result is not kept by what it is the result of.
+        # None once it is resolved, so that the call does not keep its own result alive.
         self._ref: CallRef | None = CallRef(self, -1)
         self.outbox: Outbox | None = None
         self._submitted = False

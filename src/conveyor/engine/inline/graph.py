@@ -65,10 +65,10 @@ class InlinePart:
     ) -> None:
         """The tasks of ``assignment`` go through ``crossing``."""
         self.actor = actor
-        # What a program is made on; see `runtime.actor.ground`.
+        # The members that a program is made on; see `runtime.actor.ground`.
         self.process = process
         self.instance = self.coroutines = self
-        #: What the program has come to, and what has been begun of that.
+        #: The task that the program has come to, and the one that has been begun.
         self._next: Work | None = None
         self._begun: Work | None = None
         # The driving thread may be interrupted while a coroutine of the actor ends on its own.
@@ -210,7 +210,7 @@ class TaskJob(Job):
         self._stage = stage
         self.interrupt: BaseException | None = None
         self._work: Work | None = None
-        #: It is over, and its actor was alive when it began.
+        #: Whether the task is over, and its actor was alive when it began.
         self.counts = False
 
     def start(self) -> Coroutine[Any, Any, None] | None:

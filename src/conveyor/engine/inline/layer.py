@@ -114,7 +114,7 @@ class InlineEntry(GateEntry):
         self._make_fit()
         with self._lock:
             first = self._submit(inputs, execution)
-        # Whatever was submitted before has come to its end.
+        # All that was submitted before has come to its end.
         assert first is not None
         number, epoch = first._number, self._supervision.epoch
         run = self._graph.run(number, epoch, execution.deadline)

@@ -108,7 +108,7 @@ class Loop(Host):
         try:
             loop.run_forever()
         finally:
-            # One that raises KeyboardInterrupt stops the loop: the others need another turn.
+            # A coroutine that raises KeyboardInterrupt stops the loop: the others need another turn.
             while try_each(lambda: loop.run_until_complete(aio.cancel_all_tasks())) is not None:
                 pass
             try_each(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
@@ -116,7 +116,7 @@ class Loop(Host):
                 self._at_the_end(loop.run_until_complete)
             try_each(lambda: loop.run_until_complete(loop.shutdown_default_executor()))
             loop.close()
-            # Its view of the bell ends with it, not when it is garbage.
+            # The loop's watch of the doorbell ends with the loop, not when it is garbage.
             aio._watches.pop(loop)
 
     def _start(self, job: Job) -> None:

@@ -72,7 +72,7 @@ class ActorLink:
     def _start(self, asked: Call, again: bool) -> Ref:
         actor, caller = self._actor, self._caller
         args, kwargs = asked[1], asked[2] or {}
-        # What waits has its arguments in the outbox, and no others.
+        # A waiting call has its arguments in the outbox, and nowhere else.
         call = CallJob(actor, with_arguments(asked, (), None))
         ref = call.expect()
         if (again or caller not in actor.outboxes) and lacking(args, kwargs) is None:
@@ -261,7 +261,7 @@ class InlineRuntime(CallingRuntime):
         self._loops: WeakSet[Loop] = WeakSet()
         self._of_class: Counter[str] = Counter()
         self._actor_numbers = itertools.count(1)
-        # What finalizers have noted: they may run in any thread, in the middle of anything.
+        # Actors that finalizers have noted: these may run in any thread, in the middle of anything.
         self._released: deque[ActorId] = deque()
         self._tidying = threading.Lock()
         self._closed = False

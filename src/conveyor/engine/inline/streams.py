@@ -32,9 +32,9 @@ class Production:
         self.actor = actor
         self.label = label
         self.ready: deque[Any] = deque()
-        #: What the generator has raised.
+        #: The exception that the generator has raised.
         self.raised: BaseException | None = None
-        #: What comes after its items, if that is not their end.
+        #: Makes the error that comes after the items, unless they just end.
         self.failure: Callable[[], BaseException] | None = None
         self.over = False
         self._crossing = crossing

@@ -50,8 +50,8 @@ def child_environ(spec: ChildSpec) -> dict[str, str]:
 def prepare_for_forks() -> None:
     """Prepare the fork server, once, for its children: this does what each child would otherwise do for
     itself."""
-    # What C code prints (printf in an extension) is line buffered too; the C library would keep
-    # it back on a pipe, and lose it when the process is killed.
+    # Output of C code (printf in an extension) is line buffered too; the C library would keep it back on a
+    # pipe, and lose it when the process is killed.
     with suppress(ValueError, AttributeError):
         stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
         _libc.setvbuf(stdout, None, _IOLBF, ctypes.c_size_t(0))
@@ -84,8 +84,8 @@ def become_actor(
     status = 1
     try:
         _die_with(server_pid)
-        # Its own process group: what it starts (multiprocessing, subprocess) belongs to the group
-        # too, and the fork server kills the group when the actor has ended.
+        # A process group of the actor's own: processes that it starts (multiprocessing, subprocess) belong to
+        # the group too, and the fork server kills the group when the actor has ended.
         os.setpgid(0, 0)
         _reset_signals()
         _set_up_stdio(stdout, stderr)

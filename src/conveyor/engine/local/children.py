@@ -90,7 +90,7 @@ class Output:
 class _Child(Struct, eq=False):
     pid: int
     pidfd: int
-    #: Its pipes, each with the name of its stream.
+    #: The pipes of the process, each with the name of its stream.
     outputs: dict[int, str]
 
 
@@ -110,7 +110,7 @@ class Children:
         self._output = output
         self._on_exit = on_exit
         self._living: dict[int, _Child] = {}
-        #: Of the dead: those whose process went on without its main thread, and was killed for that.
+        #: Dead processes that went on without their main thread, and were killed for that.
         self.went_on: set[int] = set()
         self._unreported = 0  # those whose on_exit is still to be called
         self._orphaned = False
@@ -139,7 +139,7 @@ class Children:
                 self.went_on.add(pid)
             self._events.remove(child.pidfd)
             os.close(child.pidfd)
-        # Its end is reported after all that it has written.
+        # The end is reported after all output of the process.
         report = partial(self._events.call, partial(self._report, pid, status))
         self._output.finish(pid, child.outputs, report)
 

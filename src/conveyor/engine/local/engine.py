@@ -207,7 +207,7 @@ class LocalSpawning:
         """Ask the fork server for the process, and return whether it has answered. It answers within
         milliseconds unless it is stopped."""
         if self._options.num_gpus:
-            # Whoever interrupts this thread must not lose what is taken before it is noted.
+            # An interrupt of this thread must not lose GPUs between their being taken and noted.
             uninterrupted(self._claim.take)
         launcher = self._hosts._launcher
         self._request = launcher.request(self._spec(), self._fds, self._spawned)

@@ -84,7 +84,8 @@ class Room:
         self._watch.close()
 
 
-# What actors need, also those that compile graphs: one that is short of descriptors can import nothing.
+# Modules that actors need, also those that compile graphs: a process that is short of descriptors cannot
+# import.
 _PRELOADED = (
     "conveyor.runtime.actor.worker",
     "conveyor.codec.pickling.full_pickler",

@@ -236,7 +236,7 @@ def _print(stream: str, text: str) -> None:
         target = sys.stderr if stream == "stderr" else sys.stdout
         if target is None:
             return
-        # Whatever the stream does (closed, broken pipe), an actor's output is not worth an error.
+        # Output of an actor is not worth an error, whatever the stream does (closed, broken pipe).
         with suppress(Exception):
             try:
                 target.write(text)

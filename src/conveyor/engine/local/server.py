@@ -98,8 +98,8 @@ def main(setup: Setup) -> NoReturn:
         _preload(setup["preload"], setup["wanted"])
         child.prepare_for_forks()
         server = _Server(setup["control"], setup["driver"])
-        # What is there now stays for good. The collector must not write to these pages, which all
-        # actors share.
+        # Objects that exist now stay for good. The collector must not write to their pages, which all actors
+        # share.
         gc.collect()
         gc.freeze()
         server.serve()
@@ -218,7 +218,7 @@ class _Server:
             if self._closing:
                 raise OSError(errno.ESHUTDOWN, "the fork server is closing")
             spec, stdout, stderr, *handed = fds
-            # Whatever lies in a buffer would be written by both.
+            # Both processes would write the contents of a buffer.
             sys.stdout.flush()
             sys.stderr.flush()
             pid = os.fork()

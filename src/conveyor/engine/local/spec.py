@@ -24,7 +24,7 @@ class SpawnRequest(Struct, eq=False):
 
     number: int
     spec: ChildSpec
-    #: What the process gets duplicates of.
+    #: The process gets duplicates of these.
     fds: Sequence[int]
     on_spawned: Callable[[int], None] | None
     #: Whether the fork server has been asked, or will not be.

@@ -85,7 +85,7 @@ def wait_on(sock: socket.socket) -> None:
     sock.settimeout(None)
     watch_life(sock)
     if sock.family != socket.AF_UNIX:
-        # What is said is waited for: it is not held back for more (Nagle's algorithm).
+        # The other side waits for each message: it must not be held back for more (Nagle's algorithm).
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

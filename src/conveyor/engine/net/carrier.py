@@ -27,7 +27,7 @@ from conveyor.runtime.messages.sockets import Files, Missing, receive_pickled, s
 from conveyor.runtime.process import close_all
 from conveyor.system_limits import explained
 
-#: What may be on its way over one line: bytes of messages, where each file counts as so many.
+#: Limit of what is in flight over one line, in bytes, and the bytes that each file counts as.
 _MOST_UNTAKEN, _OF_A_FILE = 4 << 20, 64 << 10
 
 
@@ -100,10 +100,10 @@ class _Line(Struct, eq=False):
     number: int
     sock: socket.socket
     incoming: queue.SimpleQueue[Carried | None]
-    #: What the messages cost that have been sent and not taken, and that were taken without a word so far.
+    #: Cost of messages that were sent and not taken, and of those that were taken and not reported yet.
     untaken: int = 0
     taken: int = 0
-    #: Nobody takes any more.
+    #: Whether nobody takes messages any more.
     over: bool = False
 
 
@@ -119,8 +119,7 @@ class Carrier:
         self._room = threading.Condition(self._lock)
         self._lines: dict[int, _Line] = {}
         self._known: dict[int, _Known] = {}
-        #: Of files that are held, by their inodes: the number in the depot, and whether the other host has
-        #: heard of it.
+        #: Held files by inode: the number in the depot, and whether the other node has heard of the file.
         self._held: dict[int, tuple[int, bool]] = {}
         # The numbers that the other host may still ask for.
         self._lent: set[int] = set()
@@ -165,7 +164,7 @@ class Carrier:
         inode = os.fstat(fd).st_ino
         with self._lock:
             if inode not in self._held and not self._closed:
-                # Others are to be told of the value, too: what fails here must not keep it from them.
+                # A failure here must not keep the news of the value from others.
                 with suppress(OSError):
                     self._held[inode] = self._put(fd), False
 
@@ -201,7 +200,7 @@ class Carrier:
         for number in lent:
             self._drop(number)
 
-    # What processes here say
+    # Messages of processes of this node
 
     def _read(self, line: _Line) -> None:
         try:
@@ -266,7 +265,7 @@ class Carrier:
         self._lent.discard(number)
         self._depot.drop(number)
 
-    # What comes for them
+    # Messages for them
 
     def _write(self, line: _Line, reader: threading.Thread) -> None:
         over = False
@@ -331,7 +330,7 @@ class Carrier:
             os.close(known.fd)
         self._send(Released(number))
 
-    # What the other host says
+    # Messages of the other node
 
     def _carried(self, parcel: Carried) -> None:
         with self._lock:
@@ -373,7 +372,7 @@ class Carrier:
     def _released(self, parcel: Released) -> None:
         self._drop(parcel.number)
 
-    #: What is done with each kind of parcel.
+    #: The handler of each kind of parcel.
     handlers: ClassVar[Mapping[type[Parcel], Callable[[Carrier, Any], None]]] = {
         Carried: _carried,
         Taken: _taken,

@@ -24,7 +24,7 @@ from conveyor.local_sockets import hang_up
 from conveyor.pauses import Pauses
 from conveyor.system_limits import NO_MEMORY, explained, hint
 
-#: What is asked: the file's number, where to begin, and how much. What is answered: how much follows.
+#: Request: the file's number, where to begin, and how much. Response: how much follows.
 _ASKED, _ANSWERED = struct.Struct("!QQQ"), struct.Struct("!Q")
 #: Seconds before the second try to have a connection, and at most between two. A host that can be reached
 #: again does not tell, nor does a depot that can answer again.
@@ -32,7 +32,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 #: Tries in a row, and seconds, after which a host is told to be out of reach to which there is no connection:
 #: others to it may be well, and dialled by the other side, so nobody else would find out.
 _MOST_TRIES, _REACHED_WITHIN = 10, 30.0
-#: What this host itself has none of, when it cannot dial: whether the other one is there does not show.
+#: Errors that mean a lack on this node when it dials: they do not show whether the other node is there.
 _NONE_HERE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
 
 
@@ -105,7 +105,7 @@ class Depot(Answering):
                 there = min(size, max(os.fstat(file.fd).st_size - at, 0))
                 sock.sendall(_ANSWERED.pack(there))
                 if there and sock.sendfile(opened, at, there) < there:
-                    # Whoever asks would wait for the rest.
+                    # The other node would wait for the rest.
                     raise OSError("a file has become shorter")
         finally:
             with self._having:
@@ -206,7 +206,7 @@ class Supply:
                 raise
             if at > began:
                 pauses.begin_anew()
-            # It is the host's end that says whether there will be another connection.
+            # Tries go on until this is closed, which says that there will be no other connection.
             if self._closed.wait(pauses.next()):
                 raise ConnectionError(f"the other host is lost: {error}") from error
         except BaseException:

@@ -33,7 +33,7 @@ FILE = "conveyor-status"
 #: The question: with Python's stacks, or without.
 WITH_STACKS, PLAIN = b"s", b"-"
 
-#: What the driver's own is called.
+#: Name of the driver's own node.
 OWN_NODE = "the driver's node"
 
 #: Answers that are under way at once, and seconds for what goes over the socket.
@@ -124,7 +124,7 @@ class Display:
 
     def _answer(self, connection: socket.socket) -> None:
         try:
-            # Whoever has asked may be gone by now.
+            # The process that has asked may be gone by now.
             with connection, suppress(OSError):
                 connection.settimeout(_SECONDS)
                 question = connection.recv(1)

@@ -58,9 +58,9 @@ class Waiter:
         self._fd = -1 if room is None else descriptors.duplicate(room.fd)
         self.at = 0 if room is None else room.at
         self.tell, self.progress = tell, progress
-        #: It wants it no more, and its room is not written to once it has been told so.
+        #: Whether the process has given up. Once it has been told so, its room is not written to.
         self.gave_up = False
-        #: What it is told where its room could not be written to.
+        #: The outcome for this process where its room could not be written to.
         self.refused: Brought | None = None
 
     @property
@@ -93,7 +93,7 @@ class Waiter:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-        # Who is told may hold this, and has the room: no cycle is to keep that.
+        # The receiver of the news may hold this object, and has the room: no cycle is to keep that alive.
         tell, self.tell = self.tell, lambda _: None
         tell(brought)
 
@@ -416,8 +416,8 @@ def _digests(wanted: Wanted, file: int) -> Iterator[bytes]:
         at += nbytes
 
 
-#: What is wanted again within so many seconds is kept from then on, for others who want it, as long as
-#: somebody does within so many seconds, if it has so many bytes; and so many at a time.
+#: A value of at least so many bytes that is wanted again within so many seconds is kept as long as somebody
+#: wants it within so many seconds; and so many values at a time.
 LINGER, LINGER_FROM, _MOST_LINGERING = 1.0, 1 << 20, 8
 
 
@@ -444,7 +444,7 @@ class Fetches:
         #: How often memory has come, and how many bytes.
         self.transfers = self.bytes = 0
         self._flights: dict[Wanted, Flight] = {}
-        #: What has come lately, and until when that is so.
+        #: Values that have come lately, and until when they count as such.
         self._lately: dict[Wanted, float] = {}
         self._sources: dict[int, Source] = {}
         self._services: set[FarMemoryService] = set()
@@ -511,7 +511,8 @@ class Fetches:
             source = self._sources.pop(host, None)
         if source is not None:
             source.close()
-            # Its threads end, and nobody else would let go of what is kept of it. That of others goes, too.
+            # The source's threads end, and nothing else would let go of its kept copies. Those of others go,
+            # too.
             self._expire(math.inf)
 
     def close(self) -> None:
@@ -624,7 +625,7 @@ class FarMemoryService:
         self, fetches: Fetches, sock: socket.socket, over: Callable[[FarMemoryService], object]
     ) -> None:
         self._fetches, self._over = fetches, over
-        #: Of what is under way, how to have it given up.
+        #: For each value under way, the function that gives it up.
         self._given_up: dict[int, Callable[[], object]] = {}
         self._lease = LeaseThere()
         #: Why that has not come: nothing is written without it.
@@ -680,7 +681,7 @@ class FarMemoryService:
         if give_up is not None:
             give_up()
 
-    #: What is done for each kind of message.
+    #: The handler of each kind of message.
     handlers: ClassVar[
         Mapping[type[ToHost], Callable[[FarMemoryService, Any, list[int]], None]]
     ] = {Hold: _hold, Want: _want, GiveUp: _give_up}

@@ -35,7 +35,7 @@ from conveyor.exceptions import ConveyorError
 from conveyor.local_sockets import hang_up
 from conveyor.pauses import Pauses
 
-#: Of the handshake and of what pumps say afterwards.
+#: Version of the handshake and of the pumps' messages after it.
 PROTOCOL = 4
 
 _MAGIC = b"conveyor"
@@ -50,7 +50,7 @@ _NEXT_TRY, _MOST_TRIES = 0.15, 8
 #: Seconds before a listener is asked again that was too busy to hear, at first, and at most; that is also at
 #: most this share of the time that there is. It has hung up, and so it does not tell when it has a place.
 _FIRST_PAUSE, _LONGEST_PAUSE, _SHARE = 0.01, 0.5, 0.125
-#: What a connection over TLS that ends too early may mean.
+#: Possible reasons for the early end of a connection over TLS.
 _ENDED = (
     "it has ended the connection. It may not take this side's certificate, or know another token"
 )
@@ -61,8 +61,8 @@ _HUNG_UP = (
     "the other side has hung up on this one's proof that it knows the session's token: it knows another one "
     "(it is of another session), or has just ended"
 )
-#: What a connection is for: all that pumps say to each other, fetching what lies in a depot, or reading
-#: memory of the other host's processes.
+#: Purposes of a connection: the pumps' messages, fetching files of a depot, or reading memory of the other
+#: node's processes.
 FOR_PUMPS, FOR_FETCHING, FOR_READING = 0, 1, 2
 
 

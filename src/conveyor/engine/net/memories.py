@@ -23,9 +23,9 @@ _RANGE = struct.Struct("<QQ")
 #: What is answered: an error, and how much follows; until nothing does.
 _ASKED, _ANSWERED = struct.Struct("!IIQQQBQ"), struct.Struct("!iQ")
 _END = _ANSWERED.pack(0, 0)
-#: One range right behind the other; and of each piece only its digest.
+#: Whether the ranges are joined without gaps; and whether only the digest of each piece is wanted.
 _JOINED, _DIGESTS = 1, 2
-#: What is sent of a piece then.
+#: The digest that is sent of a piece then.
 DIGEST = struct.Struct("<Q")
 #: Bytes that are read at a time; a multiple of what buffers are aligned to.
 PIECE, _ALIGNED = 1 << 18, 64

@@ -25,12 +25,13 @@ class _Host:
 
     def __init__(self, pauses: Pauses) -> None:
         self.pauses = pauses
-        #: It has greeted over the last connection.
+        #: Whether the other node has greeted over the last connection.
         self.greeted = False
-        #: So often a connection has ended, or the host was lost, and that was not seen to.
+        #: Counts the ends of connections, or of the node itself, that the thread has not handled yet.
         self.ends = threading.Semaphore(0)
         self.lost = Flag()
-        #: What makes the first connection, and who is told what has come of that, until it is made.
+        #: Until the first connection is made: the function that makes it, and the one that is told the
+        #: outcome.
         self.first: tuple[Callable[[], object], Callable[[Exception | None], object]] | None = None
 
 
@@ -93,7 +94,7 @@ class Redials:
                 if one.greeted:
                     one.greeted = False
                     one.pauses.begin_anew()
-                # One that has given this host up lets it in, and ends each connection before it greets.
+                # A node that has given this one up lets it in, and ends each connection before it greets.
                 elif one.lost.wait(one.pauses.next()):
                     return
                 try:

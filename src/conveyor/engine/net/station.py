@@ -368,7 +368,7 @@ class Station:
             ClosedWord(segment, order.side).mark()
             self.board.ring(order.slot, _core.ATTENTION_BIT)
 
-    #: What does each kind of order.
+    #: The method for each kind of order.
     orders: ClassVar[Mapping[type[FarOrder], Callable[[Station, Any], Any]]] = {
         Adopt: _adopt,
         Stand: _stand,
@@ -388,7 +388,7 @@ class Station:
         MarkClosed: _mark_closed,
     }
 
-    # What processes here say, on the events' thread
+    # Messages of processes of this node, on the events' thread
 
     def _hear(self, one: Local) -> None:
         try:

@@ -23,9 +23,9 @@ from conveyor import descriptors
 from conveyor.exceptions import ConveyorError
 from conveyor.system_limits import explained
 
-#: What `tls` has, where it names files.
+#: The keys of `tls`, where it names files.
 _FILES = ("certificate", "key", "ca")
-#: Of OpenSSL: a certificate is taken whatever the time is.
+#: OpenSSL's flag to accept a certificate whatever the time is.
 _NO_CHECK_TIME = 0x200000
 #: The session ends before; and hosts do not look at it, since their clocks may differ.
 _DAYS = "3650"
