@@ -1,5 +1,5 @@
-# `make help` lists what there is. Every target sets up what it needs in .venv, once: a C++ compiler and Python
-# (PYTHON=python3.12, say) must be there.
+# `make help` lists what there is. Every target sets up what it needs in .venv, once. A C++20 compiler and Python
+# (PYTHON=python3.12, say) with its headers must be there: the first thing that is set up looks for them.
 
 PYTHON ?= python3
 VENV := .venv
@@ -56,7 +56,22 @@ help:
 
 # --- The environment: a stamp for each set of packages, renewed when its list changes. ---
 
+# Names in one line what the system lacks, before anything is fetched.
+define look
+	@lacks() { echo "conveyor cannot be built: $$1" >&2; exit 1; }; \
+	headers=$$($(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit(1); import sysconfig; \
+		print(sysconfig.get_path("include")); import ensurepip' 2>/dev/null) || if [ -z "$$headers" ]; \
+		then lacks '$(PYTHON) is not Python 3.10 or newer; name another one: make PYTHON=python3.12'; \
+		else lacks '$(PYTHON) has no ensurepip; install its package venv (python3-venv)'; fi; \
+	test -f "$$headers/Python.h" || lacks 'no Python.h; install the headers of $(PYTHON) (python3-dev, python3-devel)'; \
+	for compiler in $${CXX:-c++ g++ clang++}; do \
+		! echo 'static_assert(__cplusplus >= 202002);' | $$compiler -std=c++20 -fsyntax-only -x c++ - 2>/dev/null || exit 0; \
+	done; \
+	lacks 'no C++20 compiler; install GCC 11, Clang 14 or newer, or name one: make CXX=clang++-18'
+endef
+
 $(STAMPS)/venv:
+	$(look)
 	@test -x $(BIN)/python || { echo "setup: $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@mkdir -p $(STAMPS)
 	@touch $@

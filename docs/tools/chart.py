@@ -1,4 +1,4 @@
-"""The README's table of what was measured as a picture: one bar for each time, on one logarithmic scale."""
+"""The headlines of docs/benchmarks.md as a picture: one bar for each time, on one logarithmic scale."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _LEFT, _WIDTH, _BAR, _BETWEEN, _TOP = 330.0, 500.0, 11.0, 12.0, 74.0
 
 
-def measured(readme: str) -> dict[str, dict[str, float]]:
-    """Seconds by row and system: those rows of the first table that are times."""
-    lines = readme.splitlines()
+def measured(page: str) -> dict[str, dict[str, float]]:
+    """Seconds by row and system: the rows that are times, of the first table whose corner says ``p50``."""
+    lines = page.splitlines()
     begin = next(place for place, line in enumerate(lines) if line.startswith("| p50 |"))
     systems = [cell.strip() for cell in lines[begin].strip("|").split("|")][1:]
     rows: dict[str, dict[str, float]] = {}
@@ -36,11 +36,11 @@ def measured(readme: str) -> dict[str, dict[str, float]]:
     return rows
 
 
-def draw_chart(readme: str) -> Picture:
-    """The chart of the README's table."""
+def draw_chart(page: str) -> Picture:
+    """Draw the chart of that table."""
     rows = {
         name: times
-        for name, times in measured(readme).items()
+        for name, times in measured(page).items()
         if "Ray Core" in times or "Ray Compiled Graph" in times or "floor" in times
     }
     low = math.floor(math.log10(min(min(times.values()) for times in rows.values())))

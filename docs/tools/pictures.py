@@ -30,8 +30,8 @@ OF_A_RUN = ("status.svg", "trace.svg")
 
 def draw_all(folder: Path) -> None:
     """Write all pictures into ``folder``."""
-    readme = (pages.ROOT / "README.md").read_text()
-    (folder / "measured.svg").write_text(write_svg(draw_chart(readme)))
+    figures = (pages.ROOT / "docs" / "benchmarks.md").read_text()
+    (folder / "measured.svg").write_text(write_svg(draw_chart(figures)))
     for page in ("docs/index.md", "docs/guide/observing.md", "docs/guide/simulate.md"):
         # A process for each: actors are numbered as in a program that has just begun.
         subprocess.run(
