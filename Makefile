@@ -78,7 +78,7 @@ $(STAMPS)/venv:
 
 $(STAMPS)/tools: constraints.txt | $(STAMPS)/venv
 	@echo "setup: build tools"
-	$(call install,cmake ninja nanobind scikit-build-core)
+	$(call install,pip cmake ninja nanobind scikit-build-core)
 	@touch $@
 
 $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
@@ -90,8 +90,8 @@ $(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/serve: $(STAMPS)/torch
 $(STAMPS)/dev $(STAMPS)/bench: $(STAMPS)/nixl
 $(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/serve $(STAMPS)/docs: $(STAMPS)/%: \
 		pyproject.toml constraints.txt CMakeLists.txt $(STAMPS)/tools
-	@echo "setup: conveyor, with what its extra '$*' asks for"
-	$(call install,$(EDITABLE) '.[$*]')
+	@echo "setup: conveyor, with its dependency group '$*'"
+	$(call install,$(EDITABLE) . --group $*)
 	@touch $@
 
 # NIXL for the CPU is either of its builds, without the other one and without CUDA.
