@@ -37,10 +37,19 @@ def name_process(name: str) -> None:
 
 def raise_descriptor_limit() -> None:
     """Raise the soft limit of descriptors to the hard one, as far as anybody needs it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    soft, wanted = descriptor_limits()
+    if soft < wanted:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def descriptor_limits() -> tuple[int, int]:
+    """Return how many descriptors this process may have, and how many a session lets it have."""
+    soft, hard = (
+        _MOST_DESCRIPTORS if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    return soft, max(soft, min(hard, _MOST_DESCRIPTORS))
 
 
 def hint(error: OSError) -> str:
