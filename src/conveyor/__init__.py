@@ -1,4 +1,4 @@
-"""Compiled actor graphs over shared memory, and direct tensor transport.
+"""Python actors whose values and tensors go straight from process to process, and graphs of them.
 
 ``import conveyor as ray`` runs what Ray's Compiled Graph programs say with ``ray``.
 """
