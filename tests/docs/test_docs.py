@@ -51,6 +51,7 @@ def test_pages_that_show_how_to_do_something_have_code_that_runs():
         "docs/architecture.md",
         *(name(page) for page in PAGES if page.parent.name == "architecture"),
         "docs/benchmarks.md",
+        "docs/glossary.md",
         "docs/scaling.md",
         "docs/wires.md",
         "docs/gpu.md",
@@ -121,6 +122,15 @@ def test_the_page_on_settings_names_all_of_them():
         assert f"`{variable}" in page, variable
     for name in list(inspect.signature(conveyor.init).parameters)[:-1]:
         assert f"`{name}=" in page, name
+
+
+def test_the_glossary_has_few_words_and_all_are_in_use():
+    glossary = ROOT / "docs" / "glossary.md"
+    rows = re.findall(r"^\| (?!word |---)([^|]+) \|", glossary.read_text(), re.M)
+    words = [word for row in rows for word in row.split(", ")]
+    assert 20 < len(words) <= 70
+    used = "\n".join([*SOURCES.values(), *(page.read_text() for page in PAGES if page != glossary)])
+    assert [w for w in words if not re.search(rf"\b{w}s?\b", used, re.I)] == []
 
 
 @pytest.mark.parametrize("page", ["limits.md", "ray.md"])
