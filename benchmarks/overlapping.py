@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import accelerator
 from benchmarks.model import Overlap
-from conveyor.testing import accelerator
 
 SIDE = 512
 

@@ -114,7 +114,7 @@ class Runner:
 
     def _make_environment(self) -> dict[str, str]:
         environment = dict(os.environ)
-        paths = [str(ROOT), environment.get("PYTHONPATH", "")]
+        paths = [str(ROOT), str(ROOT / "tests" / "support"), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         environment["TMPDIR"] = str(self._folder)
         try:

@@ -24,6 +24,8 @@ from conveyor.engine.local import boot, launcher
 from conveyor.runtime.driver.processes import record
 
 SOURCE = Path(conveyor.__file__).parents[1]
+# Programs that tests start import from where the tests do: pytest's own path is in pyproject.toml.
+os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (SOURCE, Path(__file__).parent / "support")))
 
 # What an error says of how an actor ended must not depend on how busy this machine is: users' errors do
 # not wait for it longer than 50 ms, or a quarter of a second where another host tells.
@@ -315,7 +317,7 @@ class _Scripts:
     def start(self, source, *args, name="program.py", **options):
         """Start a program; its stdout and stderr are pipes of text."""
         path = source if isinstance(source, Path) else self.path(source, name)
-        env = {**os.environ, **self.environ, "PYTHONPATH": str(SOURCE), **options.pop("env", {})}
+        env = {**os.environ, **self.environ, **options.pop("env", {})}
         process = subprocess.Popen(
             [sys.executable, "-u", str(path), *map(str, args)],
             stdin=subprocess.DEVNULL,

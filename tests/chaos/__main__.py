@@ -6,6 +6,9 @@ import argparse
 import faulthandler
 import random
 import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
 from chaos_run import run
 

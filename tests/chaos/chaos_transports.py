@@ -18,9 +18,10 @@ from typing import Any
 from chaos_graphs import STREAMING, Graph, Out, leaves
 from chaos_values import ON_DEVICE, TENSORS, Payload
 
+import accelerator
 from conveyor import transport
 from conveyor.experimental.channel import Communicator
-from conveyor.testing import FaultyTransport, accelerator
+from conveyor.testing import FaultyTransport
 from conveyor.transport.nccl import NcclTransport
 
 #: What takes its time, and ends transfers in another order than they began in.

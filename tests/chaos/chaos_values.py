@@ -87,7 +87,7 @@ def _tensors(kind: str, size: int, seed: int) -> Any:
 
 
 def _on_device(kind: str, size: int, seed: int) -> Any:
-    from conveyor.testing import accelerator
+    import accelerator
 
     accelerator.install()
     value = _tensors("tensors", size, seed)

@@ -391,17 +391,17 @@ def test_a_communicator_of_the_users_own(pair, tmp_path):
 
 class OnDevice:
     def __init__(self):
-        from conveyor.testing import accelerator
+        import accelerator
 
         accelerator.install()
 
     def make(self, count):
-        from conveyor.testing import accelerator
+        import accelerator
 
         return torch.full((count,), float(count), device=accelerator.KIND)
 
     def total(self, tensor):
-        from conveyor.testing import accelerator
+        import accelerator
 
         assert tensor.device.type == accelerator.KIND
         return float(tensor.cpu().double().sum())
@@ -413,7 +413,7 @@ class OnDevice:
 @pytest.fixture
 def simulated(far):
     """An accelerator that this process has, too, and what stands for NCCL on it."""
-    from conveyor.testing import accelerator
+    import accelerator
     from conveyor.transport.nccl.transport import NcclTransport
 
     device = accelerator.install()

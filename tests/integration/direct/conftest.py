@@ -7,7 +7,7 @@ import pytest
 def simulated():
     """The simulated accelerator, in this process, for modules whose objects may be on it."""
     torch = pytest.importorskip("torch")
-    from conveyor.testing import accelerator
+    import accelerator
 
     accelerator.install()
     torch.zeros(1, device="sim")  # it keeps what its memory takes

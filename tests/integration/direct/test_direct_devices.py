@@ -22,8 +22,8 @@ from conveyor.experimental import wait_tensor_freed
 torch = pytest.importorskip("torch")
 pytest.importorskip("numpy")
 
-from conveyor.testing import accelerator  # noqa: E402
-from conveyor.testing.accelerator.streams import SimEvent  # noqa: E402
+import accelerator  # noqa: E402
+from accelerator.streams import SimEvent  # noqa: E402
 
 PRELOAD = ["torch"]
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]

@@ -21,7 +21,7 @@ from conveyor.runtime import context, process
 torch = pytest.importorskip("torch")
 pytest.importorskip("numpy")
 
-from conveyor.testing import accelerator  # noqa: E402
+import accelerator  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
 

@@ -14,7 +14,7 @@ from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ConveyorWarning
 
 torch = pytest.importorskip("torch")
-accelerator = pytest.importorskip("conveyor.testing.accelerator")
+accelerator = pytest.importorskip("accelerator")
 
 if accelerator.cannot_simulate() is not None:
     pytest.skip(accelerator.cannot_simulate(), allow_module_level=True)
@@ -22,7 +22,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("session")]
 
-PRELOAD = ["torch", "conveyor.testing.accelerator"]
+PRELOAD = ["torch", "accelerator"]
 BY_HOST = "by way of the host's memory"
 
 

@@ -15,7 +15,7 @@ from conveyor.exceptions import GraphError, SerializationError, TransportError
 torch = pytest.importorskip("torch")
 pytest.importorskip("numpy")
 
-from conveyor.testing import accelerator  # noqa: E402
+import accelerator  # noqa: E402
 
 PRELOAD = ["torch"]
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -272,7 +272,7 @@ def test_an_actor_ends_although_its_device_works(scripts):
         import time
 
         import conveyor
-        from conveyor.testing import accelerator
+        import accelerator
 
         @conveyor.remote
         class Busy:
@@ -301,7 +301,7 @@ def test_memory_and_events_of_another_process():
     sim = accelerator.install()
     program = """
 import pickle, sys, torch
-from conveyor.testing import accelerator
+import accelerator
 sim = accelerator.install()
 tensor = torch.zeros(8, device="sim:1")
 sim.synchronize(1)

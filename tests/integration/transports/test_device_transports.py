@@ -29,8 +29,8 @@ from conveyor.exceptions import (
 from conveyor.transport.nccl import NcclTransport
 
 torch = pytest.importorskip("torch")
-accelerator = pytest.importorskip("conveyor.testing.accelerator")
-from conveyor.testing.accelerator.streams import SimEvent  # noqa: E402
+accelerator = pytest.importorskip("accelerator")
+from accelerator.streams import SimEvent  # noqa: E402
 
 if accelerator.cannot_simulate() is not None:
     pytest.skip(accelerator.cannot_simulate(), allow_module_level=True)
@@ -38,7 +38,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("session")]
 
-PRELOAD = ["torch", "conveyor.testing.accelerator"]
+PRELOAD = ["torch", "accelerator"]
 
 SIDE = 512
 SIZE = SIDE * SIDE * 4

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("numpy")
 
+import accelerator  # noqa: E402
 from conveyor.codec import dumps_by_value, frames, loads  # noqa: E402
-from conveyor.testing import accelerator  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
 

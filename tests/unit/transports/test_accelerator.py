@@ -16,7 +16,7 @@ from conveyor import device as devices
 torch = pytest.importorskip("torch")
 pytest.importorskip("numpy")
 
-from conveyor.testing import accelerator  # noqa: E402
+import accelerator  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -87,7 +87,7 @@ def test_a_model_is_trained_as_on_the_cpu(scripts):
     scripts.run(
         """
         import torch
-        from conveyor.testing import accelerator
+        import accelerator
 
         def train(where):
             torch.manual_seed(0)
@@ -347,7 +347,7 @@ def spans_on_a_bus(seconds):
     """Spans of copies up and down at once, and of two up: in a process whose bus takes so long for each."""
     program = f"""
 import torch
-from conveyor.testing import accelerator
+import accelerator
 sim = accelerator.install(accelerator.Settings(bandwidth=(1 << 20) / {seconds}))
 here, there = sim.empty_pinned(1 << 20), sim.empty(1 << 20)
 other = sim.empty_pinned(1 << 20), sim.empty(1 << 20)
@@ -374,7 +374,7 @@ print([first["copy to sim"], first["copy to host"], [(w.begin, w.end) for w in w
 def test_a_program_ends_while_a_stream_works(tmp_path):
     program = """
 import torch
-from conveyor.testing import accelerator
+import accelerator
 sim = accelerator.install()
 accelerator.kernel(0.05, lambda t: [t.add_(1) for _ in range(1000)], torch.zeros(1000, device="sim"))
 for _ in range(100):

@@ -7,7 +7,7 @@ from interrupted import WAIT, goes_on, interrupted_when_entered
 
 pytest.importorskip("torch")
 
-from conveyor.testing import accelerator
+import accelerator
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
 

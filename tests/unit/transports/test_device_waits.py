@@ -68,7 +68,7 @@ def test_an_event_of_a_device_that_has_failed_is_waited_for_no_more():
 def test_a_wait_for_an_event_ends_with_it_or_with_a_flag():
     pytest.importorskip("torch")
     pytest.importorskip("numpy")
-    from conveyor.testing import accelerator
+    import accelerator
 
     sim = accelerator.install()
     gate, ended, outcomes = threading.Event(), Flag(), list[bool]()

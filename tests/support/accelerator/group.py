@@ -9,12 +9,12 @@ import uuid
 from contextlib import suppress
 from typing import Any
 
+from accelerator.machine import KIND
+from accelerator.storages import twin
+from accelerator.streams import SimStream
 from conveyor import descriptors
 from conveyor.device import Device, Stream
 from conveyor.flag import Flag
-from conveyor.testing.accelerator.machine import KIND
-from conveyor.testing.accelerator.storages import twin
-from conveyor.testing.accelerator.streams import SimStream
 from conveyor.transport.nccl.group import Group
 
 #: Sockets on which somebody is waited for, by what the group is known by.

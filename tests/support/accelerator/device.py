@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from accelerator.machine import KIND, Block, Machine, Part, blocks
+from accelerator.settings import VISIBLE, Settings
+from accelerator.storages import over
+from accelerator.streams import ForeignEvent, SimEvent, SimStream
 from conveyor.device import Device, Event, Stream
 from conveyor.later import LaterModule, import_later
-from conveyor.testing.accelerator.machine import KIND, Block, Machine, Part, blocks
-from conveyor.testing.accelerator.settings import VISIBLE, Settings
-from conveyor.testing.accelerator.storages import over
-from conveyor.testing.accelerator.streams import ForeignEvent, SimEvent, SimStream
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ else:
 
 
 class SimDevice(Device):
-    """Simulated devices: see :func:`conveyor.testing.accelerator.install`.
+    """Simulated devices: see :func:`accelerator.install`.
 
     machine: what this process has of them.
     """
@@ -185,5 +185,5 @@ def _block_of(tensor: torch.Tensor) -> Block | None:
 
 def _installed(settings: Settings) -> Device:
     """Install what another process has."""
-    made: Device = import_later("conveyor.testing.accelerator").install(settings)
+    made: Device = import_later("accelerator").install(settings)
     return made

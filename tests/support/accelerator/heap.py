@@ -11,8 +11,8 @@ import threading
 from collections import deque
 from typing import Any
 
+from accelerator.words import SLOT, Slot, Word
 from conveyor import descriptors
-from conveyor.testing.accelerator.words import SLOT, Slot, Word
 
 _SLOTS = 8192
 _HEADER = _SLOTS * SLOT

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from accelerator.device import SimDevice, cannot_simulate
+from accelerator.group import SimGroup
+from accelerator.machine import KIND
+from accelerator.ops import Operations
+from accelerator.settings import KernelTime, Settings
+from accelerator.storages import twin
+from accelerator.streams import Work, watching
 from conveyor import device as devices
 from conveyor import transport
 from conveyor.later import LaterModule
-from conveyor.testing.accelerator.device import SimDevice, cannot_simulate
-from conveyor.testing.accelerator.group import SimGroup
-from conveyor.testing.accelerator.machine import KIND
-from conveyor.testing.accelerator.ops import Operations
-from conveyor.testing.accelerator.settings import KernelTime, Settings
-from conveyor.testing.accelerator.storages import twin
-from conveyor.testing.accelerator.streams import Work, watching
 from conveyor.transport.device_ipc import DeviceIpcTransport
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from accelerator.machine import KIND, Machine
+from accelerator.storages import twin
 from conveyor.later import LaterModule
-from conveyor.testing.accelerator.machine import KIND, Machine
-from conveyor.testing.accelerator.storages import twin
 
 if TYPE_CHECKING:
     import torch

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from accelerator.heap import Heap, Opened
+from accelerator.pages import Pages
+from accelerator.settings import KernelTime, Settings, visible
+from accelerator.storages import Memory, over
+from accelerator.streams import SimStream
 from conveyor.flag import Flag
 from conveyor.later import LaterModule
-from conveyor.testing.accelerator.heap import Heap, Opened
-from conveyor.testing.accelerator.pages import Pages
-from conveyor.testing.accelerator.settings import KernelTime, Settings, visible
-from conveyor.testing.accelerator.storages import Memory, over
-from conveyor.testing.accelerator.streams import SimStream
 
 if TYPE_CHECKING:
     import torch

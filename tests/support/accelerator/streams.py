@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from accelerator.heap import Heap
 from conveyor.device import Device, Event, Stream
 from conveyor.flag import Flag
 from conveyor.runtime import threads
-from conveyor.testing.accelerator.heap import Heap
 
 #: Seconds after which a thread without work ends.
 _IDLE = 2.0
