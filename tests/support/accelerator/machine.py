@@ -1,4 +1,4 @@
-"""What a process has of its simulated devices: their memory, streams and copy engines."""
+"""A process's simulated devices: their settings, memory, streams and copy engines."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from accelerator.heap import Heap, Opened
-from accelerator.pages import Pages
-from accelerator.settings import KernelTime, Settings, visible
-from accelerator.storages import Memory, over
+from accelerator.memory import Heap, Memory, Opened, Pages, over
 from accelerator.streams import SimStream
 from conveyor.flag import Flag
 from conveyor.later import LaterModule
@@ -31,9 +29,54 @@ else:
 
 KIND = "sim"
 
+KernelTime: TypeAlias = "float | Callable[[str, Sequence[tuple[int, ...]]], float]"
+"""Seconds that a kernel takes, or what says so by its name (``"addmm"``) and the shapes of its tensors."""
+
+VISIBLE = "SIM_VISIBLE_DEVICES"
+"""The variable that says which devices a process sees, as ``CUDA_VISIBLE_DEVICES`` does: numbers with commas
+between them. Empty: none. Unset: all."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a simulated accelerator.
+
+    devices: how many there are: ``sim:0``, ``sim:1``...
+    memory: bytes of each, in each process. Memory that nobody has written to costs nothing.
+    bandwidth: bytes a second that a copy between host and device, or between devices, moves. Of each
+        direction one copy is under way at a time. ``None``: copies take what they take.
+    kernel_time: the least seconds that a kernel takes.
+    """
+
+    devices: int = 2
+    memory: int = 256 << 20
+    bandwidth: float | None = None
+    kernel_time: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("devices", self.devices, 1 <= self.devices <= 64, int)
+        _check("memory", self.memory, self.memory >= 1 << 16, int)
+        if self.bandwidth is not None:
+            _check("bandwidth", self.bandwidth, self.bandwidth > 0, (int, float))
+        _check("kernel_time", self.kernel_time, self.kernel_time >= 0, (int, float))
+
+
+def visible(settings: Settings) -> tuple[int, ...]:
+    """List the devices that this process sees, by the numbers that all processes have for them."""
+    named = os.environ.get(VISIBLE)
+    if named is None:
+        return tuple(range(settings.devices))
+    numbers = [int(number) for number in named.split(",") if number.strip()]
+    return tuple([number for number in numbers if 0 <= number < settings.devices])
+
+
+def _check(name: str, value: Any, right: bool, kinds: Any) -> None:
+    if not isinstance(value, kinds) or isinstance(value, bool) or not right:
+        raise ValueError(f"{name} of a simulated accelerator cannot be {value!r}")
+
 
 class _Current(threading.local):
-    """What a thread has chosen: which device and streams it uses, and what it has said of its kernels."""
+    """Choices of one thread: its device, its streams, and the time that its kernels take."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -250,18 +293,18 @@ class Machine:
             self._begins.remove(address)
 
     def is_pinned(self, address: int, nbytes: int) -> bool:
-        """Whether all of this is."""
+        """Return whether all of this memory is pinned."""
         with self._lock:
             return self._pin_of(address, nbytes) is not None
 
     def pinned(self) -> list[tuple[int, int]]:
-        """Of what :meth:`pin` has pinned, and others keep: where each part begins, and where it ends."""
+        """List what :meth:`pin` has pinned: where each part begins, and where it ends."""
         with self._lock:
             return sorted((begin, self._pinned[begin]) for begin in self._copies)
 
     def begin_copy(self, address: int, nbytes: int) -> int | None:
-        """A copy from or to this is enqueued: the number for :meth:`end_copy`. ``None``: the memory is not
-        pinned, or is kept."""
+        """Note that a copy from or to this is enqueued: the number for :meth:`end_copy`. ``None``: the memory
+        is not pinned, or is kept."""
         with self._lock:
             begin = self._pin_of(address, nbytes)
             if begin is None or begin not in self._copies:
@@ -270,7 +313,7 @@ class Machine:
             return begin
 
     def end_copy(self, begin: int) -> None:
-        """It is done."""
+        """Note that such a copy is done."""
         with self._lock:
             self._copies[begin] -= 1
 
@@ -287,7 +330,7 @@ class Machine:
         return None
 
     def end(self) -> None:
-        """The interpreter ends: no thread may be in the middle of an operation then."""
+        """End before the interpreter does: no thread may be in the middle of an operation then."""
         if os.getpid() != self._pid:
             return
         deadline = time.monotonic() + 1

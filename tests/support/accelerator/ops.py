@@ -1,4 +1,4 @@
-"""What torch asks of the device: each operation becomes a kernel on the current stream.
+"""Operations of torch on the device: each becomes a kernel on the current stream.
 
 Its outputs are there at once, with shapes from a run on the device ``meta``; their values come when a thread
 of the stream has run the operation on tensors of the CPU that lie in the same memory. An operation whose
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from accelerator.machine import KIND, Machine
-from accelerator.storages import twin
+from accelerator.memory import twin
 from conveyor.later import LaterModule
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def _on_meta(leaf: Any, made: dict[int, Any]) -> Any:
 
 
 def _here(leaf: Any, whole: bool = False) -> Any:
-    """What a kernel works on: of the host's tensors what they are now, unless ``whole``."""
+    """Find what a kernel works on: of the host's tensors what they are now, unless ``whole``."""
     if isinstance(leaf, torch.device):
         return torch.device("cpu")
     if not _is_tensor(leaf):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from accelerator.heap import Heap
-from conveyor.device import Device, Event, Stream
-from conveyor.flag import Flag
+from conveyor.device import Event, Stream
 from conveyor.runtime import threads
+
+if TYPE_CHECKING:
+    from accelerator.machine import Machine
 
 #: Seconds after which a thread without work ends.
 _IDLE = 2.0
@@ -33,18 +35,6 @@ class Work(NamedTuple):
     end: float
 
 
-class Owner(Protocol):
-    """What streams and events ask of the machine that they belong to; see there."""
-
-    ending: Flag
-
-    @property
-    def device(self) -> Device: ...
-    def check_process(self) -> None: ...
-    def current_stream(self, index: int | None = None) -> SimStream: ...
-    def heap(self, index: int) -> Heap: ...
-
-
 class _Job(NamedTuple):
     name: str
     do: Callable[[], None]
@@ -55,7 +45,7 @@ class _Job(NamedTuple):
 class SimStream(Stream):
     """A stream of a simulated device."""
 
-    def __init__(self, machine: Owner, index: int, name: str) -> None:
+    def __init__(self, machine: Machine, index: int, name: str) -> None:
         self.device = machine.device
         self.index = index
         self.name = name
@@ -96,19 +86,17 @@ class SimStream(Stream):
             raise error
 
     def wait_event(self, event: Event) -> None:
-        """As the base says."""
         assert isinstance(event, SimEvent)
         number, word = event.word.recorded, event.word
         if not word.happened(number):
             self.enqueue("wait", lambda: self._await(event, number), shown=False)
 
     def query(self) -> bool:
-        """As the base says."""
         with self._lock:
             return self._done == self._enqueued
 
     def synchronize(self) -> None:
-        """As the base says. It raises what has gone wrong in a kernel since it was last asked."""
+        """Wait for all that was enqueued. Raise what has gone wrong in a kernel since the last time."""
         self._machine.check_process()
         self.wait_for(self._enqueued)
 
@@ -165,7 +153,7 @@ class SimStream(Stream):
 class SimEvent(Event):
     """An event of a simulated device, of this process."""
 
-    def __init__(self, machine: Owner, index: int, interprocess: bool) -> None:
+    def __init__(self, machine: Machine, index: int, interprocess: bool) -> None:
         self._machine = machine
         self._index = index
         self._interprocess = interprocess
@@ -173,7 +161,6 @@ class SimEvent(Event):
         self.word = self._slot.word
 
     def record(self, stream: Stream | None = None) -> None:
-        """As the base says."""
         on = self._machine.current_stream() if stream is None else stream
         assert isinstance(on, SimStream)
         slot = self._slot  # it stays taken until then
@@ -181,18 +168,15 @@ class SimEvent(Event):
         on.enqueue("record", lambda: slot.word.tell(number), shown=False)
 
     def query(self) -> bool:
-        """As the base says."""
         return self.word.happened(self.word.recorded)
 
     def synchronize(self) -> None:
-        """As the base says."""
         number = self.word.recorded
         while not self.word.happened(number):
             self.word.sleep(number, _LOOK)
             self.check()
 
     def handle(self) -> bytes:
-        """As the base says."""
         if not self._interprocess:
             raise RuntimeError("an event has a handle if it was made with interprocess=True")
         return self._machine.heap(self._index).handle(self._slot.number)
@@ -230,19 +214,13 @@ def note(work: Work) -> None:
         watcher.append(work)
 
 
-class Watching:
-    """Notes what the streams of this process do, from its ``with`` statement's begin to its end."""
-
-    def __enter__(self) -> list[Work]:
-        self._list: list[Work] = []
-        _watchers.append(self._list)
-        return self._list
-
-    def __exit__(self, *error: object) -> None:
-        _watchers[:] = [watcher for watcher in _watchers if watcher is not self._list]
-
-
-def watching() -> Watching:
+@contextmanager
+def watching() -> Iterator[list[Work]]:
     """Note what the streams of this process do meanwhile: ``with watching() as works: ...`` gives a list of
     :class:`Work`, in the order of their ends. What was enqueued may end later: synchronise first."""
-    return Watching()
+    works: list[Work] = []
+    _watchers.append(works)
+    try:
+        yield works
+    finally:
+        _watchers[:] = [watcher for watcher in _watchers if watcher is not works]
