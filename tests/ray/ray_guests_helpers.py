@@ -11,7 +11,7 @@ import ray
 from ray_nodes import WAIT, get
 
 import conveyor
-from conveyor.engine.ray.guests import guest
+from conveyor.engine.ray import attached
 from conveyor.exceptions import ActorDiedError
 
 for pickler in cloudpickle, ray.cloudpickle:
@@ -53,7 +53,7 @@ class Plain:
 
     def host(self):
         """The pid of the driver that it is with, or asks to let it in."""
-        return guest._host
+        return attached._host
 
     def left(self):
         """What a session has left in the process."""

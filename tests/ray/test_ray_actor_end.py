@@ -33,10 +33,8 @@ class Begins:
         self.inner = inner()
         return os.getpid(), conveyor.get(self.inner.pid.remote())
 
-    def leave(self, how):
-        if how == "exit_actor":
-            ray.actor.exit_actor()
-        sys.exit(0)
+    def leave(self):
+        ray.actor.exit_actor()
 
     def begin_and_leave(self, path):
         with open(path, "w") as told:
@@ -46,7 +44,7 @@ class Begins:
     def begin_and_end(self):
         self.begin()
         conveyor.shutdown()
-        return ray.actor.AsyncioActorExit.__name__
+        return ray.actor.exit_actor.__closure__ is None
 
 
 class BeginsLater:
@@ -55,7 +53,7 @@ class BeginsLater:
         self.inner = inner()
         return os.getpid(), await self.inner.pid.remote()
 
-    async def leave(self, how):
+    async def leave(self):
         ray.actor.exit_actor()
 
 
@@ -67,14 +65,12 @@ def all_gone(pids):
     return not any(psutil.pid_exists(pid) for pid in pids)
 
 
-@pytest.mark.parametrize(
-    ("cls", "how"), [(Begins, "exit_actor"), (Begins, "sys.exit"), (BeginsLater, "exit_actor")]
-)
-def test_who_has_begun_a_session_leaves(two_nodes, wait_until, cls, how):
+@pytest.mark.parametrize("cls", [Begins, BeginsLater])
+def test_who_has_begun_a_session_leaves(two_nodes, wait_until, cls):
     actor = made(cls)
     pids = ray.get(actor.begin.remote())
     with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(actor.leave.remote(how), timeout=WAIT)
+        ray.get(actor.leave.remote(), timeout=WAIT)
     wait_until(lambda: all_gone(pids), WAIT)
 
 
@@ -99,7 +95,7 @@ def test_who_has_begun_a_session_is_ended(two_nodes, wait_until, how):
 def test_after_a_session_ray_is_as_it_was(two_nodes):
     actor = made()
     for _ in range(2):
-        assert ray.get(actor.begin_and_end.remote(), timeout=WAIT) == "AsyncioActorExit"
+        assert ray.get(actor.begin_and_end.remote(), timeout=WAIT)
     ray.kill(actor)
 
 

@@ -13,7 +13,7 @@ from ray_nodes import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.exceptions import ActorDiedError, ActorStartError, WaitTimeoutError
+from conveyor.exceptions import ActorDiedError, ActorStartError
 from conveyor.runtime import context
 
 
@@ -83,8 +83,8 @@ def test_one_that_is_at_work_when_the_session_ends(leaves_nothing, stage, latche
             conveyor.attach(stage)
         conveyor.shutdown()
     go.open()
-    assert ray.get(stage.list.remote()) == ["hold", "held"]
     nothing_left(wait_until, stage)
+    assert ray.get(stage.list.remote()) == ["hold", "held"]
     del ref
 
 
@@ -122,42 +122,9 @@ def test_its_farewell_may_be_heard_late(rt, stage, monkeypatch, wait_until):
     assert len(hosts._visitors) == 1
 
 
-# One at a time
-
-
-def test_a_step_waits_for_a_call_of_rays(rt, stage, latches, wait_until):
+def test_a_step_goes_on_beside_a_call_of_rays(rt, stage, latches, wait_until):
     started, go = latches(), latches()
     attached = conveyor.attach(stage)
-    with InputNode() as inp:
-        graph = attached.add.bind(inp).compile()
-    held = stage.hold.remote(started.path, go.path, wait_until)
-    wait_until(lambda: started.is_open, WAIT)
-    ref = graph.execute(1)
-    wait_until(lambda: "hold for Ray, and then goes on" in str(graph.status()), WAIT)
-    with pytest.raises(WaitTimeoutError, match="hold for Ray"):
-        conveyor.get(ref, timeout=0.01)
-    go.open()
-    assert get(ref) == 2
-    ray.get(held)
-    assert ray.get(stage.list.remote()) == ["hold", "held", "add"]
-
-
-def test_a_call_of_rays_waits_for_a_method(rt, stage, latches, wait_until):
-    started, go = latches(), latches()
-    held = conveyor.attach(stage).hold.remote(started.path, go.path, wait_until)
-    wait_until(lambda: started.is_open, WAIT)
-    ref = stage.add.remote(1)
-    go.open()
-    get(held)
-    assert ray.get(ref) == 2
-    assert ray.get(stage.list.remote()) == ["hold", "held", "add"]
-
-
-@pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}])
-def test_without_turns_a_step_goes_on_beside_it(rt, two_nodes, options, latches, wait_until):
-    started, go = latches(), latches()
-    stage = Stage.options(**options).remote()
-    attached = conveyor.attach(stage, in_turn=bool(options))
     held = stage.hold.remote(started.path, go.path, wait_until)
     wait_until(lambda: started.is_open, WAIT)
     assert get(attached.add.remote(1)) == 2

@@ -13,9 +13,8 @@ import ray
 from ray_guests_helpers import WAIT, Plain, Stage, get, nothing_left
 
 import conveyor
-from conveyor.engine.ray import courier
+from conveyor.engine.ray import attached, courier
 from conveyor.engine.ray.greeting import Welcome
-from conveyor.engine.ray.guests import guest
 from conveyor.exceptions import ActorDiedError, ActorStartError, SystemLimitError
 from conveyor.runtime import threads
 
@@ -32,7 +31,7 @@ class Threadless(Plain):
                 raise SystemLimitError(11, f"no thread for {name}, by the test")
             return threads.start(target, what, *args)
 
-        guest.threads = types.SimpleNamespace(start=refusing)
+        attached.threads = types.SimpleNamespace(start=refusing)
 
 
 @pytest.mark.parametrize("name", ["guest", "with-driver"])
@@ -71,7 +70,7 @@ def test_one_that_waits_for_the_driver_as_the_session_ends(
     held = []  # the driver does not close it
 
     def waits():
-        actor = conveyor.attach(stage, in_turn=False)
+        actor = conveyor.attach(stage)
         sender, receiver = conveyor.channel.open()
         held.append(sender)
         actor.receive.remote(receiver, str(tmp_path / "met"))

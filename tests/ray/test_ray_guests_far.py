@@ -80,24 +80,12 @@ def test_one_at_work_holds_up_no_end_of_a_session(leaves_nothing, stage, latches
         conveyor.shutdown()
         del ref
     go.open()
-    assert ray.get(stage.list.remote()) == ["hold", "held"]
     nothing_left(wait_until, stage)
+    assert ray.get(stage.list.remote()) == ["hold", "held"]
 
 
 def test_one_that_is_killed_leaves(far, stage, wait_until):
     is_killed_and_leaves(stage, wait_until)
-
-
-def test_a_step_waits_for_a_call_of_rays(far, stage, latches, wait_until):
-    started, go = latches(), latches()
-    attached = conveyor.attach(stage)
-    held = stage.hold.remote(started.path, go.path, wait_until)
-    wait_until(lambda: started.is_open, WAIT)
-    ref = attached.add.remote(1)
-    go.open()
-    assert get(ref) == 2
-    ray.get(held)
-    assert ray.get(stage.list.remote()) == ["hold", "held", "add"]
 
 
 def test_its_death(far, stage):

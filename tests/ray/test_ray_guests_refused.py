@@ -12,7 +12,7 @@ from ray_guests_helpers import Ours, Plain, Stage, nothing_left, until_it_raises
 from ray_nodes import WAIT, get
 
 import conveyor
-from conveyor.engine.ray.guests import guest
+from conveyor.engine.ray import attached
 from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError
 from conveyor.runtime.actor import worker
 
@@ -63,7 +63,7 @@ class Stumbles(Plain):
         def fails(*_):
             raise RuntimeError("by the test")
 
-        owner = guest if at == "check_greeting" else worker
+        owner = attached if at == "check_greeting" else worker
         setattr(owner, at, fails)
 
     def open(self):
@@ -105,12 +105,6 @@ def test_what_is_no_actor(rt):
         conveyor.attach(3)
     with pytest.raises(RuntimeStateError, match=re.escape('init(engine="ray")')):
         get(Ours.remote().__ray_call__.remote(lambda self: conveyor.attach(3)))
-
-
-@pytest.mark.parametrize("in_turn", ["no", 0, None])
-def test_turns_that_are_neither_true_nor_false(rt, stage, in_turn):
-    with pytest.raises(TypeError, match=f"in_turn must be True or False, not {in_turn!r}"):
-        conveyor.attach(stage, in_turn=in_turn)
 
 
 def test_a_session_that_is_not_on_ray(stages):

@@ -10,7 +10,6 @@ from typing import Any
 
 from conveyor.api.actor_handle import ActorHandle
 from conveyor.api.methods import make_table
-from conveyor.checks import check_flag
 from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError
 from conveyor.flag import Flag
 from conveyor.later import import_later
@@ -24,7 +23,7 @@ _log = logging.getLogger("conveyor")
 _SAID_AFTER = 10.0
 
 
-def attach(what: Any, *, in_turn: bool = True) -> Any:
+def attach(what: Any) -> Any:
     """Have actors that the program has started with ``ray.remote`` take part in this session. ::
 
         stage = Stage.remote()  # a class under @ray.remote
@@ -33,14 +32,13 @@ def attach(what: Any, *, in_turn: bool = True) -> Any:
 
         graph = conveyor.attach(rays_dag).compile()  # where it was rays_dag.experimental_compile()
 
-    The actor stays Ray's: its own calls go on, and nothing here ends it. It takes part until the session
-    ends, or until ``conveyor.kill`` takes it out. An actor that was attached before is the same one again.
+    The actor stays Ray's: nothing here ends it, and its own calls go on, beside the methods that the session
+    runs, as in Ray's compiled graphs. It takes part until the session ends, or until ``conveyor.kill`` takes
+    it out. An actor that was attached before is the same one again.
 
     Args:
         what: the handle of an actor of Ray's, or a graph that was made with ``ray.dag``, whose actors are
             attached.
-        in_turn: the actor's methods run one at a time, those that Ray calls among them, where Ray runs its
-            calls so, too. Otherwise they run beside what Ray calls, as in Ray's own compiled graphs.
 
     Returns:
         An ``ActorHandle``, or the node that the graph ends in.
@@ -51,9 +49,8 @@ def attach(what: Any, *, in_turn: bool = True) -> Any:
         ActorDiedError: the actor is dead.
         ActorStartError: it cannot take part: it is in another session, or its node cannot be reached.
         NotImplementedError: it has async methods; the graph has what has no counterpart here.
-        TypeError: ``what`` is neither, or ``in_turn`` is not a bool.
+        TypeError: ``what`` is neither.
     """
-    check_flag(in_turn, "in_turn")
     driver = context.current()
     if not isinstance(driver, Driver) or not driver.places:
         raise RuntimeStateError(
@@ -62,20 +59,20 @@ def attach(what: Any, *, in_turn: bool = True) -> Any:
         )
     ray = import_later("ray")
     if isinstance(what, ray.actor.ActorHandle):
-        return _attach(driver, ray, what, in_turn)
+        return _attach(driver, ray, what)
     if isinstance(what, import_later("ray.dag").DAGNode):
         converted = import_later("conveyor.api.rays_graphs").converted
-        return converted(what, lambda handle: _attach(driver, ray, handle, in_turn))
+        return converted(what, lambda handle: _attach(driver, ray, handle))
     raise TypeError(
         f"attach takes the handle of an actor of Ray's, or a node of ray.dag, not {type(what).__name__}"
     )
 
 
-def _attach(driver: Driver, ray: Any, handle: Any, in_turn: bool) -> ActorHandle:
+def _attach(driver: Driver, ray: Any, handle: Any) -> ActorHandle:
     name = _name(ray, handle)
     methods = _described(driver, ray, handle, name)
     key = handle._ray_actor_id.hex()
-    actor = driver.attach(Attached(key, name, methods, handle, in_turn))
+    actor = driver.attach(Attached(key, name, methods, handle))
     return ActorHandle(driver, actor, name, make_table(methods))
 
 
@@ -98,7 +95,7 @@ def _name(ray: Any, handle: Any) -> str:
 
 def _described(driver: Driver, ray: Any, handle: Any, name: str) -> dict[str, MethodInfo]:
     """Ask the actor for its methods. Raises if the actor cannot take part."""
-    system_calls = import_later("conveyor.engine.ray.guests.hosts").SYSTEM_CALLS
+    system_calls = import_later("conveyor.engine.ray.attached").SYSTEM_CALLS
     asked = handle.__ray_call__.options(concurrency_group=system_calls).remote(_describing())
     try:
         said, version, methods = _answer(driver, asked.future(), name)

@@ -149,15 +149,13 @@ class Attached(Struct, frozen=True, eq=False):
     """An actor that somebody else has started, of whom the hosts know: it takes part in the session as long
     as that lasts, and goes on afterwards.
 
-    key: what tells it from all others. handle: as its own system has it. in_turn: its methods run one at a
-    time with those that its own system calls, where that can be had.
+    key: what tells it from all others. handle: as its own system has it.
     """
 
     key: str
     name: str
     methods: Mapping[str, MethodInfo]
     handle: Any
-    in_turn: bool
 
 
 class ProcessOptions(Struct, frozen=True):

@@ -6,7 +6,7 @@ import pytest
 from interrupted import goes_on, interrupted_when_entered
 
 from conveyor.engine.events import EventLoop
-from conveyor.engine.ray import placement
+from conveyor.engine.ray import ray_hosts
 from conveyor.engine.ray.starts import Starts
 
 
@@ -40,7 +40,7 @@ FREE = {"CPU": 4.0, "GPU": 1.0, "memory": 1e9, "disk": 2.0}
     ],
 )
 def test_what_is_free(asked, nodes, free):
-    assert placement.is_free(asked, nodes) is free
+    assert ray_hosts.is_free(asked, nodes) is free
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,6 @@ def test_ray_is_said_to_place_only_what_it_has_to_place(wants, told):
         state=state, worker=SimpleNamespace(global_worker=SimpleNamespace(node=node))
     )
     ray = SimpleNamespace(_private=private, available_resources=lambda: {"CPU": 4})
-    said = placement.still_waits(ray, wants)
+    said = ray_hosts.still_waits(ray, wants)
     assert told in said
     assert ("/tmp/ray/logs, raylet.out" in said) is ("free" in told)

@@ -40,7 +40,6 @@ from conveyor.engine.net.redials import Redials
 from conveyor.engine.net.station import Station, Told
 from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
-from conveyor.engine.ray.guests.visitors import Visitors
 from conveyor.engine.ray.news import (
     Arrived,
     Asked,
@@ -54,6 +53,7 @@ from conveyor.engine.ray.news import (
 )
 from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
+from conveyor.engine.ray.visitors import Visitors
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime.driver.hosts.far_host import FarOrder
 from conveyor.runtime.driver.hosts.protocol import Page

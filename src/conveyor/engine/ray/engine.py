@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,9 +16,8 @@ from conveyor.engine.net.addresses import listening
 from conveyor.engine.net.tls import credentials
 from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
-from conveyor.engine.ray.actor_end import ActorEnd
+from conveyor.engine.ray.attached import RayHostsWithGuests
 from conveyor.engine.ray.connected import Connected
-from conveyor.engine.ray.guests.hosts import RayHostsWithGuests
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
 from conveyor.runtime import context
@@ -91,17 +92,32 @@ def start(
     program_end = ProgramEnd(driver, options.grace, options.handle_sigterm, first=True)
     driver.at_shutdown = program_end.cancel
     if ray.get_runtime_context().get_actor_id() is not None:
-        actor_end = ActorEnd(ray, driver.shutdown)
+        exit_actor = ray.actor.exit_actor
 
         def cancel() -> None:
-            actor_end.cancel()
+            ray.actor.exit_actor = exit_actor
             program_end.cancel()
 
         driver.at_shutdown = cancel
-        actor_end.begin()
+        ray.actor.exit_actor = _ending_first(driver.shutdown, exit_actor)
     if options.handle_sigterm:
         _leave_sigterm_to_python()
     return driver
+
+
+def _ending_first(end: Callable[[], object], exit_actor: Callable[[], Any]) -> Callable[[], Any]:
+    """Make ``ray.actor.exit_actor`` of an actor that has begun a session: ``end()`` ends the session before.
+    Ray waits, without end, for all calls that a leaving actor has made, and our processes are such calls."""
+
+    @functools.wraps(exit_actor)
+    def end_and_exit() -> Any:
+        try:
+            end()
+        except Exception:  # it leaves all the same, and Ray waits for what there is still
+            traceback.print_exc()
+        return exit_actor()
+
+    return end_and_exit
 
 
 def _leave_sigterm_to_python() -> None:
