@@ -18,9 +18,7 @@ import pages
 from chart import draw_chart
 from timeline import draw_trace
 
-from conveyor.observe.drawing.palette import INK, MUTED
-from conveyor.observe.drawing.picture import Picture, Text, text_width
-from conveyor.observe.drawing.svg import write_svg
+from conveyor.observe.drawing.svg import INK, MUTED, Picture, Text, text_width, write_svg
 
 PICTURES = pages.ROOT / "docs" / "pictures"
 

@@ -7,8 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conveyor.observe.drawing.palette import INK, LINE, MUTED, actor_colour
-from conveyor.observe.drawing.picture import Line, Picture, Polygon, Rect, Shape, Text, text_width
+from conveyor.observe.drawing.svg import (
+    INK,
+    LINE,
+    MUTED,
+    Line,
+    Picture,
+    Polygon,
+    Rect,
+    Shape,
+    Text,
+    actor_colour,
+    text_width,
+)
 
 _MARGIN, _LABELS, _WIDTH, _ROW, _TOP = 20.0, 110.0, 760.0, 52.0, 58.0
 _SLICE = 26.0

@@ -19,8 +19,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from conveyor.observe.drawing.formats import graph_html as graph_html
     from conveyor.observe.drawing.formats import visualize as visualize
-    from conveyor.observe.notebook import graph_html as graph_html
     from conveyor.observe.simulation import Simulation
     from conveyor.observe.simulation import simulate as simulate
     from conveyor.observe.simulation import simulate_graph as simulate_graph
@@ -35,7 +35,7 @@ __getattr__, __dir__ = names_later(
         "GraphStats": "conveyor.observe.stats",
         "Simulation": "conveyor.observe.simulation",
         "Trace": "conveyor.observe.trace",
-        "graph_html": "conveyor.observe.notebook",
+        "graph_html": "conveyor.observe.drawing.formats",
         "simulate": "conveyor.observe.simulation",
         "simulate_graph": "conveyor.observe.simulation",
         "read_stats": "conveyor.observe.stats",

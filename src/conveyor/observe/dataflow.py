@@ -1,4 +1,5 @@
-"""What is drawn of a Plan: it has nodes, and an arrow for each value that one needs of another."""
+"""A Plan as it is drawn: nodes, an arrow for each value that one needs of another, and who does what in which
+order."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Literal
 
 from conveyor.dag.parts import Key, key_label
 from conveyor.plan.model import EXECUTOR, Edge, Passed, Plan
-from conveyor.plan.reading import Values
+from conveyor.plan.reading import Move, Values, moves
 from conveyor.plan.values import Made, Start, Value
 
 
@@ -155,3 +156,58 @@ def _passed(plan: Plan) -> list[Key | None]:
 def _key(key: Key | None) -> str:
     """Write a part of the input, as it stands after ``input``."""
     return printable(key_label(key, ""))
+
+
+# Short lines say who does what in which order.
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One step.
+
+    kind: what is done.
+    what: the task, or the edge with its number.
+    peers: who it is sent to or received from; empty for a call.
+    """
+
+    kind: Literal["recv", "try", "wait", "call", "send"]
+    what: str
+    peers: str
+
+    def text(self, to: str = "→", by: str = "←") -> str:
+        """Write the step without its kind, with the given arrows."""
+        if self.kind == "call":
+            return self.what
+        return f"{self.what} {to if self.kind == 'send' else by} {self.peers}"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The steps of one process.
+
+    place: the actor's number, or ``EXECUTOR``.
+    title: its name.
+    rows: its steps, in order.
+    """
+
+    place: int
+    title: str
+    rows: tuple[Row, ...]
+
+
+def columns(plan: Plan) -> tuple[Column, ...]:
+    """Make the driver's column, then one for each actor."""
+    return tuple(
+        Column(place, place_name(plan, place), tuple(_row(plan, m) for m in moves(plan, place)))
+        for place in (EXECUTOR, *range(len(plan.actors)))
+    )
+
+
+def _row(plan: Plan, move: Move) -> Row:
+    kind, number = move
+    if kind == "call":
+        return Row(kind, printable(plan.tasks[number].label), "")
+    edge = plan.edges[number]
+    peers = edge.readers if kind == "send" else (edge.writer,)
+    names = ", ".join(place_name(plan, peer) for peer in peers)
+    return Row(kind, f"#{edge.id} {printable(edge.source)}", names)

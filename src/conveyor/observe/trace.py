@@ -1,23 +1,31 @@
-"""What the processes of a graph do is recorded, for a trace viewer."""
+"""What the processes of a graph do is recorded, in the trace event format of Chrome and Perfetto.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
 
 from __future__ import annotations
 
 import gzip
+import json
 import logging
 import os
+import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any, NamedTuple
 
 from conveyor import _core
-from conveyor.observe.traceevents import Far, FarEvents, Slices, write_events
-from conveyor.plan.model import EXECUTOR
+from conveyor.observe.dataflow import place_name, printable
+from conveyor.observe.units import duration
+from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.runtime.graph.parts import Account
-from conveyor.runtime.graph.telemetry.afar import HASTE, PATIENCE, Afar, Question
+from conveyor.runtime.graph.telemetry.afar import HASTE, PATIENCE, Afar, Events, Question
 from conveyor.runtime.graph.telemetry.clocks import Alignment
+from conveyor.runtime.graph.telemetry.recording import Recording, Track
 
 logger = logging.getLogger("conveyor")
 
@@ -123,3 +131,266 @@ def _opened(path: Path, *, compressed: bool) -> IO[str]:
     if compressed:
         return gzip.open(path, "wt", compresslevel=5, encoding="utf-8")
     return open(path, "w", encoding="utf-8")
+
+
+# The events of a trace.
+
+
+# As in native/recorder.h: begin, end, execution, bytes, index, thread, kind, flags.
+_EVENT = struct.Struct("<QQQQIIHHI")
+assert _EVENT.size == _core.EVENT_BYTES
+_TASK, _WAIT, _RECEIVE, _SEND, _EXECUTE, _ROOM = range(1, 7)
+_FAILED, _IN_VAIN = 1, 2
+_CATEGORIES = {
+    _TASK: "task",
+    _WAIT: "wait",
+    _RECEIVE: "receive",
+    _SEND: "send",
+    _EXECUTE: "execute",
+    _ROOM: "wait",
+}
+
+
+class _Slice(NamedTuple):
+    """Something that lasted. Slices sort as a viewer wants them: first the one that holds the others. Times
+    are nanoseconds."""
+
+    begin: int
+    negative_length: int
+    track: tuple[int, int]
+    kind: int
+    number: int
+    execution: int
+    bytes: int
+    flags: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """A frame that went from the slice that sent it to the slice that received it.
+
+    edge: the number of its edge.
+    sent, received: the track and the time of the two slices.
+    """
+
+    edge: int
+    sent: tuple[tuple[int, int], int]
+    received: tuple[tuple[int, int], int]
+
+
+class FarEvents(NamedTuple):
+    """What a process of another host has noted, by that host's clock."""
+
+    events: Events
+    clock: Alignment
+
+
+def _same(time: int) -> int:
+    return time
+
+
+class Slices:
+    """The slices of a trace, in order. ``dropped``: by process, how many there was no room for."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        recording: Recording,
+        members: Sequence[Track],
+        until: int,
+        afar: Mapping[int, FarEvents],
+    ) -> None:
+        """``until``: now, the end of what has not ended. ``afar``: of processes of other hosts."""
+        self.plan = plan
+        self.dropped: dict[int, int] = {}
+        self.unfinished: list[_Slice] = []
+        collected = recording.events()
+        made: list[_Slice] = []
+        for member in members:
+            where = recording.places[member.place]
+            numbers = {
+                _TASK: where.tasks,
+                _WAIT: where.receives,
+                _RECEIVE: where.receives,
+                _SEND: where.sends,
+                _EXECUTE: (0,),
+                _ROOM: (0,),
+            }
+            far = afar.get(member.place)
+            if far is None:
+                data, self.dropped[member.place] = collected[member.place]
+                running = recording.recorders[member.place].running
+                here: Callable[[int], int] = _same
+            else:
+                data, self.dropped[member.place] = far.events.data, far.events.dropped
+                running, here = far.events.running, far.clock.here
+            for begin, end, execution, size, index, thread, kind, flags, _ in _EVENT.iter_unpack(
+                data
+            ):
+                begin, end = here(begin), here(end)
+                track = (member.pid, thread if member.track is None else member.track)
+                number = numbers[kind][index]
+                made.append(
+                    _Slice(
+                        begin,
+                        begin - end,
+                        track,
+                        kind,
+                        number,
+                        execution,
+                        size,
+                        flags,
+                        member.place,
+                    )
+                )
+            if running is not None:
+                task, execution, since = running
+                since = min(here(since), until)
+                track = (member.pid, member.pid if member.track is None else member.track)
+                number = where.tasks[task]
+                self.unfinished.append(
+                    _Slice(
+                        since, since - until, track, _TASK, number, execution, 0, 0, member.place
+                    )
+                )
+        made.sort()
+        self.slices = made
+        self.count = len(made)
+
+    def flows(self) -> Iterator[_Flow]:
+        """Find the frames of which both ends are there."""
+        sent = {(s.number, s.execution): (s.track, s.begin) for s in self.slices if s.kind == _SEND}
+        for s in self.slices:
+            if s.kind == _RECEIVE:
+                source = sent.get((s.number, s.execution))
+                if source is not None:
+                    yield _Flow(s.number, source, (s.track, s.begin))
+
+
+class Far(NamedTuple):
+    """What a trace has of other hosts. hosts: what all hosts are called, by process, if there are several.
+    unknown: of which processes there is nothing, and why."""
+
+    hosts: Mapping[int, str]
+    events: Mapping[int, FarEvents]
+    unknown: Mapping[int, str]
+
+    def clock(self, place: int) -> dict[str, Any]:
+        """How the times of a process were made this host's."""
+        clock = self.events[place].clock
+        return {
+            "host": self.hosts[place],
+            "ahead_ns": clock.after.ahead,
+            "error_ns": clock.error,
+        }
+
+    def where(self, place: int) -> str:
+        """What follows the name of a process."""
+        if place in self.events:
+            error = duration(self.events[place].clock.error / 1e9)
+            return f" on {self.hosts[place]}, times within {error}"
+        if place in self.unknown:
+            return f" on {self.hosts[place]}: {self.unknown[place]}"
+        return ""
+
+
+def write_events(
+    file: IO[str],
+    name: str,
+    slices: Slices,
+    members: Sequence[Track],
+    thread_names: Mapping[int, str],
+    far: Far,
+) -> None:
+    """Write the whole trace of the graph ``name`` to ``file``."""
+    plan = slices.plan
+    metadata = {
+        "graph": name,
+        "clock": "CLOCK_MONOTONIC",
+        "dropped_events": {place_name(plan, p): n for p, n in slices.dropped.items()},
+    }
+    if far.hosts:
+        metadata["clock"] = f"CLOCK_MONOTONIC of {far.hosts[EXECUTOR]}"
+        metadata["clocks"] = {place_name(plan, p): far.clock(p) for p in far.events}
+        metadata["not_known"] = {place_name(plan, p): why for p, why in far.unknown.items()}
+    file.write('{"displayTimeUnit": "ns", "otherData": ')
+    json.dump(metadata, file)
+    file.write(',\n"traceEvents": [\n')
+    separator = ""
+    for event in _all_events(name, slices, members, thread_names, far):
+        file.write(separator)
+        file.write(event)
+        separator = ",\n"
+    file.write("\n]}\n")
+
+
+def _all_events(
+    name: str,
+    slices: Slices,
+    members: Sequence[Track],
+    thread_names: Mapping[int, str],
+    far: Far,
+) -> Iterator[str]:
+    plan = slices.plan
+    tracks = {s.track: s.place for s in slices.slices}
+    tracks |= {s.track: s.place for s in slices.unfinished}
+    processes: dict[int, str] = {}
+    for member in members:
+        shared = [m for m in members if m.pid == member.pid]
+        processes[member.pid] = member.name if len(shared) == 1 else "inline"
+        if member.track is not None:
+            tracks[member.pid, member.track] = member.place
+    shown = {member.pid: far.where(member.place) for member in members}
+    for order, (pid, process) in enumerate(processes.items()):
+        yield _metadata("process_name", pid, 0, {"name": process + shown[pid]})
+        yield _metadata("process_sort_index", pid, 0, {"sort_index": order})
+    for (pid, thread), place in tracks.items():
+        track = (
+            thread_names.get(thread, f"thread {thread}")
+            if place == EXECUTOR
+            else place_name(plan, place)
+        )
+        if place != EXECUTOR and processes[pid] == track:
+            track = name
+        yield _metadata("thread_name", pid, thread, {"name": track})
+
+    labels = {_TASK: [json.dumps(printable(t.label))[1:-1] for t in plan.tasks]}
+    sources = [json.dumps(printable(e.source))[1:-1] for e in plan.edges]
+    for kind, verb in ((_WAIT, "wait for"), (_RECEIVE, "receive"), (_SEND, "send")):
+        labels[kind] = [f"{verb} {source}" for source in sources]
+    labels[_EXECUTE] = ["execute"]
+    labels[_ROOM] = ["wait for room"]
+    for s in slices.slices:
+        yield _slice(s, labels, "")
+    for s in slices.unfinished:
+        yield _slice(s, labels, ', "unfinished": true')
+    for id, flow in enumerate(slices.flows(), 1):
+        for phase, ((pid, thread), at) in (("s", flow.sent), ('f", "bp": "e', flow.received)):
+            yield (
+                f'{{"ph": "{phase}", "id": {id}, "name": "{sources[flow.edge]}", "cat": "edge", '
+                f'"ts": {_us(at)}, "pid": {pid}, "tid": {thread}}}'
+            )
+
+
+def _slice(s: _Slice, labels: Mapping[int, Sequence[str]], more: str) -> str:
+    if s.kind in (_RECEIVE, _SEND):
+        more += f', "bytes": {s.bytes}'
+    if s.flags & _FAILED:
+        more += ', "error": true'
+    if s.flags & _IN_VAIN:
+        more += ', "in_vain": true'
+    return (
+        f'{{"ph": "X", "name": "{labels[s.kind][s.number]}", "cat": "{_CATEGORIES[s.kind]}", '
+        f'"ts": {_us(s.begin)}, "dur": {_us(-s.negative_length)}, "pid": {s.track[0]}, '
+        f'"tid": {s.track[1]}, "args": {{"execution": {s.execution}{more}}}}}'
+    )
+
+
+def _us(ns: int) -> str:
+    """Write microseconds, to the nanosecond."""
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+def _metadata(name: str, pid: int, thread: int, args: dict[str, Any]) -> str:
+    return json.dumps({"ph": "M", "name": name, "pid": pid, "tid": thread, "args": args})

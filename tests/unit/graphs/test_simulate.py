@@ -237,10 +237,8 @@ def test_what_is_shown(tmp_path):
     assert (tmp_path / "two.svg").read_text() == text == made._repr_svg_()
     assert "compute s1.f, execution 3: 30.0 ms" in text
 
-    made.draw(str(tmp_path / "two.PNG"))
-    assert (tmp_path / "two.PNG").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    for name in ("two.jpeg", "two"):
-        with pytest.raises(ValueError, match=r"must end in '\.svg' or '\.png', and is"):
+    for name in ("two.png", "two"):
+        with pytest.raises(ValueError, match=r"must end in '\.svg', and is"):
             made.draw(tmp_path / name)
         assert not (tmp_path / name).exists()
 

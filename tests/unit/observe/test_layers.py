@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor.observe.drawing.layers import Link, lay_out
-from conveyor.observe.drawing.tracks import tracks
 
 
 @st.composite
@@ -76,18 +75,3 @@ def test_a_circle_is_refused():
 
 def test_no_box_at_all():
     assert lay_out([], [], spacing=1, port=1, gap=lambda s: 1).boxes == ()
-
-
-@given(starts=st.permutations(range(8)), ends=st.permutations(range(8)))
-def test_flat_pieces_in_one_row_do_not_touch(starts, ends):
-    spans = list(zip(starts, ends, strict=True))
-    rows = tracks(spans)
-    for (a, row), (b, other) in combinations(zip(spans, rows, strict=True), 2):
-        if row == other >= 0:
-            assert max(a) < min(b) or max(b) < min(a)
-    assert [row == -1 for row in rows] == [x0 == x1 for x0, x1 in spans]
-
-
-def test_who_starts_where_another_ends_turns_above_it():
-    rows = tracks([(0, 4), (4, 8), (8, 12)])
-    assert rows[0] > rows[1] > rows[2]

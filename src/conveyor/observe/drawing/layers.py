@@ -1,8 +1,4 @@
-"""Boxes are laid out in layers: every arrow points down, few cross, and lines are straight if they can be.
-
-Lengths have no unit here: pixels for pictures, characters for text. With whole numbers given, all
-positions of boxes are whole numbers.
-"""
+"""Boxes are laid out in layers: every arrow points down, few cross, and lines are straight if they can be."""
 
 from __future__ import annotations
 
@@ -108,7 +104,8 @@ def lay_out(
     Raises:
         ValueError: the links go round in a circle.
     """
-    width, deepest = _widths(sizes, links, port), _depths(len(sizes), links)
+    width = _widths(sizes, links, port)
+    deepest = depths(len(sizes), [(link.source, link.target) for link in links])
     # Boxes are in the even layers, what is written at the arrows in the odd ones.
     cells = [
         _Cell(2 * depth, w, height, real=True)
@@ -197,24 +194,28 @@ def _widths(
     ]
 
 
-def _depths(count: int, links: Sequence[Link]) -> list[int]:
-    """Count for each box the arrows on the longest way to it."""
+def depths(count: int, links: Sequence[tuple[int, int]]) -> list[int]:
+    """Count for each box the links, from source to target, on the longest way to it.
+
+    Raises:
+        ValueError: the links go round in a circle.
+    """
     below: list[list[int]] = [[] for _ in range(count)]
     missing = [0] * count
-    for link in links:
-        below[link.source].append(link.target)
-        missing[link.target] += 1
-    depths = [0] * count
+    for source, target in links:
+        below[source].append(target)
+        missing[target] += 1
+    found = [0] * count
     ready = [box for box in range(count) if not missing[box]]
     for box in ready:
         for target in below[box]:
-            depths[target] = max(depths[target], depths[box] + 1)
+            found[target] = max(found[target], found[box] + 1)
             missing[target] -= 1
             if not missing[target]:
                 ready.append(target)
     if len(ready) < count:
         raise ValueError("the links go round in a circle: nothing to lay out in layers")
-    return depths
+    return found
 
 
 def _order(cells: list[_Cell], up: list[list[int]], down: list[list[int]]) -> list[list[int]]:

@@ -211,11 +211,10 @@ class CompiledGraph(Generic[ResultT]):
     ) -> str:
         """Draw the graph and, beside it, every actor's schedule, into ``filename.format``.
 
-        format: ``"svg"``, ``"png"`` (with the extra ``conveyor[png]``), ``"dot"``, ``"mermaid"``, or
-            ``"ascii"``, which goes into no file. ``filename=None`` writes no file. ``view`` opens or prints
-            it. Returns the DOT source for pictures, else the text. Raises ``ValueError`` for an unknown
-            format, ``ImportError`` for PNG without that extra, and ``OSError`` if the file cannot be
-            written.
+        format: ``"svg"``, ``"dot"``, ``"mermaid"``, or ``"ascii"``, which goes into no file.
+        ``filename=None`` writes no file. ``view`` opens or prints it. Returns the DOT source for an SVG file,
+        else the text. Raises ``ValueError`` for an unknown format, and ``OSError`` if the file cannot be
+        written.
         """
         return self._parts.view.draw(filename, format, view, channel_details, schedule)
 
