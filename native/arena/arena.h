@@ -2,7 +2,7 @@
 // each doubling, reused while their pages are warm, given back when they have been idle.
 //
 // A lock of its own guards it: the threads of the program hold it for short, whether they have the GIL or
-// not, and so does the thread that gives memory back (giving_back.cpp), which never takes the GIL. Held
+// not, and so does the thread that gives memory back, which never takes the GIL. Held
 // by nobody who touches cold memory, punches holes, or destroys what blocks have kept.
 #pragma once
 

@@ -267,9 +267,7 @@ inline void conveyor::set_lost() {}  // nobody closes descriptors here
 #include "sender.cpp"
 #include "receiver.cpp"
 #include "collective/group.cpp"
-#include "collective/group.cpp"
-#include "collective/group.cpp"
-#include "collective/group.cpp"
+#include "collective/links.cpp"
 #endif
 #undef atomic
 #undef mutex
