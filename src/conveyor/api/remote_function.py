@@ -15,8 +15,7 @@ from conveyor.api.methods import check_num_returns, signature_of
 from conveyor.api.option_types import FunctionOptionTypes
 from conveyor.api.options import ActorOptions
 from conveyor.api.unused import FUNCTION_OPTIONS, take_out
-from conveyor.dag.functions import UNPLACED, Function, function_of
-from conveyor.dag.methods import bind, check_arguments
+from conveyor.dag.methods import UNPLACED, Function, bind, check_arguments, function_of
 from conveyor.exceptions import GraphError
 from conveyor.runtime import context
 from conveyor.runtime.calls.call import ASYNC_FUNCTION, FUNCTION, OPEN_FUNCTION

@@ -25,7 +25,7 @@ from conveyor.dag.parts import InputData
 from conveyor.later import names_later
 
 if TYPE_CHECKING:
-    from conveyor.dag.context import DAGContext
+    from conveyor.dag.node import DAGContext
 
 # Ray's name for the same thing, for code that imports it.
 ClassMethodNode = MethodNode
@@ -45,4 +45,4 @@ __all__ = [
 ]
 
 # Only programs that were written for Ray have it.
-__getattr__, __dir__ = names_later(globals(), {"DAGContext": "conveyor.dag.context"})
+__getattr__, __dir__ = names_later(globals(), {"DAGContext": "conveyor.dag.node"})

@@ -3,19 +3,62 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
+import gc
 import os
 import signal
 import sys
 import threading
 import traceback
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
 
 from conveyor import _core
 from conveyor.flag import Flag
 from conveyor.runtime import context, ending, threads
+from conveyor.runtime.actor.forked import flush_files
 from conveyor.runtime.protocol import Runtime
+
+_libc = ctypes.CDLL(None)
+
+
+def leave(status: int, *more: Callable[[], object]) -> NoReturn:
+    """End the process as a Python program ends, but for the interpreter: it is not taken down, and what
+    modules hold is not destroyed. ``more`` are steps that come last."""
+    steps: tuple[Callable[[], object], ...] = (
+        _join_threads,
+        atexit._run_exitfuncs,
+        flush,
+        gc.collect,
+    )
+    try:
+        for step in (*steps, *more):
+            try:
+                step()
+            except BaseException:
+                report()
+    finally:
+        os._exit(status)
+
+
+def report() -> None:
+    """Print the exception that is being handled, as the interpreter would."""
+    with suppress(BaseException):
+        sys.excepthook(*sys.exc_info())
+
+
+def flush() -> None:
+    """Flush what is open, of Python and of C."""
+    flush_files()
+    _libc.fflush(None)
+
+
+def _join_threads() -> None:
+    threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter's end does
+
 
 #: How much longer than that the end by SIGTERM may take.
 _BACKSTOP = 5.0

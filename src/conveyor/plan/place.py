@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 
 from conveyor.dag import MethodNode
-from conveyor.dag.functions import UNPLACED
-from conveyor.dag.methods import OutputElementNode
+from conveyor.dag.methods import UNPLACED, OutputElementNode
 from conveyor.dag.node import upstream_of
 from conveyor.dag.survey import Survey
 

@@ -9,8 +9,7 @@ import pytest
 
 from conveyor.config import Config
 from conveyor.dag import InputNode, MethodNode, MultiOutputNode
-from conveyor.dag.functions import UNPLACED, function_of
-from conveyor.dag.methods import bind
+from conveyor.dag.methods import UNPLACED, bind, function_of
 from conveyor.exceptions import GraphError
 from conveyor.experimental import collective
 from conveyor.experimental.collective import ReduceOp

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import conveyor  # what is above is known by its public name
 from conveyor.dag.collective.reduceop import ReduceOp
-from conveyor.dag.functions import UNPLACED
 from conveyor.dag.inputs import InputAttributeNode, InputNode
-from conveyor.dag.methods import MethodNode, OutputElementNode
+from conveyor.dag.methods import UNPLACED, MethodNode, OutputElementNode
 from conveyor.dag.node import ActorRef, DAGNode
 from conveyor.exceptions import GraphError
 from conveyor.later import import_later

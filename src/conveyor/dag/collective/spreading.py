@@ -24,9 +24,8 @@ from conveyor.dag.collective.calls import (
 from conveyor.dag.collective.kernels import Arrays, arrays_of, reduce, reduced, why_not, widens
 from conveyor.dag.collective.reduceop import ReduceOp
 from conveyor.dag.collective.seen import Seen, check_seen, seen
-from conveyor.dag.functions import Function
 from conveyor.dag.inputs import InputAttributeNode, InputNode
-from conveyor.dag.methods import Collective, MethodNode, OutputElementNode
+from conveyor.dag.methods import Collective, Function, MethodNode, OutputElementNode
 from conveyor.dag.node import ActorRef, DAGNode, record_of
 
 

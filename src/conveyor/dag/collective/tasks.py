@@ -10,8 +10,7 @@ from conveyor.dag.collective.calls import Rank
 from conveyor.dag.collective.ranks import Place, check_root, names_of
 from conveyor.dag.collective.reduceop import ReduceOp
 from conveyor.dag.collective.together import Confirmed, Offer, Together
-from conveyor.dag.functions import Function
-from conveyor.dag.methods import Collective, MethodNode, OutputElementNode
+from conveyor.dag.methods import Collective, Function, MethodNode, OutputElementNode
 from conveyor.dag.node import DAGNode, record_of
 from conveyor.later import import_later
 

@@ -21,6 +21,8 @@ from conveyor.engine.inline.layer import Layer
 from conveyor.engine.inline.lines import DEAD_SLOT, Host, Lines
 from conveyor.engine.inline.loop import DEFAULT_CONCURRENCY, Loop
 from conveyor.engine.inline.turns import Turns
+from conveyor.engine.options import session_options
+from conveyor.engine.program_end import ProgramEnd
 from conveyor.exceptions import (
     ConveyorError,
     RuntimeStateError,
@@ -49,6 +51,20 @@ from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.refs.values import RefFailed, lacking, wait_for, wait_for_all, with_values
 from conveyor.weak import WeakSet
+
+
+def start(**given: Any) -> InlineRuntime:
+    """Start a session in this process, with the options of ``engine.options``.
+
+    ``log_to_driver``, ``env_vars``, ``preload`` and ``raise_descriptor_limit`` have no effect: what actors
+    print is printed, their environment and modules are the driver's, and there are no processes that
+    descriptors are needed for. The grace period is what an end waits for methods that run, for
+    coroutines, and for ``__conveyor_exit__`` where it is one.
+    """
+    options = session_options("inline", **given)
+    runtime = InlineRuntime(options.arena, options.grace)
+    runtime.at_shutdown = ProgramEnd(runtime, options.grace, options.handle_sigterm).cancel
+    return runtime
 
 
 class ActorLink:

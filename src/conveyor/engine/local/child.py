@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from conveyor import _core
-from conveyor.engine.leaving import leave, report
 from conveyor.engine.local.spec import ChildSpec, read_spec
+from conveyor.engine.program_end import leave, report
 from conveyor.engine.surroundings import HUGE_TENSORS, import_from, main_module
 from conveyor.runtime.actor.forked import exit_code
 

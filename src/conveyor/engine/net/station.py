@@ -41,8 +41,7 @@ from conveyor.runtime.driver.hosts.far_host import (
     TellWhenCome,
 )
 from conveyor.runtime.driver.hosts.protocol import Page as LastPage
-from conveyor.runtime.driver.processes.deaths import DeathWatches
-from conveyor.runtime.driver.processes.table import BOARD_SLOTS
+from conveyor.runtime.driver.processes.table import BOARD_SLOTS, DeathWatches
 from conveyor.runtime.graph.telemetry.afar import Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.meeting import ClosedWord
 from conveyor.runtime.messages.message import send_with_ticket

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from conveyor import descriptors
-from conveyor.engine.leaving import flush, leave
+from conveyor.engine.program_end import flush, leave
 from conveyor.engine.ray.connected import Connected
 from conveyor.engine.ray.greeting import (
     MESSAGE_BYTES,

@@ -9,16 +9,19 @@ import pickle
 import signal
 import socket
 import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core, system_limits
+from conveyor.checks import in_seconds
 from conveyor.codec import faults
 from conveyor.codec.pickling import byvalue, unpickler
-from conveyor.runtime import context
-from conveyor.runtime.actor import grace
+from conveyor.runtime import context, threads
 from conveyor.runtime.actor.calls.calls import Calls
 from conveyor.runtime.actor.control import Control
 from conveyor.runtime.actor.forked import flush_files
@@ -35,6 +38,25 @@ if TYPE_CHECKING:
     import asyncio
 
     from conveyor.runtime.actor.calls.instance import Instance
+
+
+def limit_grace(name: str, seconds: float) -> None:
+    """Kill this process, which has begun to end of its own accord, if that takes longer than ``seconds``.
+
+    If the driver has asked for the end, it sees to that itself.
+    """
+    if seconds > 0:
+        threads.start(_kill, "grace", name, seconds, threading.main_thread().ident)
+
+
+def _kill(name: str, seconds: float, main_thread: int) -> None:
+    time.sleep(seconds)
+    frame = sys._current_frames().get(main_thread)
+    where = "" if frame is None else f"; it is in\n{traceback.format_stack(frame)[-1]}"
+    message = f"{name} has not ended within the grace period of {in_seconds(seconds)} and is killed{where}\n"
+    # Past Python's buffers, whose locks a thread that hangs may hold.
+    os.write(2, message.encode("utf-8", "backslashreplace"))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Worker:
@@ -175,7 +197,7 @@ class Worker:
         process.loop_over = True  # who waits for a call of the actor itself looks again
         process.ring()
         if not self._ending or self._left is not None:
-            grace.limit(self.hello.name, self.hello.grace)
+            limit_grace(self.hello.name, self.hello.grace)
 
     def _end_instance(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
         try_each(self.calls.close, self.control.close)

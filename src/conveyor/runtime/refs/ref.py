@@ -13,11 +13,10 @@ from conveyor.codec import Reader, claims, decode_error, drop_picklers
 from conveyor.exceptions import SerializationError
 from conveyor.later import import_later
 from conveyor.runtime import context, ending
-from conveyor.runtime.passing_on import passing_on
 from conveyor.runtime.refs.holding import Holding
 from conveyor.runtime.refs.outcome import Failure
 from conveyor.runtime.refs.placed import Placed, may_have_stayed
-from conveyor.runtime.waiting.patience import Patience, wait_patiently
+from conveyor.runtime.waiting.patience import Patience, passing_on, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
 from conveyor.system_limits import explained
 from conveyor.tracebacks import trimmed

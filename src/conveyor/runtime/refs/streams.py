@@ -15,11 +15,10 @@ from conveyor.codec import Reader
 from conveyor.exceptions import SerializationError
 from conveyor.later import import_later
 from conveyor.runtime import context
-from conveyor.runtime.passing_on import PassingOn
 from conveyor.runtime.refs.items import Items
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, asyncio_waits, blockers_of
 from conveyor.runtime.refs.together import look_at_company
-from conveyor.runtime.waiting.patience import Patience, wait_patiently
+from conveyor.runtime.waiting.patience import PassingOn, Patience, wait_patiently
 from conveyor.runtime.waiting.works import Blockers
 from conveyor.tracebacks import trimmed
 from conveyor.typevars import ItemT

@@ -20,12 +20,12 @@ from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
 from conveyor.runtime import context, ending
-from conveyor.runtime.passing_on import PassingOn
 from conveyor.runtime.refs.holding import Holding, same
 from conveyor.runtime.refs.pickled.imports import Claims, load, reduce_done
 from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.staying import stays_afar
 from conveyor.runtime.refs.streams import StreamRef
+from conveyor.runtime.waiting.patience import PassingOn
 
 #: Whether one of the arguments, positional or by name, is itself a ref.
 refs_among = _core.refs_among

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
@@ -10,8 +11,30 @@ from conveyor import _core
 from conveyor.checks import in_seconds
 from conveyor.exceptions import WaitTimeoutError
 from conveyor.flag import Flag
-from conveyor.runtime.passing_on import PassingOn
 from conveyor.runtime.waiting.deadlock import Wait, sooner
+
+
+class _Passing(threading.local):
+    depth = 0
+
+
+_passing = _Passing()
+
+
+def passing_on() -> bool:
+    """Whether what this thread gets is for others."""
+    return _passing.depth > 0
+
+
+class PassingOn:
+    """Context in which what is got is not for the user."""
+
+    def __enter__(self) -> None:
+        _passing.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        _passing.depth -= 1
+
 
 #: A wait that lasts longer than this is logged, once.
 LOG_AFTER = 10.0

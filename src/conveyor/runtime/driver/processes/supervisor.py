@@ -22,11 +22,10 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.hosts.far_host import FarHost
 from conveyor.runtime.driver.hosts.protocol import Hosts, Spawned, Spawning
 from conveyor.runtime.driver.processes.birth import Birth, Household
-from conveyor.runtime.driver.processes.deaths import DeathWatches
 from conveyor.runtime.driver.processes.far_hosts import FarHosts
 from conveyor.runtime.driver.processes.record import Actor, ActorRecord
 from conveyor.runtime.driver.processes.restart import Restarts
-from conveyor.runtime.driver.processes.table import Table
+from conveyor.runtime.driver.processes.table import DeathWatches, Table
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import PID_MASK, ActorId
 from conveyor.runtime.refs.ref import Ref
