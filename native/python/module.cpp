@@ -95,7 +95,7 @@ NB_MODULE(_core, m) {
   m.def("end_import", &end_import);
   m.def("bytes_of", &bytes_of, "buffer"_a);
   m.def("text_of", &text_of, "buffer"_a);
-  nb::class_<Untold>(m, "Untold")
+  nb::class_<Untold>(m, "Untold", nb::is_weak_referenceable())
       .def(nb::init<>())
       .def("add", &Untold::add, "tokens"_a)
       .def("take", &Untold::take, "most"_a)

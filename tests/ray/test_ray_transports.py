@@ -414,7 +414,7 @@ class OnDevice:
 def simulated(far):
     """An accelerator that this process has, too, and what stands for NCCL on it."""
     import accelerator
-    from conveyor.transport.nccl.transport import NcclTransport
+    from conveyor.transport.nccl import NcclTransport
 
     device = accelerator.install()
     transport.register(NcclTransport(device, accelerator.SimGroup, "sim_nccl"))

@@ -16,7 +16,7 @@ from conveyor.codec.errors.encoding import (
     summarize_error,
 )
 from conveyor.codec.errors.native import arena_full, refused
-from conveyor.codec.frames import announce, decode, discard, encode
+from conveyor.codec.frames import decode, discard, encode
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.pickling.pickler import (
     add_reducers,
@@ -24,7 +24,7 @@ from conveyor.codec.pickling.pickler import (
     drop_picklers,
     dumps_by_value,
 )
-from conveyor.codec.pickling.unpickler import importing, loads
+from conveyor.codec.pickling.unpickler import importing, learn, loads
 from conveyor.exceptions import RuntimeStateError, SerializationError
 
 __all__ = [
@@ -56,7 +56,7 @@ def set_up_codec() -> None:
     _core.set_codec(
         encode,
         decode,
-        announce,
+        learn,
         discard,
         final_error=SerializationError,
         arena_full=arena_full,

@@ -85,16 +85,11 @@ def decode(
     raise SerializationError(f"a frame has codec {codec}, which this process does not know")
 
 
-def announce(meta: bytes, known: KnownDefinitions) -> None:
-    """Take note of the definitions in a frame with ``FLAG_DEFINITIONS``: it is decoded later, or never."""
-    unpickler.learn(meta, known)
-
-
 def discard(meta: bytes, known: KnownDefinitions | None = None) -> None:
     """Take note of the definitions in a frame that nobody will ever decode, and give its claims up."""
     try:
         if known is not None:
-            announce(meta, known)
+            unpickler.learn(meta, known)
     finally:  # also after Ctrl-C: this is not tried again
         claims.give_up(meta)
 

@@ -1,25 +1,27 @@
 """Objects that stay on the actor that made them.
 
 What ``codec.direct`` asks of a process is answered here: ``table`` keeps values for others, and ``fetching``
-gets theirs, from other hosts by ``afar``, and for event loops by ``awaiting``. ``choice`` says which values
-are got in another way than by reading: ``devices`` has the one for tensors of devices, ``managers`` those
-that users have written. ``parts`` has a part of a value fetched, and ``given`` gets one into memory that is
-there; both look into it with ``structure``. ``listing``, ``placed``, ``under_way`` and ``freed`` answer
-questions. ``permission``, ``writes`` and ``transfers`` are about who may, who wrote, and tests.
+gets theirs, from other hosts by ``afar``, and for event loops by ``awaiting``. Some values are got in another
+way than by reading: ``devices`` has the one for tensors of devices, ``managers`` those that users have
+written. ``parts`` has a part of a value fetched, and ``given`` gets one into memory that is there; both look
+into it with ``structure``. ``listing``, ``placed``, ``under_way`` and ``freed`` answer questions.
+``permission``, ``writes`` and ``transfers`` are about who may, who wrote, and tests.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 from conveyor import _core
 from conveyor.codec.direct import Beside, Direct, File, Located, Route, names_of, packed
 from conveyor.codec.frames import decode
-from conveyor.direct.choice import route_for
+from conveyor.dag.hints import known_transports
 from conveyor.direct.fetching import decode_with, fetch
 from conveyor.direct.parts import part_of
 from conveyor.direct.permission import let_session_read
 from conveyor.direct.table import TABLE, Decode, Stored
+from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import Runtime
@@ -56,7 +58,15 @@ class _Holder:
         self._me: _Me | None = None
 
     def route(self, direct: Direct) -> Route | None:
-        return route_for(direct.transport)
+        if direct.transport not in known_transports:
+            managers = import_later("conveyor.direct.managers.registry")
+            managed: Route | None = managers.route(direct.transport)
+            if managed is not None:
+                return managed
+        if "torch" in sys.modules and import_later("conveyor.device").in_use():
+            devices: Route = import_later("conveyor.direct.devices.route").DEVICES
+            return devices
+        return None
 
     def keep(
         self,

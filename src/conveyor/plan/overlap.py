@@ -1,7 +1,7 @@
 """Tensors that travel beside the frames travel while the actor that they go to computes.
 
 A transfer begins when both of its ends have come to it: the writer to its send, which stands right behind the
-task that makes the value (``hoist.py``), and the reader to its receive. So what a schedule can do is to
+task that makes the value (``schedule.py``), and the reader to its receive. So what a schedule can do is to
 receive early and to wait for the tensors late. To stand at a receive whose frame is late would keep the actor
 from what it could compute meanwhile. So the receive stays where the value is needed, and a :class:`Try`
 stands ahead of it, which takes the frame if it is there: no actor waits the longer for it. It goes ahead of

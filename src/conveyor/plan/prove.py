@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from conveyor.exceptions import GraphError
 
 Event = TypeVar("Event", bound=Hashable)
 _Event_co = TypeVar("_Event_co", bound=Hashable, covariant=True)
-_Event_contra = TypeVar("_Event_contra", bound=Hashable, contravariant=True)
 
 
 class Blocking(Protocol[_Event_co]):
@@ -25,20 +24,11 @@ class Blocking(Protocol[_Event_co]):
         ...
 
 
-class Words(Protocol[_Event_contra]):
-    """Names for programs and events, which the proof knows by numbers."""
-
-    def step(self, program: int, place: int) -> str:
-        """Describe what ``program`` does with its step at ``place``."""
-        ...
-
-    def event(self, event: _Event_contra) -> str:
-        """Describe an event that a step waits for."""
-        ...
-
-
 def prove(
-    programs: Sequence[Sequence[Blocking[Event]]], given: Iterable[Event], words: Words[Event]
+    programs: Sequence[Sequence[Blocking[Event]]],
+    given: Iterable[Event],
+    name_step: Callable[[int, int], str],
+    name_event: Callable[[Event], str],
 ) -> None:
     """Prove that all programs come to their end, however fast each of them is.
 
@@ -48,6 +38,8 @@ def prove(
 
     Args:
         given: the events that happen whatever the programs do.
+        name_step: says what a program, by its number, does with its step at a place.
+        name_event: says what a step waits for.
 
     Raises:
         GraphError: some wait for each other, or for what never happens; the message says who.
@@ -71,7 +63,7 @@ def prove(
                 break
             places[program] += 1
     if waiting:
-        raise GraphError(_why(programs, places, happened, words))
+        raise GraphError(_why(programs, places, happened, name_step, name_event))
 
 
 def _missing(events: Iterable[Event], happened: set[Event]) -> Event | None:
@@ -86,7 +78,8 @@ def _why(
     programs: Sequence[Sequence[Blocking[Event]]],
     places: Sequence[int],
     happened: set[Event],
-    words: Words[Event],
+    name_step: Callable[[int, int], str],
+    name_event: Callable[[Event], str],
 ) -> str:
     """Say why the programs are stuck at ``places``."""
     # A stuck program waits for another stuck one, so following them must come around.
@@ -99,17 +92,17 @@ def _why(
         assert missing is not None
         enabler = _enabler(programs, places, missing)
         if enabler is None:
-            doing = words.step(program, places[program])
-            return f"{doing} waits for {words.event(missing)}, which nothing makes"
+            doing = name_step(program, places[program])
+            return f"{doing} waits for {name_event(missing)}, which nothing makes"
         trail[program] = missing, enabler[1]
         program = enabler[0]
     cycle = list(trail)[list(trail).index(program) :]
     clauses = []
     for member, maker in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         missing, place = trail[member]
-        clause = f"{words.step(member, places[member])} waits for {words.event(missing)}"
-        first = words.step(maker, places[maker])
-        if words.step(maker, place) != first:
+        clause = f"{name_step(member, places[member])} waits for {name_event(missing)}"
+        first = name_step(maker, places[maker])
+        if name_step(maker, place) != first:
             clause += f", which its actor makes after {first}"
         clauses.append(clause)
     return f"no order of the graph's tasks is possible: {'; '.join(clauses)}"

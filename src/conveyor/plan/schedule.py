@@ -157,6 +157,31 @@ def _argument(value: Any, held: Callable[[DAGNode], Reg]) -> Argument:
     return Const(value)
 
 
+def make_schedule(
+    flow: Flow, channels: Channels, overlap: bool = False
+) -> tuple[tuple[int, ...], tuple[Task, ...], tuple[Program, ...]]:
+    """Return the order of the tasks, the tasks with the registers of their arguments, and a program for
+    each actor. ``overlap``: what travels beside the frames is received early if it is there.
+
+    Raises:
+        GraphError: the programs would wait for each other.
+    """
+    order = order_tasks(flow)
+    tasks, programs = place_transfers(flow, order, channels)
+    programs = tuple([hoist(program) for program in programs])
+    if overlap:
+        programs = place_tries(programs, channels.edges, order, True)
+    prove_programs(programs, tasks, channels.edges)
+    return order, tasks, programs
+
+
+def order_tasks(flow: Flow) -> tuple[int, ...]:
+    """Return the order in which the tasks were bound. Users expect it of each actor, and it fits them all,
+    since nothing can be bound to a task that does not exist yet."""
+    # Which is how `survey` has numbered them.
+    return tuple(range(len(flow.nodes)))
+
+
 def hoist(program: Program) -> Program:
     """Put every send of ``program`` right behind the step that gives it its value.
 
@@ -197,31 +222,6 @@ def hoist(program: Program) -> Program:
     return program if made == program.steps else Program(program.actor, program.registers, made)
 
 
-def make_schedule(
-    flow: Flow, channels: Channels, overlap: bool = False
-) -> tuple[tuple[int, ...], tuple[Task, ...], tuple[Program, ...]]:
-    """Return the order of the tasks, the tasks with the registers of their arguments, and a program for
-    each actor. ``overlap``: what travels beside the frames is received early if it is there.
-
-    Raises:
-        GraphError: the programs would wait for each other.
-    """
-    order = order_tasks(flow)
-    tasks, programs = place_transfers(flow, order, channels)
-    programs = tuple([hoist(program) for program in programs])
-    if overlap:
-        programs = place_tries(programs, channels.edges, order, True)
-    prove_programs(programs, tasks, channels.edges)
-    return order, tasks, programs
-
-
-def order_tasks(flow: Flow) -> tuple[int, ...]:
-    """Return the order in which the tasks were bound. Users expect it of each actor, and it fits them all,
-    since nothing can be bound to a task that does not exist yet."""
-    # Which is how `survey` has numbered them.
-    return tuple(range(len(flow.nodes)))
-
-
 def prove_programs(
     programs: Sequence[Program], tasks: Sequence[Task], edges: Sequence[Edge]
 ) -> None:
@@ -231,30 +231,19 @@ def prove_programs(
         GraphError: they wait for each other; the message tells the cycle.
     """
     inputs: list[Event] = [("frame", edge.id) for edge in edges if edge.writer == EXECUTOR]
-    prove([program.steps for program in programs], inputs, _Words(programs, tasks, edges))
 
-
-class _Words:
-    """Names of the steps of a graph's programs, for messages."""
-
-    def __init__(
-        self, programs: Sequence[Program], tasks: Sequence[Task], edges: Sequence[Edge]
-    ) -> None:
-        self.programs = programs
-        self.tasks = tasks
-        self.edges = edges
-
-    def step(self, program: int, place: int) -> str:
+    def name_step(program: int, place: int) -> str:
         """Name the task on whose behalf a program has the step at ``place``."""
-        task = task_of_each_step(self.programs[program])[place]
-        return f"actor {program}" if task is None else self.tasks[task].label
+        task = task_of_each_step(programs[program])[place]
+        return f"actor {program}" if task is None else tasks[task].label
 
-    def event(self, event: Event) -> str:
-        """Name an event that somebody waits for."""
+    def name_event(event: Event) -> str:
         match event:
             case ("frame", edge):
-                return self.edges[edge].source
+                return edges[edge].source
             case ("tensors", edge):
-                return f"the tensors of {self.edges[edge].source}"
+                return f"the tensors of {edges[edge].source}"
             case ("call", task):
-                return self.tasks[task].label
+                return tasks[task].label
+
+    prove([program.steps for program in programs], inputs, name_step, name_event)

@@ -197,10 +197,8 @@ def test_a_transfer_that_is_half_done_ends_with_its_graph(which, wait_until):
 
 def test_a_transfer_can_be_aborted():
     """It takes functions of torch that Python is not given: this fails where they are not found."""
-    from conveyor.transport.gloo.abort import abort
-    from conveyor.transport.gloo.group import Pair
-    from conveyor.transport.gloo.rendezvous import Rendezvous
-    from conveyor.transport.gloo.way import Way
+    from conveyor.transport.gloo.group import Pair, abort
+    from conveyor.transport.gloo.rendezvous import Rendezvous, Way
 
     stores = Rendezvous(), Rendezvous()
     made = {}

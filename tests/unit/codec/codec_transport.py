@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import conveyor
 from conveyor.codec import frames as codec
 from conveyor.codec.encoded import FLAG_DEFINITIONS
+from conveyor.codec.pickling import unpickler
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 
 
@@ -96,7 +97,7 @@ class Link:
     def skip(self) -> None:
         _, flags, meta, _ = self.next_frame()
         if flags & FLAG_DEFINITIONS:
-            codec.announce(meta, self.known)
+            unpickler.learn(meta, self.known)
 
     def next_frame(self) -> Any:
         head = self.reading.read(8)

@@ -54,15 +54,12 @@ class Take:
         return []
 
 
-class Words:
-    def __init__(self, programs: Any) -> None:
-        self.programs = programs
+def name_step(program: int, place: int) -> str:
+    return f"{program}.{place}"
 
-    def step(self, program: int, place: int) -> str:
-        return f"{program}.{place}"
 
-    def event(self, event: Any) -> str:
-        return "-".join(map(str, event))
+def name_event(event: Any) -> str:
+    return "-".join(map(str, event))
 
 
 @st.composite
@@ -109,7 +106,7 @@ def fits(programs: list[list[Any]]) -> bool:
 @settings(max_examples=200, deadline=None)
 def test_one_order_for_all_is_proved(programs):
     assert fits(programs)
-    prove(programs, [], Words(programs))
+    prove(programs, [], name_step, name_event)
 
 
 @given(programs=orderly(), data=st.data())
@@ -117,10 +114,10 @@ def test_one_order_for_all_is_proved(programs):
 def test_an_order_is_refused_exactly_if_somebody_waits_for_ever(programs, data):
     shuffled = [data.draw(st.permutations(steps)) for steps in programs]
     if fits(shuffled):
-        prove(shuffled, [], Words(shuffled))
+        prove(shuffled, [], name_step, name_event)
         return
     with pytest.raises(GraphError, match="no order of the graph's tasks is possible") as caught:
-        prove(shuffled, [], Words(shuffled))
+        prove(shuffled, [], name_step, name_event)
     # Each clause says who waits for whom, and the last waits for the first.
     clauses = str(caught.value).partition(": ")[2].split("; ")
     for clause in clauses:
@@ -138,17 +135,17 @@ def test_a_step_that_is_left_out_is_missed(programs, data):
     place = data.draw(st.integers(0, len(programs[program]) - 1))
     left_out = programs[program].pop(place)
     if isinstance(left_out, Take):
-        prove(programs, [], Words(programs))
+        prove(programs, [], name_step, name_event)
         return
     with pytest.raises(GraphError, match=f"-{left_out.number}.*, which nothing makes"):
-        prove(programs, [], Words(programs))
+        prove(programs, [], name_step, name_event)
 
 
 def test_two_that_meet_in_opposite_orders():
     both = frozenset({0, 1})
     programs = [[Meet(0, 0, both), Meet(1, 0, both)], [Meet(1, 1, both), Meet(0, 1, both)]]
     with pytest.raises(GraphError) as caught:
-        prove(programs, [], Words(programs))
+        prove(programs, [], name_step, name_event)
     assert str(caught.value) == (
         "no order of the graph's tasks is possible: "
         "0.0 waits for met-0-1, which its actor makes after 1.0; "
@@ -158,5 +155,5 @@ def test_two_that_meet_in_opposite_orders():
 
 def test_what_happens_anyway_is_not_waited_for():
     with pytest.raises(GraphError, match=r"0\.0 waits for given-7, which nothing makes"):
-        prove([[Take(7)]], [], Words([[Take(7)]]))
-    prove([[Take(7)]], [("given", 7)], Words([[Take(7)]]))
+        prove([[Take(7)]], [], name_step, name_event)
+    prove([[Take(7)]], [("given", 7)], name_step, name_event)

@@ -16,7 +16,7 @@ import torch
 from conveyor.transport import Host
 from conveyor.transport.base import TensorSpec
 from conveyor.transport.gloo.conduit import GlooConduit
-from conveyor.transport.gloo.way import way_to
+from conveyor.transport.gloo.rendezvous import way_to
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_gloo_available(), reason="this build of torch has no gloo"

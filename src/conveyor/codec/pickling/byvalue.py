@@ -20,8 +20,9 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
+from conveyor import _core
 from conveyor.codec.header import Definition, Token
 from conveyor.exceptions import SerializationError
 from conveyor.weak import WeakSet, WeakValues
@@ -39,7 +40,7 @@ class Group:
         #: Pins of the channels that have brought it here, and the channels that this process has sent it
         #: over.
         self.pins: WeakSet[Pin] = WeakSet()
-        self.carried: WeakSet[Carrier] = WeakSet()
+        self.carried: WeakSet[_core.Untold] = WeakSet()
 
     @property
     def key(self) -> Token:
@@ -50,12 +51,6 @@ class Group:
         """Form in a frame of this process."""
         needs = tuple([needed.key for needed in self.needs])
         return self.tokens, self.payload, needs, _made_here(self.key)
-
-
-class Carrier(Protocol):
-    """The writer of a channel (``definitions.SentDefinitions``)."""
-
-    def let_go(self, keys: Sequence[Token]) -> None: ...
 
 
 class Entry:
@@ -212,10 +207,10 @@ def _let_go(group: Group) -> None:
             needs.extend(needed.needs)
     while True:  # finalizers run in any thread: it is emptied step by step
         try:
-            carrier = group.carried.pop()
+            untold = group.carried.pop()
         except KeyError:
             return
-        carrier.let_go(gone)
+        untold.add(gone)
 
 
 # Loading. No lock is held while user code runs (class bodies' hooks, imports): two threads may load

@@ -78,11 +78,7 @@ class SentDefinitions:
         """Note that a frame carries ``groups``."""
         for group in groups:
             self.groups.add(group.key)
-            group.carried.add(self)
-
-    def let_go(self, keys: Sequence[Token]) -> None:
-        """Tell with the next frames that these groups are gone. Finalizers call it, in any thread."""
-        self.gone.add(keys)
+            group.carried.add(self.gone)
 
     def take_gone(self) -> Sequence[Token]:
         """Return the groups that the frame which is being made tells to be gone.
@@ -102,7 +98,7 @@ class SentDefinitions:
         not sent, and nobody comes for its claims."""
         definitions, _, gone, _ = unpack(meta)
         self.groups.difference_update([tokens[0] for tokens, *_ in definitions])
-        self.let_go(gone)
+        self.gone.add(gone)
         self._withdraw(meta, self.readers)
 
     def unclaimed(self, meta: bytes, left: Iterable[int]) -> None:

@@ -80,7 +80,7 @@ def register_tensor_transport(
         registrations.add(key, pickled)
     else:
         runtime.add_transport(key, pickled)
-    _routes[key] = _made(registration)
+    _routes[key] = ManagerRoute(*registration)
 
 
 def _kinds(devices: Any) -> tuple[str, ...]:
@@ -117,10 +117,6 @@ def _checked(data_type: Any) -> type | None:
     return data_type
 
 
-def _made(registration: _Registration) -> ManagerRoute:
-    return ManagerRoute(*registration)
-
-
 def route(name: str) -> ManagerRoute | None:
     """The transport of that name; ``None``: it is none that a user has registered."""
     key = name.lower()
@@ -130,7 +126,7 @@ def route(name: str) -> ManagerRoute | None:
         pass
     runtime = context.running()
     pickled = registrations.KNOWN.get(key) if runtime is None else runtime.find_transport(key)
-    found = None if pickled is None else _made(loads(pickled))
+    found = None if pickled is None else ManagerRoute(*loads(pickled))
     if runtime is not None:
         # Of two threads that ask the first gives all others its own.
         found = _routes.setdefault(key, found)

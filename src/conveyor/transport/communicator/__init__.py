@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from conveyor.codec.sealed import Sealed
+from conveyor.transport.base import Capabilities, Transport, Wire
 from conveyor.transport.communicator.abstract import Communicator
-from conveyor.transport.communicator.transport import (
-    CollectiveTransport,
-    CommunicatorTransport,
-    ForCollectives,
-)
+
+if TYPE_CHECKING:
+    from conveyor.transport.communicator.conduit import CommunicatorConduit
+    from conveyor.transport.communicator.gathering import Gathering
+    from conveyor.transport.communicator.line import Line
 
 __all__ = [
     "CollectiveTransport",
@@ -18,6 +20,66 @@ __all__ = [
     "ForCollectives",
     "is_one",
 ]
+
+
+class CommunicatorTransport(Transport):
+    """Drives ``send`` and ``recv`` of a communicator. In each process all that names it shares one copy, and
+    one order of operations: edges and collectives, of all graphs.
+
+    ranks: of the actors that take part, by their names.
+    """
+
+    capabilities = Capabilities(devices=frozenset({"cpu", "cuda"}), between_hosts=True)
+
+    def __init__(
+        self, name: str, sealed: Sealed, ranks: dict[str, int] | None = None, domain: str = ""
+    ) -> None:
+        """``sealed``: the communicator; who passes it on may not know its class. ``domain``: what all graphs
+        know it by."""
+        self.name = name
+        self.ranks: dict[str, int] = {} if ranks is None else ranks
+        self._sealed = sealed
+        self._domain = domain
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self._sealed, self.ranks, self._domain)
+
+    def open(self, wire: Wire) -> CommunicatorConduit | Gathering:
+        """As for :class:`Transport`."""
+        # Who compiles a graph opens nothing.
+        from conveyor.transport.communicator.conduit import CommunicatorConduit
+
+        return CommunicatorConduit(wire, self._ranks(wire), self._line(wire))
+
+    def _ranks(self, wire: Wire) -> tuple[int, ...]:
+        return tuple([self.ranks[member] for member in wire.members])
+
+    def _line(self, wire: Wire) -> Line:
+        from conveyor.transport.communicator.line import line_of
+
+        return line_of(self._domain, self.name, self._sealed, self._ranks(wire)[wire.rank], wire)
+
+
+class ForCollectives:
+    """What stands in a transport hint for a communicator that does collectives."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+
+    def get_transport_name(self) -> str:
+        """As for :class:`Communicator`."""
+        return self.communicator.get_transport_name()
+
+
+class CollectiveTransport(CommunicatorTransport):
+    """Drives the collective operations of a communicator. Its edges are those on which the ranks tell each
+    other what they put in; no tensor goes over them."""
+
+    def open(self, wire: Wire) -> Gathering:
+        """As for :class:`Transport`."""
+        from conveyor.transport.communicator.gathering import Gathering
+
+        return Gathering(wire, self._ranks(wire)[0], self._line(wire))
 
 
 def is_one(value: Any) -> bool:

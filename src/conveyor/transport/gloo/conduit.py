@@ -18,8 +18,7 @@ from conveyor.transport.asked import Asked
 from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
 from conveyor.transport.gloo.group import Pair
 from conveyor.transport.gloo.link import Link, Lost, Mover
-from conveyor.transport.gloo.rendezvous import Rendezvous
-from conveyor.transport.gloo.way import Way, way_to
+from conveyor.transport.gloo.rendezvous import Rendezvous, Way, way_to
 from conveyor.transport.packing import Layout
 from conveyor.transport.pool import Pool
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from conveyor.futures import Future
 from conveyor.transport.base import Wire
-from conveyor.transport.gloo.rendezvous import Rendezvous
-from conveyor.transport.gloo.way import Way
+from conveyor.transport.gloo.rendezvous import Rendezvous, Way
 
 
 class Lost(NamedTuple):

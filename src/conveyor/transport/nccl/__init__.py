@@ -2,7 +2,45 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from conveyor.device import Device
 from conveyor.device.cuda import DEVICE
-from conveyor.transport.nccl.transport import NcclTransport
+from conveyor.transport.base import Capabilities, Transport, Wire
+from conveyor.transport.nccl.group import Group, NcclGroup
+
+if TYPE_CHECKING:
+    from conveyor.transport.nccl.conduit import NcclConduit
+
+
+class NcclTransport(Transport):
+    """Moves tensors between devices, by groups of two ranks for each edge and reader.
+
+    Neither ``torch.distributed`` nor its groups are used. What else a value has travels in its frame.
+    """
+
+    def __init__(self, device: Device, groups: type[Group] = NcclGroup, name: str = "nccl") -> None:
+        """``device``: the kind whose tensors it moves. ``groups``: what moves them."""
+        self.device = device
+        self.groups = groups
+        self.name = name
+        self.capabilities = Capabilities(
+            devices=frozenset({device.kind}),
+            others_in_frame=True,
+            streams="own",
+            between_hosts=True,
+        )
+
+    def viable(self) -> str | None:
+        """As for :class:`Transport`."""
+        why_not = self.device.viable()
+        return f"it moves tensors of GPUs, and {why_not}" if why_not else self.groups.missing()
+
+    def open(self, wire: Wire) -> NcclConduit:
+        """As for :class:`Transport`."""
+        from conveyor.transport.nccl.conduit import NcclConduit  # needs torch
+
+        return NcclConduit(wire, self.device, self.groups)
+
 
 TRANSPORT = NcclTransport(DEVICE)

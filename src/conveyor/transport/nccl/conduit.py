@@ -17,8 +17,7 @@ from conveyor.flag import Flag
 from conveyor.transport.base import Enqueued, Wire
 from conveyor.transport.gloo.conduit import GlooConduit
 from conveyor.transport.gloo.link import Mover
-from conveyor.transport.gloo.rendezvous import Rendezvous
-from conveyor.transport.gloo.way import Way
+from conveyor.transport.gloo.rendezvous import Rendezvous, Way
 from conveyor.transport.nccl.group import Group
 from conveyor.transport.packing import Layout
 

@@ -78,11 +78,6 @@ _offers = _Shared(Offers)
 _fetchers = _Shared(Fetcher)
 
 
-def open_conduit(wire: Wire) -> NixlConduit:
-    """Open either end."""
-    return Writer(wire) if wire.rank == 0 else Reader(wire)
-
-
 class NixlConduit(Conduit):
     """Either end."""
 

@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
-from conveyor.transport.shm.transport import ShmTransport
+from typing import TYPE_CHECKING
+
+from conveyor.transport.base import Capabilities, Transport, Wire
+
+if TYPE_CHECKING:
+    from conveyor.transport.shm.conduit import ShmConduit
+
+
+class ShmTransport(Transport):
+    """Moves tensors of the CPU between processes of one host.
+
+    In a graph they lie in the frames themselves, so nothing is opened for an edge. The conduit is for those
+    who build upon it.
+    """
+
+    name = "shm"
+    capabilities = Capabilities(devices=frozenset({"cpu"}), in_frame=True, between_hosts=True)
+
+    def open(self, wire: Wire) -> ShmConduit:
+        """As for :class:`Transport`."""
+        from conveyor.transport.shm.conduit import ShmConduit  # graphs need none
+
+        return ShmConduit(wire)
+
 
 TRANSPORT = ShmTransport()
