@@ -7,7 +7,7 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -41,16 +41,6 @@ _SAID_AFTER = 10.0
 _ATTEMPTS = 3
 #: Seconds that the end of a killed process may take, and a node's agent to tell of it as the session ends.
 _CLOSE_TIMEOUT, _TOLD_WITHIN = 10.0, 2.0
-#: What Ray calls amounts that have an option of their own.
-_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-#: Options by which a node may be none for an actor that has all that it wants.
-_CHOOSE = (
-    "accelerator_type",
-    "fallback_strategy",
-    "label_selector",
-    "placement_group",
-    "scheduling_strategy",
-)
 
 
 class RayHosts:
@@ -486,25 +476,10 @@ def wanted(asked: Mapping[str, Any]) -> str:
     return text if strategy is None else f"{text}, where {strategy!r} says"
 
 
-def is_free(asked: Mapping[str, Any], nodes: Iterable[Mapping[str, float]]) -> bool:
-    """Whether one of the nodes, by what is free there, has all that is wanted."""
-    if any(asked.get(option) for option in _CHOOSE):
-        return False  # that is Ray's to say
-    amounts = {name: asked.get(option) or 0 for option, name in _NAMES.items()}
-    amounts.update(asked.get("resources") or {})
-    return any(
-        all(free.get(name, 0) >= amount for name, amount in amounts.items()) for free in nodes
-    )
-
-
 def still_waits(ray: Any, asked: Mapping[str, Any]) -> str:
-    """What an actor waits for that has been asked for some time ago, in words."""
-    by_node: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
-    if is_free(asked, by_node.values()):
-        logs = ray._private.worker.global_worker.node.get_logs_dir_path()
-        return (
-            f"all that it wants is free ({wanted(asked)}), so Ray makes its environment, or starts its "
-            f"process. Where that fails Ray tries again, and says why in its logs on that node only: "
-            f"{logs}, raylet.out, worker-*.err and runtime_env_setup-*.log"
-        )
-    return f"Ray has to place it, and it wants {wanted(asked)}; available are {ray.available_resources()}"
+    """Say what an actor waits for that has been asked for some time ago."""
+    return (
+        f"it wants {wanted(asked)}, and available are {ray.available_resources()}. If one node has it all, "
+        "Ray makes its environment there, or starts its process. Where that fails Ray tries again, and says "
+        "why in its logs on that node only: raylet.out, worker-*.err and runtime_env_setup-*.log"
+    )
