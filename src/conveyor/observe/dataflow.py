@@ -1,5 +1,4 @@
-"""A Plan as it is drawn: nodes, an arrow for each value that one needs of another, and who does what in which
-order."""
+"""Plan as it is drawn: nodes, an arrow for each value that one needs of another, and each actor's steps."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ SYSTEM_CALLS = "_ray_system"
 
 
 class _Guest(Started, eq=False, kw_only=True):
-    """One of them, from the wish for it until it has left."""
+    """Attached actor, from the request until it has left."""
 
     attached: Attached
 
@@ -178,7 +178,7 @@ class RayHostsWithGuests(RayHosts):
         return guest.fds
 
     def _refused(self, guest: _Guest, why: str) -> None:
-        """It cannot be taken, and may have been noted already: what it is given could not be sent."""
+        """Undo what :meth:`_comes` has done, where what the actor needs could not be sent, and refuse it."""
         if guest.pid:
             self._living.pop(guest.pid, None)
             self._visitors.forget(guest)
@@ -188,7 +188,7 @@ class RayHostsWithGuests(RayHosts):
     def _has_joined(
         self, guest: _Guest, error: BaseException | None, said: Elsewhere | None
     ) -> None:
-        """Ray says how the call has ended that was to bring it here, or where it is."""
+        """Act on the end of the call that was to bring the actor here: its error, or where the actor is."""
         if guest.pid and isinstance(error, self._ray.exceptions.RayTaskError):
             # It has come, and then something was not to be had: it says farewell, and not why.
             _log.warning("actor %s of Ray cannot take part: %s", guest.name, _why(error))
@@ -212,12 +212,12 @@ class RayHostsWithGuests(RayHosts):
             guest.refuse(_why(error))
 
     def _end_attaching(self, guest: _Guest) -> None:
-        """The session is over."""
+        """End the start, because the session is over."""
         guest.refuse(ENDED)
         self._turn_away(guest)
 
     def _turn_away(self, guest: _Guest) -> None:
-        """Whoever asked for it does not want it any more."""
+        """Give the actor up, since its start was broken off."""
         guest.unwanted = True
         self._visitors.courier.forget(guest.number)
         guest.close_fds()
@@ -245,7 +245,7 @@ class RayHostsWithGuests(RayHosts):
         super().close()
 
     def _see_off(self) -> None:
-        """The session is over: nobody waits for them."""
+        """Let all attached actors leave by themselves: the session is over, and nobody waits for them."""
         self._visitors.see_off()
         for key, actor in list(self._living.items()):
             if isinstance(actor, _Guest):
@@ -253,7 +253,7 @@ class RayHostsWithGuests(RayHosts):
 
 
 def _why(error: BaseException | None) -> str:
-    """Why it does not take part, by what Ray says of the call."""
+    """Return the reason why the actor does not take part, from the error of its call."""
     cause = getattr(error, "cause", None)
     return str(cause if isinstance(cause, ActorStartError) else error)
 
@@ -266,7 +266,7 @@ _host: int | None = None
 
 
 class _Instance(Instance):
-    """Of an actor that Ray has made."""
+    """Instance of an actor that Ray has made."""
 
     def __init__(self, name: str, made: Any) -> None:
         super().__init__(name)
@@ -282,10 +282,10 @@ class _Instance(Instance):
 
 
 class GuestWorker(Worker):
-    """What one of them does in the session. It ends without its process."""
+    """Loop of an attached actor. It ends without its process."""
 
     def serve(self) -> tuple[int, bool]:
-        """Until it is to leave; with which exit code, and whether a method has left by ``sys.exit``."""
+        """Serve until told to leave. Return the exit code, and whether a method has left by ``sys.exit``."""
         board, slot = self.process.board, self.process.slot
         board.guard_signals(slot)
         board.live(slot)
@@ -448,7 +448,7 @@ def _watch(worker: GuestWorker, connection: socket.socket, driver: int, over: in
 
 
 def _end_as_on_ray() -> None:
-    """A method has left by ``sys.exit``, which ends an actor of Ray's as well, in good order."""
+    """Have Ray end the actor in good order: a method has left by ``sys.exit``, which does so on Ray, too."""
     import ray
 
     ray.get_runtime_context().current_actor.__ray_terminate__.remote()

@@ -446,8 +446,12 @@ def ray_options(options: ProcessOptions) -> dict[str, Any]:
 
 
 def start_actor(made: Any, asked: Mapping[str, Any], name: str) -> Any:
-    """The handle of an actor of Ray's class ``made``. ``TypeError`` or ``ValueError`` if Ray does not take
-    what is ``asked`` for it; some of that it finds by an assertion without a word."""
+    """Start an actor of Ray's class ``made`` and return its handle. Some of what Ray does not take it finds
+    by an assertion without a word.
+
+    Raises:
+        TypeError, ValueError: Ray does not take what is ``asked`` for it.
+    """
     try:
         return made.options(**asked).remote()
     except (TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
@@ -458,7 +462,7 @@ def start_actor(made: Any, asked: Mapping[str, Any], name: str) -> Any:
 
 
 def wanted(asked: Mapping[str, Any]) -> str:
-    """What it waits for, in words."""
+    """Write the resources that are asked for, and where."""
     parts = {
         key: asked[key]
         for key in (
