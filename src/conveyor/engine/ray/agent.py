@@ -1,10 +1,10 @@
-"""The agent of a Ray node that shares no memory with the driver's: a Ray actor there, for as long as the
+"""Node agent of a Ray node that shares no memory with the driver's: a Ray actor there, for as long as the
 session.
 
-It has that host's station, lets other hosts in, connects to them, and hands descriptors to the processes that
-Ray starts on its node, as the driver does on its own. The driver orders by Ray's calls, which come in order;
-what there is to tell is the result of a call that waits for it. It holds no resources, and its end is that of
-the processes of its host, as these watch it.
+The agent has its node's station, accepts connections of other nodes, connects to them, and hands descriptors
+to the processes that Ray starts on its node, as the driver does on its own. The driver sends orders as calls
+of Ray, which come in order. The agent sends news as the result of a call that waits for them. The agent holds
+no resources. The processes of its node watch the agent, and end with it.
 """
 
 from __future__ import annotations
@@ -63,18 +63,19 @@ from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere, due_to
 
-#: Seconds for the first connection to another host.
+#: Timeout of the first connection to another node, in seconds.
 _PATIENCE = 10.0
-#: The driver's host.
+#: Number of the driver's node.
 _DRIVER = 0
-#: Of a process that was buried before it had ended, as nobody wanted it any more.
+#: Process snapshot of a process that was cleaned up before it had ended, as nobody wanted it any more.
 _NO_PAGE: Page = (0, 0, 0, 0, 0, 0, "")
 
 
 class Terms(Struct, frozen=True):
-    """What an agent is told at its start. ``version``: of the driver's Conveyor and Python. ``window``:
-    seconds without a connection, after which a host is taken for lost. ``address``: where the driver's
-    host lets others in. ``session``: the number on the driver's board. ``listening``: where it listens."""
+    """Bootstrap of an agent. ``version``: of the driver's Conveyor and Python. ``address``: where the
+    driver's node accepts connections. ``window``: seconds without a connection after which a node is taken
+    for lost. ``session``: the session's number in the driver's process table. ``listening``: where the agent
+    listens."""
 
     number: int
     version: str
@@ -87,20 +88,21 @@ class Terms(Struct, frozen=True):
 
 
 class Secrets(Struct, frozen=True):
-    """What lets an agent into the session: the token, and what it shows and takes where connections are over
-    TLS. Ray's control plane keeps the arguments of a constructor as long as the actor lives, and those of a
-    method call not at all: so these come by a call."""
+    """Secrets that let an agent into the session: the token and, over TLS, the credentials that the agent
+    shows and accepts. They come by a method call, whose arguments Ray's control plane does not store; it
+    stores those of a constructor for as long as the actor lives."""
 
     token: bytes
     tls: Credentials | None = None
 
     def __repr__(self) -> str:
-        return "Secrets(...)"  # what is printed, or raised, lets nobody in
+        return "Secrets(...)"  # keeps the secrets out of logs and error texts
 
 
 class Ready(Struct, frozen=True):
-    """It is connected. ``address``: where other hosts come; ``courier``: where the processes of its host
-    do, and ``door``: those that are guests; ``locality``: where the agent runs."""
+    """Notice of an agent that it is connected to the driver's node. ``address``: where other nodes connect.
+    ``courier``: where the processes of its node connect. ``door``: where attached actors do. ``locality``:
+    where the agent runs."""
 
     address: tuple[str, int]
     courier: str
@@ -118,7 +120,8 @@ class _Expected(Resident, eq=False, kw_only=True):
 
 
 class Agent:
-    """All of it but what waits happens on the thread of the orders, or on that of the events."""
+    """The Ray actor. Ray calls each of its four concurrency groups (orders, news, looks, waits) on a thread
+    of its own; the rest happens on the event loop's thread, but connecting to other nodes, which may wait."""
 
     def __init__(self, terms: Terms) -> None:
         if greeting.version() != terms.version:
@@ -132,7 +135,7 @@ class Agent:
         self._tls: Tls | None = None
         self._news: queue.SimpleQueue[News | Sent | Unclaimed | None] = queue.SimpleQueue()
         self._events = EventLoop()
-        #: Of all hosts that are known.
+        #: Addresses of all known nodes.
         self._places: dict[int, tuple[str, int]] = {}
         self._redials = Redials(partial(self._dial, patience=terms.window), terms.window)
         arena = replace(terms.arena, cap=min(terms.arena.cap, max(memory_limit() // 2, 1 << 20)))
@@ -144,7 +147,7 @@ class Agent:
         )
         self._processes = Processes(self._events)
         self._visitors = Visitors(self._events)
-        self._expected: dict[int, _Expected] = {}  # by the number that they come under
+        self._expected: dict[int, _Expected] = {}  # by the number under which they connect
         self._living: dict[int, _Expected] = {}  # by slot
         self._identity = Identity(terms.number, __version__)
         self._depot = Depot()
@@ -161,7 +164,7 @@ class Agent:
         )
 
     def begin(self, secrets: Secrets) -> Ready:
-        """Let others in, and connect to the driver's host."""
+        """Accept connections of other nodes, and connect to the driver's node."""
         import ray
 
         address = ray.util.get_node_ip_address()
@@ -190,11 +193,11 @@ class Agent:
         )
 
     def do(self, order: FarOrder) -> Any:
-        """What comes of an order."""
+        """Carry out an order of the driver, and return its outcome."""
         return self._station.do(order)
 
     def receive(self, parcel: Parcel) -> None:
-        """What comes from the driver's host over connections of processes."""
+        """Take a message of the driver's node that belongs to a connection between two processes."""
         self._carrier.receive(parcel)
 
     def expect(
@@ -205,8 +208,9 @@ class Agent:
         segments: list[int],
         visits: bool = False,
     ) -> bytes:
-        """A process will come under that number, for that slot: the secret that it has to know. It is told
-        that, and given its ends of these segments. ``visits``: it is a guest, and not ours to end."""
+        """Expect a process under that number, for that slot; return the secret that it has to prove. The
+        process will get ``told``, and its ends of these segments. ``visits``: the process is that of an
+        attached actor, which the session does not end."""
         incarnation = self._station.local(slot).incarnation
         fds = greeting.made_for(told, self._station.given_at_birth(slot, segments))
         one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds, visits=visits)
@@ -221,8 +225,8 @@ class Agent:
             raise
 
     def disown(self, number: int) -> bool:
-        """The process of that number does not come, or is not wanted. Whether it had not come: if it had,
-        there is or was news of it."""
+        """Stop expecting the process of that number, which does not come or is not wanted any more. Return
+        whether it had not come. If it had, there is or was news of it."""
         one = self._expected.pop(number, None)
         if one is not None:
             self._events.call(partial(self._disown, one))
@@ -236,7 +240,7 @@ class Agent:
         return self._visitors if one.visits else self._processes
 
     def kill(self, slot: int, incarnation: int) -> None:
-        """Kill a process. A guest leaves instead, when its method has returned."""
+        """Kill a process. An attached actor leaves instead, when its method has returned."""
         one = self._living.get(slot)
         if one is None or one.incarnation != incarnation:
             return
@@ -246,34 +250,34 @@ class Agent:
             self._processes.signal(one, signal.SIGKILL)
 
     def look(self, look: Look) -> Seen:
-        """What actors of a graph are doing here."""
+        """Return the status of a graph's actors on this node."""
         return self._station.look(look)
 
     def look_at_all(self, look: LookAtAll) -> SeenAll:
-        """What all processes here are doing."""
+        """Return the status of all processes of this node."""
         to_driver = {_DRIVER: self._carrier.trouble} if self._carrier.trouble else {}
         troubles = {**self._fetches.troubles(), **to_driver}
         return SeenAll(self._station.look_at_all(look), troubles)
 
     def look_at_waits(self, look: LookAtWaits) -> WaitsThere:
-        """What all processes here wait for."""
+        """Return the waits of all processes of this node."""
         return self._station.look_at_waits(look)
 
     def kept(self) -> list[KeptAt]:
-        """What the processes here keep for others."""
+        """Return the values that the processes of this node store for others."""
         return kept_on(self._station.board, None)
 
     def leave(self) -> None:
-        """The session is over, and all processes gone."""
+        """End the agent: the session is over, and all processes of this node have ended."""
         import ray
 
         self._station.pump.stop()
-        self._events.call(self._visitors.see_off)  # else they see that this process is gone
+        self._events.call(self._visitors.see_off)  # otherwise they would see the agent die
         self._news.put(None)
         ray.actor.exit_actor()
 
     def news(self) -> list[News | Sent | Unclaimed]:
-        """What there is to tell; waits until there is something, or the session is over."""
+        """Return the news for the driver. Wait until there are any, or the session is over."""
         found = [self._news.get()]
         with suppress(queue.Empty):
             while True:
@@ -287,19 +291,19 @@ class Agent:
             raise OSError("nobody wants it any more")
         self._hosts_of(one).add(one, pid)
         if not one.visits:
-            one.stderr = stderr  # of a guest it is the program's own
+            one.stderr = stderr  # the stderr of an attached actor is the program's own
         self._living[one.slot] = one
         self._events.call(partial(self._sent, one))
         return one.fds
 
     def _sent(self, one: _Expected) -> None:
         self._close(one)
-        if one.pid:  # else it was refused after all
+        if one.pid:  # otherwise it was refused after all
             self._news.put(Arrived(one.number, one.pid))
 
     def _refused(self, one: _Expected, why: str) -> None:
         self._expected.pop(one.number, None)
-        if one.visits and one.pid:  # it was noted already: what it is given could not be sent
+        if one.visits and one.pid:  # added before its descriptors could not be sent
             self._living.pop(one.slot, None)
             self._visitors.forget(one)
             one.pid = 0
@@ -308,14 +312,14 @@ class Agent:
 
     def _close(self, one: _Expected) -> None:
         one.close_fds()
-        if self._station.has(one.slot, one.incarnation):  # else it is buried already
+        if self._station.has(one.slot, one.incarnation):  # otherwise it is cleaned up already
             self._station.local(one.slot).close_passed()
 
     def _ended(self, one: _Expected) -> None:
         if self._living.get(one.slot) is one:
             del self._living[one.slot]
         page, left = _NO_PAGE, False
-        if self._station.has(one.slot, one.incarnation):  # else the slot may be another's by now
+        if self._station.has(one.slot, one.incarnation):  # else the slot may be another's
             page, left = self._station.last_page(one.slot)
         self._news.put(
             Ended(
@@ -337,7 +341,7 @@ class Agent:
         if one is not None and not one.visits:
             self._processes.end_headless(one)
 
-    # Other hosts
+    # Other nodes
 
     def _line(self, number: int) -> socket.socket:
         try:
@@ -388,7 +392,8 @@ class Agent:
 
     def _on_notice(self) -> None:
         for kind, host, reason in self._station.pump.events():
-            guarded(partial(self._heed, kind, host, reason))  # the next are heeded in any case
+            # Guarded: an error does not keep the next ones from being handled.
+            guarded(partial(self._heed, kind, host, reason))
         for header, slot, incarnation in self._station.pump.left():
             self._news.put(Unclaimed(header, (slot, incarnation)))
         for number in self._station.pump.come():
@@ -407,6 +412,6 @@ class Agent:
             self._news.put(LostHost(host, reason))
 
     def _end(self) -> None:
-        """The session is over: there is nobody to tell."""
+        """Kill all processes of this node, and the agent: the driver's node is lost, and the session over."""
         self._processes.kill_all()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""One of the nodes that share no memory with the driver's, by its agent."""
+"""The driver's side of one node agent."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
 
-#: Looks that a host has not answered yet, with which others are not asked of it.
+#: Limit of unanswered looks at a node: with so many, another one fails at once.
 _MOST_LOOKS = 4
 
 
 class AgentHost:
-    """One node, by its agent. See :class:`conveyor.runtime.driver.hosts.far_host.FarHost`."""
+    """A remote node, which is reached by its agent. See
+    :class:`conveyor.runtime.driver.hosts.far_host.FarHost`."""
 
     def __init__(
         self,
@@ -39,20 +40,20 @@ class AgentHost:
         dial_depot: Callable[[], socket.socket],
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """``agent``: Ray's handle. ``lose(host, why)``: it cannot do what it has to. ``depot``: of the
-        driver's host; ``dial_depot()``: a connection to this one's. ``check()``: see
+        """``agent``: Ray's handle. ``lose(host, why)`` gives a node up that cannot do what it has to.
+        ``depot``: the driver's node's. ``dial_depot()`` connects to the depot of this node. ``check()``: see
         :class:`conveyor.engine.ray.agents.Agents`."""
         self.number, self.name = number, name
         self.arena: ArenaSize = ready.arena
         self.address = ready.address
-        #: Where the node's processes come.
+        #: Where processes that Ray starts on the node connect.
         self.courier = ready.courier
-        #: Where those come that are guests.
+        #: Where attached actors of the node connect.
         self.door = ready.door
-        #: Where its processes run.
+        #: Where the agent runs, which its processes have to share memory with.
         self.locality = ready.locality
         self.agent = agent
-        #: Why it is no more.
+        #: Why the node is lost, or an empty string.
         self.lost = ""
         self._lose, self._check = lose, check
         # Reentrant: a signal handler may have the host do something in the middle of this.
@@ -63,17 +64,17 @@ class AgentHost:
         self._looks = 0
 
     def send(self, order: FarOrder) -> Future[Any]:
-        """Have it do something; what comes of it."""
+        """Have the agent carry an order out; return its outcome."""
         return self._call(self.agent.do, order)
 
     def tell(self, order: FarOrder) -> Future[Any]:
-        """The same where nobody waits for it."""
+        """Send an order whose outcome nobody waits for. If the order fails, the node is given up."""
         sent = self.send(order)
         self._unawaited(sent)
         return sent
 
     def carry(self, sock: socket.socket) -> int:
-        """See :class:`conveyor.runtime.driver.hosts.far_host.FarHost`, also for what follows."""
+        """See :class:`conveyor.runtime.driver.hosts.far_host.FarHost`, also for the next two methods."""
         number = next(self._lines)
         self.carrier.open(number, sock)
         return number
@@ -108,7 +109,7 @@ class AgentHost:
         return self._call(self.agent.disown, number)
 
     def kill(self, slot: int, incarnation: int) -> None:
-        """Kill a process there."""
+        """Kill a process of that node: see :meth:`Agent.kill`."""
         self._unawaited(self._call(self.agent.kill, slot, incarnation))
 
     def look(self, look: Look) -> Future[Seen]:
@@ -144,11 +145,11 @@ class AgentHost:
             self._looks -= 1
 
     def leave(self) -> Future[Any]:
-        """Have it end; done when it has."""
+        """Have the agent end. The future is done when it has ended."""
         return self._call(self.agent.leave, ends=True)
 
     def forget(self, why: str) -> None:
-        """It is no more: nobody waits for it any longer."""
+        """Fail everything that waits for the node, which is lost or has ended."""
         with self._lock:
             self.lost = self.lost or why
             awaited, self._awaited = self._awaited, set()
@@ -162,19 +163,20 @@ class AgentHost:
     def _call(
         self, method: Any, *args: Any, group: str = "orders", ends: bool = False
     ) -> Future[Any]:
-        """``ends``: the agent ends by it."""
+        """Call a method of the agent. ``ends``: the call ends the agent."""
         future: Future[Any] = Future()
         with self._lock:
             if self.lost:
                 future.set_exception(self._loss())
                 return future
             self._awaited.add(future)
-            # With the lock: orders come as they were given.
+            # With the lock, so that orders come in the order in which they were given.
             try:
                 self._check()
                 ref = method.options(concurrency_group=group).remote(*args)
             except Exception as error:
-                # Ray is disconnected, say. Who only tells is in the middle of something, and goes on with it.
+                # For example, Ray is disconnected. The error goes into the future, since callers of `tell`
+                # have to go on.
                 self._awaited.discard(future)
                 future.set_exception(error)
                 return future
@@ -184,7 +186,7 @@ class AgentHost:
     def _done(self, future: Future[Any], ends: bool, result: Any) -> None:
         error = result.exception()
         if not ends and self._is_of_rays(error):
-            # There is no agent. Who waits hears of that by `forget`, when its processes are known to be dead.
+            # The agent is dead. `forget` fails the futures, when the node's processes are known to be dead.
             self._lose(self, f"its agent has ended ({str(error).partition(chr(10))[0]})")
             return
         with self._lock:
@@ -198,7 +200,7 @@ class AgentHost:
 
     @staticmethod
     def _is_of_rays(error: BaseException | None) -> bool:
-        """Whether Ray says it of the agent, and not the agent itself."""
+        """Whether the error comes from Ray, about the agent, and not from the agent itself."""
         from ray.exceptions import RayActorError
 
         return isinstance(error, RayActorError)

@@ -1,5 +1,4 @@
-"""The driver's side of the agents on other Ray nodes: one for each node that shares no memory with the
-driver's."""
+"""The driver's side of all node agents: one for each Ray node that shares no memory with the driver's."""
 
 from __future__ import annotations
 
@@ -44,16 +43,16 @@ from conveyor.runtime.graph.telemetry.afar import PATIENCE, STACKS, LookAtAll
 
 _log = logging.getLogger("conveyor")
 
-#: Seconds within which a time that this program was stopped for may be why a node is lost.
+#: Seconds back in which a stop of this program may be why a node is lost.
 _LATELY = 10.0
 #: Seconds that an agent has to end in good order.
 _LEAVE_SECONDS = 2.0
-#: Of calls to an agent, which one thread each answers: nobody who only looks has orders wait, or news.
+#: Concurrency groups of an agent's methods, with one thread each: looks delay neither orders nor news.
 _GROUPS = {"orders": 1, "news": 1, "looks": 1, "waits": 1}
 
 
 class Agents:
-    """All of them. Nothing is there before the first."""
+    """All node agents of the session. Nothing is opened before the first one starts."""
 
     def __init__(
         self,
@@ -67,9 +66,9 @@ class Agents:
         listening: Listening | None = None,
     ) -> None:
         """``window``: seconds that a node may be without a connection. ``on_news(host, news)`` and
-        ``on_loss(host)`` are called on the thread of ``events``. ``tls``: what each host shows and takes.
-        ``check()`` raises where Ray is not to be asked for anything any more. ``listening``: where all hosts
-        listen, if not at any port of Ray's address."""
+        ``on_loss(host)`` are called on the thread of ``events``. ``tls``: the credentials that each node
+        shows and accepts. ``check()`` raises if Ray must not be asked for anything any more. ``listening``:
+        where all nodes listen, if not at any port of Ray's address."""
         self._check = check
         self._listening = listening or Listening()
         self._ray, self._events, self._window = ray, events, window
@@ -79,7 +78,7 @@ class Agents:
         self._home: Home | None = None
         self._token = new_token()
         self._numbers = itertools.count(1)
-        #: Held while one is started.
+        #: Held while an agent starts.
         self._starting = threading.Lock()
         self._listener: Listener | None = None
         self._display: Display | None = None
@@ -89,17 +88,18 @@ class Agents:
         self._fetches: Fetches | None = None
         self._by_node: dict[str, AgentHost] = {}
         self._closed = self._refuses = False
-        #: What the agent says that is started just now.
+        #: Answer of the agent that is starting now.
         self._begun: Future[Ready] = Future()
-        #: Held to add a host, and to close: an actor may be started while the session ends.
+        #: Held to add a node, and to close: an actor may be started while the session ends.
         self._adding = threading.Lock()
 
     def start(self, home: Home) -> None:
-        """From now on there may be some."""
+        """Allow agents to be started from now on."""
         self._home = home
 
     def at(self, node: Elsewhere) -> AgentHost:
-        """The one of that node, which is started if there is none. ``ActorStartError`` if it cannot be."""
+        """Return the agent of that node. Start one if there is none, or it is lost. ``ActorStartError`` if
+        the agent cannot be started."""
         with self._starting:
             host = self._by_node.get(node.node)
             if host is None or host.lost:
@@ -109,7 +109,7 @@ class Agents:
                     with self._adding:
                         self._check_open(node)
                         self._by_node[node.node] = host
-                except ActorStartError as error:  # nobody else knows of it
+                except ActorStartError as error:  # `_by_node` does not have it: end it here
                     host.forget(str(error))
                     self._kill(host.agent)
                     raise
@@ -172,7 +172,7 @@ class Agents:
         return self._dial(number, host.address, FOR_READING)
 
     def _wait_for(self, ref: Any, node: Elsewhere) -> Ready:
-        """What the agent says of itself, unless the session ends before."""
+        """Return the agent's answer to ``begin``. ``ActorStartError`` if the session ends before."""
         begun: Future[Ready] = Future()
         with self._adding:
             self._check_open(node)
@@ -190,7 +190,7 @@ class Agents:
         return begun.result()
 
     def _open(self) -> tuple[str, int]:
-        """Let hosts in from now on; where."""
+        """Accept connections of nodes from now on; return the address."""
         assert self._home is not None
         if self._listener is None:
             process = self._home.process
@@ -210,7 +210,7 @@ class Agents:
                 ),
             )
             try:
-                # Nobody knows of the listener yet: who is let in finds the pump.
+                # Nobody knows the listener's address yet, so the pump is there before the first connection.
                 self._pump = self._home.pump(self._window, listener.address[0])
                 self._events.add(self._pump.notice_fd, self._on_notice)
             except BaseException:
@@ -221,7 +221,7 @@ class Agents:
         return self._listener.address
 
     def _gather(self, stacks: bool) -> list[NodeSeen]:
-        """What the processes of all nodes are doing, as far as they answer in time."""
+        """Return the status of the processes of all nodes that answer in time."""
         patience = STACKS if stacks else PATIENCE
         asked = [(host, host.look_at_all(LookAtAll(stacks))) for host in self._hosts()]
         wait([answer for _, answer in asked], patience)
@@ -247,11 +247,11 @@ class Agents:
             hand_over(sock, self._pump, other.host)
 
     def _hear(self, host: AgentHost) -> None:
-        """Have the next news of it told."""
+        """Ask the node's agent for its next news."""
         try:
             self._check()
             ref = host.agent.news.options(concurrency_group="news").remote()
-        except Exception as error:  # Ray is disconnected, say
+        except Exception as error:  # for example, Ray is disconnected
             self.lose(host, f"its agent cannot be asked for news ({error})")
             return
         ref.future().add_done_callback(
@@ -268,7 +268,7 @@ class Agents:
             return
         self._hear(host)
         for news in result.result():
-            # The next are told in any case.
+            # Guarded: an error does not keep the next ones from being handled.
             if isinstance(news, Sent):
                 guarded(partial(host.carrier.receive, news.parcel))
             elif isinstance(news, Unclaimed):
@@ -289,7 +289,7 @@ class Agents:
             guarded(partial(self._home.come, number))
 
     def _silence(self, why: str) -> str:
-        """What else may have been the reason, over TLS."""
+        """Add to the reason of a node's silence, over TLS, another one that is possible there."""
         if self._tls is None:
             return why
         return (
@@ -299,7 +299,8 @@ class Agents:
         )
 
     def _own_part(self, why: str) -> str:
-        """A node ends that has not heard of this program for too long: if that was why, it is said first."""
+        """Put before the reason of a node's loss that this program was stopped, if it was, for too long: a
+        node that hears nothing of this program for ``node_timeout`` seconds ends."""
         assert self._pump is not None
         try:
             stopped = self._pump.overslept(_LATELY)
@@ -314,12 +315,13 @@ class Agents:
         )
 
     def lose(self, host: AgentHost, why: str) -> None:
-        """Take it for lost. On any thread."""
+        """Give a node up. On any thread."""
         self._events.call(partial(self._lose, host, why))
 
     def part(self, host: AgentHost, number: int, why: str) -> None:
-        """``host`` has lost the one of that number, and cannot be in a graph with it: one of the two goes.
-        That is the one that the driver's host has no connection to either, else the later one."""
+        """Give up one of two nodes without a connection between them, as they cannot be in one graph.
+        ``host`` has reported it of the node ``number``. The one that the driver's node has no connection to
+        either is given up, otherwise the later one."""
         other = self.by_number(number)
         if other is None or other.lost:
             return
@@ -332,7 +334,7 @@ class Agents:
             self.lose(other, f"node {host.name} has no connection to it: {why}")
 
     def by_number(self, number: int) -> AgentHost | None:
-        """The one with that number, while there is one."""
+        """Return the node with that number, or ``None``."""
         return next((one for one in self._hosts() if one.number == number), None)
 
     def _lose(self, host: AgentHost, why: str) -> None:
@@ -343,7 +345,7 @@ class Agents:
         assert self._pump is not None
         assert self._home is not None
         self._pump.give_up(host.number, why)
-        host.forget(why)  # behind that: who waits for it finds its processes dead
+        host.forget(why)  # after `give_up`: whoever waits for the node finds its processes dead
         if self._fetches is not None:
             self._fetches.lose(host.number)
         self._home.gone(host.number)
@@ -357,14 +359,14 @@ class Agents:
             self._ray.kill(agent)
 
     def refuse(self) -> None:
-        """None is started from now on, and who waits for one waits no longer: Ray may never place it."""
+        """Start no agent from now on, and end the wait for one that is starting: Ray may never place it."""
         with self._adding:
             self._refuses = True
         with suppress(InvalidStateError):
             self._begun.set_exception(ActorStartError("the session has ended"))
 
     def close(self) -> None:
-        """Its processes are gone: so is the session there."""
+        """End all agents. Their processes have ended before."""
         self.refuse()
         with self._adding:
             self._closed = True
@@ -387,6 +389,6 @@ class Agents:
 
 
 def _withdraw(header: bytes, process: Reader) -> None:
-    """That process does not come for what a frame with that header claims for it."""
+    """Withdraw the claims that a frame's header makes for a process, which will never make them good."""
     _, made, _, _ = unpack(header)
     claims.withdraw(made, (process,))

@@ -1,10 +1,10 @@
-"""Actors that the program has started on Ray itself, and that take part in a session.
+"""Attached actors: actors of the user's own Ray program that take part in a session.
 
 In the actor's process, which runs methods for Ray, a thread becomes the loop of an actor of the session.
-Ray's own calls go on beside it. On the driver's side it is a process of the session like any other, but that
-nobody here ends it: when the session ends, or lets go of the actor, the thread takes out of the process what
-the session has brought, and Ray's actor is as it was. One on another host is let in by its agent, as other
-actors there are the agent's processes.
+Ray's own calls go on beside it. On the driver's side the process is one of the session like any other, except
+that the session never ends it. When the session ends, or lets go of the actor, the thread takes out of the
+process what the session has brought, and Ray's actor is as it was. An attached actor on another node is let
+in by the agent of that node, as other actors there are.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from conveyor.runtime.uninterrupted import uninterrupted
 
 _log = logging.getLogger("conveyor")
 
-#: Ray's group of calls that its own parts use: they wait for no call of the program's.
+#: Concurrency group of Ray's own calls, which wait for no call of the program's.
 SYSTEM_CALLS = "_ray_system"
 
 
@@ -73,7 +73,7 @@ class _Guest(Started, eq=False, kw_only=True):
 
 
 class RayHostsWithGuests(RayHosts):
-    """Ray's hosts, which let actors of the program's own in."""
+    """Engine on Ray that also lets attached actors in."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -104,7 +104,7 @@ class RayHostsWithGuests(RayHosts):
         )
         told = Told(name, surroundings(), payload)
         try:
-            # Ray may not have placed it, or its process may be busy: the session's end is the wait's, too.
+            # Ray may not have placed the actor, or its process may be busy. The session's end ends the wait.
             with self._starts.under_way(guest.number, partial(self._end_attaching, guest)):
                 uninterrupted(partial(self._invite, guest, told, fds))
                 guest.done.wait()
@@ -143,7 +143,7 @@ class RayHostsWithGuests(RayHosts):
             )
 
     def _invite_abroad(self, guest: _Guest, told: Told, settle: Settle) -> None:
-        """Have the agent of its node let it in."""
+        """Have the agent of the actor's node let it in."""
         assert guest.elsewhere is not None
         with self._starts.asking(f"attach Ray's actor {guest.name!r}"):
             host = self._agents.at(guest.elsewhere)
@@ -155,7 +155,7 @@ class RayHostsWithGuests(RayHosts):
             self._call_in(guest, Birth(host.door, guest.number, key, {}, host.locality, stay=True))
 
     def _call_in(self, guest: _Guest, birth: Birth) -> None:
-        """Have Ray tell it where it is waited for."""
+        """Have Ray call :func:`join` in the actor's process, with the bootstrap."""
         call = guest.attached.handle.__ray_call__.options(concurrency_group=SYSTEM_CALLS)
         joined = call.remote(join, birth)
 
@@ -190,10 +190,10 @@ class RayHostsWithGuests(RayHosts):
     ) -> None:
         """Act on the end of the call that was to bring the actor here: its error, or where the actor is."""
         if guest.pid and isinstance(error, self._ray.exceptions.RayTaskError):
-            # It has come, and then something was not to be had: it says farewell, and not why.
+            # It came, and failed to start afterwards. Its farewell does not say why, but Ray's error does.
             _log.warning("actor %s of Ray cannot take part: %s", guest.name, _why(error))
         if guest.pid or guest.error or (error is None and guest.host is not None):
-            return  # of one elsewhere its agent tells
+            return  # on another node: its agent tells the rest
         self._visitors.courier.forget(guest.number)
         guest.close_fds()
         if isinstance(said, Elsewhere):
@@ -201,7 +201,7 @@ class RayHostsWithGuests(RayHosts):
             guest.done.set()
         elif guest.host is None:
             guest.refuse(_why(error))
-        else:  # what its agent tells of it may be on its way still
+        else:  # news of its arrival may be on their way from the agent still
             guest.host.disown(guest.number).add_done_callback(
                 lambda asked: self._events.call(partial(self._not_come, guest, error, asked))
             )
@@ -224,7 +224,7 @@ class RayHostsWithGuests(RayHosts):
         if guest.host is not None and not guest.pid:
             self._abroad.pop(guest.number, None)
             guest.host.disown(guest.number)
-            guest.host.kill(*guest.place)  # it may have come before that
+            guest.host.kill(*guest.place)  # for the case that it had come already
         elif guest.pid:
             self._kill(guest)
 
@@ -234,7 +234,7 @@ class RayHostsWithGuests(RayHosts):
         if isinstance(actor, _Guest) and actor.host is None:
             self._visitors.tell_to_leave(actor.pid)
         else:
-            super()._kill(actor)  # an agent knows its guests
+            super()._kill(actor)  # an agent knows which processes are attached actors
 
     def end_headless(self, pid: int) -> None:
         if not isinstance(self._living.get(pid), _Guest):
@@ -261,7 +261,7 @@ def _why(error: BaseException | None) -> str:
 # The actor's side.
 
 _lock = threading.Lock()
-#: This process takes part in a session, of the driver with that pid.
+#: Pid of the driver in whose session this process takes part; 0 while it joins one.
 _host: int | None = None
 
 
@@ -278,7 +278,7 @@ class _Instance(Instance):
 
     def end(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
         self._generators.close_all()
-        self._object = self._made = None  # it goes on, and has no end of ours
+        self._object = self._made = None  # the object lives on, so no end method runs
 
 
 class GuestWorker(Worker):
@@ -306,7 +306,7 @@ class GuestWorker(Worker):
         return code, left
 
     def withdraw(self) -> None:
-        """Leave the session, of which it has not done anything yet. By the thread that would have served."""
+        """Leave the session before anything was done in it. Called on the thread that would have served."""
         self.process.board.live(self.process.slot)
         self._leave()
 
@@ -316,17 +316,17 @@ class GuestWorker(Worker):
         leave(self.runtime, self.control)
 
     def depart(self) -> None:
-        """Leave the session when what runs is done. On any thread."""
+        """Leave the session when the method that runs has returned. On any thread."""
         self.end()
         self.process.ring()
 
 
 def join(made: Any, birth: Birth) -> Elsewhere | None:
-    """Take part in the session of that birth; ``made`` is the actor's instance. If it is on another host, say
-    so instead. Ray runs this beside the actor's calls.
+    """Take part in the session of that bootstrap. Ray runs this beside the actor's calls. ``made``: the
+    actor's object. Return where the process is, if that is another node than the one where it is expected.
 
     Raises:
-        ActorStartError: it cannot take part.
+        ActorStartError: the actor cannot take part.
     """
     global _host
     with _lock:
@@ -353,7 +353,7 @@ def join(made: Any, birth: Birth) -> Elsewhere | None:
         threads.start(_take_part, "guest", made, connection, fds)
     except BaseException:
         if connection is not None:
-            if fds:  # it has come, and goes
+            if fds:  # it was let in, so its leaving has to be told
                 _say_farewell(connection, 1)
             connection.close()
         close_all(fds)
@@ -372,10 +372,10 @@ def _take_part(made: Any, connection: socket.socket, fds: list[int]) -> None:
         sys.excepthook(*sys.exc_info())
     finally:
         del made
-        gc.collect()  # what of the session refers to itself has memory, and descriptors
+        gc.collect()  # cycles of the session's objects hold memory and descriptors
         os.close(told)
         os.close(driver)
-        with connection:  # another driver, or this one, is let in only behind it
+        with connection:  # closed before this process may join another session
             _say_farewell(connection, code)
         _host = None
         if left:
@@ -383,7 +383,7 @@ def _take_part(made: Any, connection: socket.socket, fds: list[int]) -> None:
 
 
 def _say_farewell(connection: socket.socket, code: int) -> None:
-    with suppress(OSError):  # a driver that is gone needs none
+    with suppress(OSError):  # the driver may be gone
         connection.sendmsg([write(Farewell(code))], [], socket.MSG_NOSIGNAL)
 
 
@@ -401,7 +401,7 @@ def _be_guest(
         hello: Hello = pickle.loads(check_greeting(read_file(told).payload))
         instance = _Instance(hello.name, made)
     except BaseException:
-        close_all(handed)  # else the worker does
+        close_all(handed)  # later the worker closes them
         raise
     worker = GuestWorker(hello, handed, instance)
     worker.runtime.end_at_once = worker.depart
@@ -426,8 +426,8 @@ def _be_guest(
 
 
 def _watch(worker: GuestWorker, connection: socket.socket, driver: int, over: int) -> None:
-    """Have it leave when the driver says so, when the session has ended, and when the driver is gone. Each of
-    them may come behind another, while it runs a method still."""
+    """Have the worker leave if the driver says so, the session has ended, or the driver is gone. Several of
+    these may come, one after the other, while a method still runs."""
     poll = select.poll()
     for fd in (connection.fileno(), driver, over):
         poll.register(fd, select.POLLIN)
@@ -442,7 +442,7 @@ def _watch(worker: GuestWorker, connection: socket.socket, driver: int, over: in
         said = b""
         with suppress(OSError):
             said = connection.recv(MESSAGE_BYTES)
-        if not said:  # the session is over, and nobody comes to whoever waits for something of it
+        if not said:  # the session is over: nothing comes for waits in it
             poll.unregister(connection.fileno())
             end_waits(worker.runtime)
 

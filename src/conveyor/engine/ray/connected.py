@@ -8,8 +8,8 @@ from conveyor.exceptions import RuntimeStateError
 
 
 class Connected:
-    """Asked before anything is asked of Ray: without a connection it would make one by itself, to another
-    cluster, or start one, where nothing knows of the session."""
+    """Check of the connection to Ray, made before anything is asked of Ray. Without a connection Ray would
+    connect by itself, to another cluster or a new one, where nothing knows of the session."""
 
     def __init__(self, ray: Any) -> None:
         """``ray``: the module, connected."""
@@ -17,7 +17,7 @@ class Connected:
         self._worker = ray.get_runtime_context().get_worker_id()
 
     def check(self) -> None:
-        """``RuntimeStateError`` if it is not."""
+        """Raise ``RuntimeStateError`` if the connection is not that of the session's start."""
         ray = self._ray
         if not ray.is_initialized() or ray.get_runtime_context().get_worker_id() != self._worker:
             raise RuntimeStateError(
@@ -25,7 +25,7 @@ class Connected:
                 "Call conveyor.shutdown(), and conveyor.init() again"
             )
 
-    # What a program is told of the cluster, as Ray tells it.
+    # Information on the cluster, as Ray gives it.
 
     def nodes(self) -> list[dict[str, Any]]:
         self.check()

@@ -4,7 +4,7 @@ Ray starts a process and tells it the socket's name and a secret, over its own a
 process connects, both ends prove themselves (:mod:`conveyor.local_sockets`), and the driver gives the process
 its descriptors.
 
-The socket has no place in the file system, and is there as long as the session.
+The socket is in the abstract namespace, not in the file system, and lasts as long as the session.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from conveyor.local_sockets import LocalListener, hang_up, new_key, new_name, ow
 
 
 class Expected(Struct, eq=False):
-    """A process that is to come. ``arrived`` is called with its pid and its stderr, and gives the descriptors
-    for it, which stay the callee's; what it raises is told to the process. ``refused(why)``: it has come,
-    and cannot be taken."""
+    """A process that is to come. ``arrived(pid, stderr)`` returns the descriptors for the process, which stay
+    the callee's; an ``OSError`` refuses the process, and its text is sent there. ``refused(why)`` is called
+    if the process has come, and cannot be taken."""
 
     key: bytes
     arrived: Callable[[int, str], Sequence[int]]
@@ -42,10 +42,11 @@ class Expected(Struct, eq=False):
 
 
 class Courier:
-    """The driver's. All of it but :meth:`start` and :meth:`expect` happens on the thread of ``events``."""
+    """Socket at which expected processes connect, for the driver or a node agent. All of it but
+    :meth:`start` and :meth:`expect` happens on the thread of ``events``."""
 
     def __init__(self, events: EventLoop, on_farewell: Callable[[int, int], object]) -> None:
-        """``on_farewell(pid, code)``: a process that has arrived is about to end."""
+        """``on_farewell(pid, code)`` is called when an arrived process says that it ends or leaves."""
         self._events = events
         self._on_farewell = on_farewell
         self._expected: dict[int, Expected] = {}
@@ -61,7 +62,7 @@ class Courier:
         return self._name
 
     def start(self) -> None:
-        """Wait for them from now on."""
+        """Accept connections from now on."""
         listener = LocalListener(self._name, socket.SOCK_SEQPACKET, self._key_of, self._admit)
         try:
             self._listener = listener
@@ -77,17 +78,18 @@ class Courier:
         arrived: Callable[[int, str], Sequence[int]],
         refused: Callable[[str], object],
     ) -> bytes:
-        """One process will come, as this number; the secret that it has to know. See :class:`Expected`."""
+        """Expect one process under this number; return the secret that it has to prove. See
+        :class:`Expected`."""
         key = new_key()
         self._expected[number] = Expected(key, arrived, refused)
         return key
 
     def forget(self, number: int) -> None:
-        """It is not to come any more."""
+        """Stop expecting the process of that number."""
         self._expected.pop(number, None)
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Accept nothing any more, and close all connections."""
         if self._listener is not None:
             self._events.remove(self._listener.fileno())
             self._listener.close()
@@ -110,7 +112,7 @@ class Courier:
             self._events.rest(listener.fileno(), pause)
 
     def _admit(self, connection: socket.socket, number: int) -> None:
-        expected = self._expected.pop(number)  # it comes once
+        expected = self._expected.pop(number)  # each process comes once
         fd = connection.fileno()
         self._coming[fd] = connection, expected
         self._events.add(fd, partial(self._hear, fd))
@@ -124,7 +126,7 @@ class Courier:
         except OSError:
             data = b""
         said = read(data, Here)
-        if said is None:  # it has ended: Ray says so
+        if said is None:  # it has ended, which Ray tells
             self._drop(fd)
             return
         self._greet(fd, connection, said, expected)
@@ -157,7 +159,7 @@ class Courier:
         self._events.add(fd, partial(self._hear_end, fd))
 
     def _hear_end(self, fd: int) -> bool:
-        """Take what a process says when it ends. Whether there may be more."""
+        """Receive one message of a process, such as its farewell. Return whether there may be more."""
         known = self._known.get(fd)
         if known is None:
             return False
@@ -166,9 +168,7 @@ class Courier:
             data = connection.recv(MESSAGE_BYTES)
         except BlockingIOError:
             return False
-        except (
-            ConnectionResetError
-        ):  # it is gone and has not read all: what it has said is still to be had
+        except ConnectionResetError:  # it died with unread messages: its own can still be received
             return True
         except OSError:
             data = b""
@@ -181,7 +181,7 @@ class Courier:
         return True
 
     def last_words(self, pid: int) -> None:
-        """The process is gone: take what it has said before."""
+        """Receive all that a process had sent before it ended."""
         for fd, (_, known) in list(self._known.items()):
             if known == pid:
                 while self._hear_end(fd):
@@ -190,10 +190,10 @@ class Courier:
                     self._hang_up(fd)
 
     def tell_to_leave(self, pid: int) -> None:
-        """Have that process leave the session, if it has not yet."""
+        """Tell a process to leave the session, if it has not left yet."""
         for connection, known in self._known.values():
             if known == pid:
-                with suppress(OSError):  # it is gone, or has been told so often that it knows
+                with suppress(OSError):  # it is gone, or its socket is full of such messages
                     connection.sendmsg([write(Leave())], [], socket.MSG_NOSIGNAL)
 
     def _hang_up(self, fd: int) -> None:

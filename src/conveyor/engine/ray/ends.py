@@ -1,7 +1,7 @@
-"""How a process has ended that is somebody else's child.
+"""Wait status of a process that is not this one's child.
 
-Its parent, which is Ray's daemon, reaps it. From Linux 6.15 on the kernel tells whoever has a pidfd how it
-was; see ``PIDFD_GET_INFO`` in the kernel's ``include/uapi/linux/pidfd.h``.
+Its parent, Ray's daemon, reaps the process. From Linux 6.15 on the kernel tells the wait status to any
+process that has a pidfd; see ``PIDFD_GET_INFO`` in the kernel's ``include/uapi/linux/pidfd.h``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _CODE_AT = 60
 
 
 def exit_status(pidfd: int) -> int | None:
-    """The wait status of a process that has been reaped; ``None``: it has not been, or the kernel does not
-    tell."""
+    """Return the wait status of a process that has been reaped. ``None``: it has not been reaped, or the
+    kernel does not tell."""
     info = bytearray(_SIZE)
     _MASK.pack_into(info, 0, _EXIT)
     try:
@@ -33,8 +33,8 @@ def exit_status(pidfd: int) -> int | None:
 
 
 def status_once_reaped(pidfd: int, seconds: float) -> int | None:
-    """The wait status of a process that has ended, for which its parent may take so many seconds.
-    Kernels that do not tell it do not tell when it could be had either."""
+    """Return the wait status of a process that has ended, or ``None``. Wait up to ``seconds`` for its parent
+    to reap it. A kernel that does not tell the status does not tell the moment either: then wait in full."""
     poll = select.poll()
     poll.register(pidfd, 0)
     poll.poll(int(seconds * 1000))

@@ -23,16 +23,16 @@ from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.driver.driver import Driver
 
-#: Seconds that a cluster's head has to answer.
+#: Timeout of a cluster's head to answer, in seconds.
 _CONNECT_SECONDS = 10.0
-#: What a client of HTTP/2 says first: its preface, and settings that change nothing. A server says its own
+#: First bytes of an HTTP/2 client: its preface, and settings that change nothing. A server sends its own
 #: settings first. A frame's header has its type behind the length.
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEADER, _SETTINGS_FRAME = 9, 4
-#: Settings of this package that actors read from their environment, and that Ray does not pass on.
+#: Prefix of the environment variables that actors read, and that Ray does not pass on.
 _SETTINGS = "CONVEYOR_"
-#: Seconds without a word after which a node is lost. Over TLS a thread of Python carries the words, which
-#: waits for whatever native code of the program's keeps the interpreter to itself.
+#: Seconds without a message after which a node is lost. Over TLS a thread of Python carries the messages,
+#: which waits for native code of the program that keeps the interpreter to itself.
 _NODE_TIMEOUT, _TLS_TIMEOUT = 1.0, 10.0
 
 
@@ -51,9 +51,9 @@ def start(
     address: of the Ray cluster; ``None`` connects to one that is there by Ray's own rules, or starts one on
     this machine. Where the program has called ``ray.init`` itself, that connection is used, and stays.
     cluster: further arguments of ``ray.init``.
-    shared_memory: among whom there is any: all processes of a ``"machine"``, whatever node they are of, or
+    shared_memory: the processes that share memory: all of a ``"machine"``, whatever node they are of, or
     only those of one ``"node"``, so that two nodes of one machine are connected as two machines are.
-    node_timeout: seconds after which a node that nothing comes from is taken for lost.
+    node_timeout: seconds after which a node that sends nothing is taken for lost.
     tls: whether connections between nodes are over TLS. ``True``: with a certificate that is made for this
     session. A mapping: with files of each node, by the names ``certificate``, ``key`` and ``ca``.
     listen_address: an interface, a network (``"10.0.0.0/8"``) or an address. Each node listens at its own of
@@ -113,7 +113,7 @@ def _ending_first(end: Callable[[], object], exit_actor: Callable[[], Any]) -> C
     def end_and_exit() -> Any:
         try:
             end()
-        except Exception:  # it leaves all the same, and Ray waits for what there is still
+        except Exception:  # the actor leaves all the same, and Ray waits for the calls left
             traceback.print_exc()
         return exit_actor()
 
@@ -121,15 +121,15 @@ def _ending_first(end: Callable[[], object], exit_actor: Callable[[], Any]) -> C
 
 
 def _leave_sigterm_to_python() -> None:
-    """Have SIGTERM go to its handler in Python, which is Ray's, and to nothing else. Ray has put a native one
-    before it, which has the process aborted three seconds later; the actors have the grace period."""
+    """Have SIGTERM go only to its handler in Python, which is Ray's. Ray has also set a native handler, which
+    aborts the process three seconds later; that would cut the actors' grace period short."""
     handler = signal.getsignal(signal.SIGTERM)
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
 
 def check_sharing(shared_memory: object, node_timeout: object) -> None:
-    """``ValueError`` for what these options cannot be."""
+    """Raise ``ValueError`` if one of these options has an invalid value."""
     if shared_memory not in ("machine", "node"):
         raise ValueError(
             f'shared_memory is "machine" or "node", not {shared_memory!r}: among whose processes there is any'
@@ -145,7 +145,7 @@ def check_sharing(shared_memory: object, node_timeout: object) -> None:
 
 
 def _connect(address: str | None, cluster: dict[str, Any]) -> tuple[Any, Callable[[], object]]:
-    """Ray's module, connected, and what ends that connection if it is ours."""
+    """Connect to Ray. Return its module, and a function that ends the connection if it is ours."""
     try:
         ray = import_later("ray")
     except ImportError as error:
@@ -167,9 +167,9 @@ def _connect(address: str | None, cluster: dict[str, Any]) -> tuple[Any, Callabl
 
 
 def _check_reachable(address: str) -> None:
-    """``ConnectionError`` if no Ray cluster answers at ``address``, where that is a host and a port. Ray
-    itself would try for minutes, and then end the process; or for ever, where something listens that says
-    nothing."""
+    """Raise ``ConnectionError`` if ``address`` is a host and a port at which no Ray cluster answers. Ray
+    itself would try for minutes, and then end the process. If a server there says nothing, Ray would try
+    for ever."""
     host, _, port = address.rpartition(":")
     if not host or "//" in host or not port.isdecimal():
         return
@@ -188,8 +188,8 @@ def _check_reachable(address: str) -> None:
 
 
 def _check_answers(asked: socket.socket, end: float) -> None:
-    """``OSError`` unless the other side speaks HTTP/2, as Ray's head does, and says so by ``end``. Over Ray's
-    TLS it cannot be asked so simply."""
+    """Raise ``OSError`` unless the other side speaks HTTP/2 by the deadline ``end``, as Ray's head does. Not
+    for heads that use Ray's TLS."""
     asked.sendall(_HTTP2_GREETING)
     said = b""
     while len(said) < _FRAME_HEADER:

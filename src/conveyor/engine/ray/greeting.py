@@ -25,8 +25,8 @@ MESSAGE_BYTES = 4096
 
 
 class Locality(Struct, frozen=True):
-    """Where a process runs, as far as it decides whose memory it can share: the boot of the machine, the
-    network and the PID namespace, and the user."""
+    """Identity of the place where a process runs, which decides whose memory it can share: the boot of the
+    machine, the network and the PID namespace, and the user."""
 
     boot: str
     network: str
@@ -35,7 +35,7 @@ class Locality(Struct, frozen=True):
 
     @classmethod
     def own(cls) -> Locality:
-        """Return this process's. A part that the system does not tell is empty."""
+        """Return the locality of this process. A part that the system does not tell is empty."""
         try:
             with open("/proc/sys/kernel/random/boot_id") as file:
                 boot = file.read().strip()
@@ -54,7 +54,7 @@ class Locality(Struct, frozen=True):
 
     @property
     def user_name(self) -> str:
-        """The user, for messages."""
+        """Name and number of the user, for messages."""
         try:
             return f"{pwd.getpwuid(self.user).pw_name} ({self.user})"
         except KeyError:
@@ -69,11 +69,15 @@ def _linked(path: str) -> str:
 
 
 class Birth(Struct, frozen=True):
-    """What a process is given by Ray, with the call that makes it an actor: where the driver waits for it,
-    and by what the driver knows it. ``environ`` are the variables that it gets before anything of the
-    user's is imported. ``waits``: where who waits for it runs. ``stay``: it is known to be on that node;
-    else it says if it is on another. ``node``: the only node of Ray's that counts as that one; none: all
-    whose processes can share memory with who waits do."""
+    """Bootstrap that a process gets with Ray's call that makes it an actor. The driver or a node agent waits
+    for the process at ``address``, and knows it by ``number`` and ``key``.
+
+    environ: variables that the process gets before anything of the user's is imported.
+    waits: the locality of the process that waits for it.
+    stay: the process is known to be on that node; otherwise it says if it is on another one.
+    node: the only node of Ray's that counts as that one; empty: all nodes whose processes can share memory
+        with the one that waits.
+    """
 
     address: str
     number: int
@@ -85,34 +89,34 @@ class Birth(Struct, frozen=True):
 
 
 class Elsewhere(Struct, frozen=True):
-    """Where a process is that is not on the driver's host: the node's id, and its address."""
+    """Node of a process that is not on the driver's node: Ray's id of the node, and its address."""
 
     node: str
     address: str
 
 
 class Here(Struct, frozen=True):
-    """What the process is. ``stderr``: the file that it writes to, as far as it is one."""
+    """First message of a process: its versions, and the path of its stderr, as far as that is a file."""
 
     version: str
     stderr: str
 
 
 class Welcome(Struct, frozen=True):
-    """The answer, with the descriptors: the birth's file, the driver's pidfd, and what the driver hands over.
-    With ``refused`` there are none: it says why."""
+    """Answer to :class:`Here`. With it come the descriptors of :func:`made_for`. ``refused``: why the process
+    is refused; then there are no descriptors."""
 
     refused: str = ""
 
 
 class Farewell(Struct, frozen=True):
-    """The process ends in good order, with this exit code."""
+    """Notice that the process ends, or an attached actor leaves, in good order, with this exit code."""
 
     code: int
 
 
 class Leave(Struct, frozen=True):
-    """The driver says, to a process that is not its own to end: leave the session."""
+    """Order to an attached actor to leave the session."""
 
 
 T = TypeVar("T", Here, Welcome, Farewell)
@@ -123,7 +127,7 @@ def write(message: Struct) -> bytes:
 
 
 def read(data: bytes, kind: type[T]) -> T | None:
-    """The message, or ``None`` if it is none of that kind."""
+    """Return the decoded message, or ``None`` if ``data`` is none of that kind."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except msgspec.MsgspecError:
@@ -131,12 +135,12 @@ def read(data: bytes, kind: type[T]) -> T | None:
 
 
 def version() -> str:
-    """What both have to have in common."""
+    """Return the versions that both ends have to have in common."""
     return f"Conveyor {__version__} (protocol {PROTOCOL}) on Python {platform.python_version()}"
 
 
 class Told(Struct, frozen=True):
-    """What the birth's file holds: whatever its size, it is no message."""
+    """Contents of the bootstrap file. They may be of any size, so they are not sent as a message."""
 
     name: str
     around: Surroundings
@@ -144,7 +148,7 @@ class Told(Struct, frozen=True):
 
 
 def write_file(told: Told) -> int:
-    """A file that holds it; the caller closes it."""
+    """Make a file with these contents, and return its descriptor. The caller closes it."""
     fd = descriptors.memory_file("conveyor-birth")
     try:
         with open(fd, "wb", closefd=False) as file:
@@ -156,9 +160,9 @@ def write_file(told: Told) -> int:
 
 
 def made_for(told: Told, fds: Sequence[int]) -> list[int]:
-    """What a process is given with its welcome: the birth's file, the pidfd of this one, and ``fds``. All are
-    duplicates, since whoever waits may be interrupted, and close his own, while they are sent. The caller
-    closes them."""
+    """Make the descriptors that a process gets with its welcome: the bootstrap file, the pidfd of this
+    process, and duplicates of ``fds``. Duplicates, since the owner of ``fds`` may be interrupted, and close
+    them, while they are sent. The caller closes the returned descriptors."""
     made = [write_file(told)]
     try:
         made.append(descriptors.own(os.pidfd_open(os.getpid())))
@@ -170,7 +174,7 @@ def made_for(told: Told, fds: Sequence[int]) -> list[int]:
 
 
 def read_file(fd: int) -> Told:
-    """What it holds, by who trusts it."""
+    """Return the contents of a bootstrap file, which come from a trusted process."""
     with open(fd, "rb", closefd=False) as file:
         file.seek(0)
         return msgspec.msgpack.decode(file.read(), type=Told)

@@ -1,4 +1,4 @@
-"""What an agent tells the driver."""
+"""Messages of a node agent to the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conveyor.runtime.waiting.inquiry import Frames
 
 
 class Arrived(Struct, frozen=True):
-    """A process that was expected under that number is there; or why it cannot be taken."""
+    """Notice that the process expected under that number has come. ``refused``: why it cannot be taken."""
 
     number: int
     pid: int
@@ -19,17 +19,24 @@ class Arrived(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True):
-    """A process asks the driver for something."""
+    """Request of a process to the driver."""
 
     process: Reader
     data: bytes
 
 
 class Ended(Struct, frozen=True):
-    """A process has ended: its wait status, what its slot said of it, whether it was left by ``sys.exit``,
-    the last lines that it has written, and whether it had to be killed, since it went on without its main
-    thread. ``due``: the frames that the driver's host is to have before it takes the process for ended, since
-    its last results are among them."""
+    """Notice that a process has ended.
+
+    number: the number under which it came.
+    status: its wait status.
+    page: its last process snapshot.
+    left: whether a method ended it by ``sys.exit``.
+    tail: the last lines that it has written to stderr.
+    went_on: whether it had to be killed, since it went on without its main thread.
+    due: the frames that the driver's node must have before it takes the process for ended: the last results
+        of the process are among them.
+    """
 
     number: int
     status: int
@@ -41,34 +48,34 @@ class Ended(Struct, frozen=True):
 
 
 class LostHost(Struct, frozen=True):
-    """Another host is lost for this one."""
+    """Notice that the agent's node has lost another node."""
 
     number: int
     reason: str
 
 
 class Reached(Struct, frozen=True):
-    """It is connected to another host, as it was to, or why it cannot be."""
+    """Notice that the agent's node is connected to another one, as ordered. ``error``: why it cannot be."""
 
     number: int
     error: Exception | None
 
 
 class Come(Struct, frozen=True):
-    """What was to be told of under that number has come to this host, or does not come any more: see
-    :class:`conveyor.runtime.driver.hosts.far_host.TellWhenCome`."""
+    """Notice that the frames of an order have come to the agent's node, or will not come any more. See
+    :class:`conveyor.runtime.driver.hosts.far_host.TellWhenCome`, which has the same number."""
 
     number: int
 
 
 class Sent(Struct, frozen=True):
-    """What goes to the driver's host over connections of processes."""
+    """Message to the driver's node that belongs to a connection between two processes."""
 
     parcel: Parcel
 
 
 class Unclaimed(Struct, frozen=True):
-    """That process has left before a frame came: what the frame's header claims is not claimed by it."""
+    """Notice that a process has left before a frame came, and will not make good the claims of its header."""
 
     header: bytes
     process: Reader

@@ -1,4 +1,4 @@
-"""The processes of this machine that Ray has started and that have come to the courier: their ends."""
+"""Processes of this node that Ray has started and that have come to the courier, and how they end."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ from conveyor.runtime import threads
 from conveyor.runtime.driver.hosts.protocol import UNKNOWN_END
 from conveyor.runtime.process import close_all
 
-#: Seconds that Ray's word about how a process has ended may take.
+#: Timeout of the wait until Ray has reaped a process that has ended, in seconds.
 WORD_TIMEOUT = 1.0
-#: How Ray says with which code a process has ended.
+#: Exit code of a process in Ray's messages.
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
 class Resident(Struct, eq=False):
-    """One of them. All of it changes on the thread of the events."""
+    """A process of this node that takes part in the session. ``killed``, ``went_on`` and ``status`` may
+    change on any thread, the rest on the event loop's."""
 
     pid: int = 0
     pidfd: int = -1
-    #: What it gets with its welcome, until that is sent: see :func:`greeting.made_for`.
+    #: Descriptors for its welcome, until that is sent: see :func:`greeting.made_for`.
     fds: list[int] = field(default_factory=list)
     killed: bool = False
     went_on: bool = False
-    #: What it ends with, by what it has said itself, by the kernel, and by Ray.
+    #: How it has ended: exit code by its own farewell, wait status by the kernel, text by Ray.
     code: int | None = None
     status: int | None = None
     word: str | None = None
     over: bool = False
-    #: Is told, on the thread of the events, that it has ended, and how as far as that can be known.
+    #: Called on the event loop's thread when it has ended, and all is known of how.
     on_end: Callable[[], object] = lambda: None
 
     def close_fds(self) -> None:
-        """It has them, or never will."""
+        """Close the descriptors for the welcome: they were sent, or never will be."""
         close_all(self.fds)
         self.fds.clear()
 
     def wait_status(self) -> int:
-        """As far as it can be known of a process that is Ray's child."""
+        """Return the wait status, or ``UNKNOWN_END``: the process is Ray's child, so it may not be known."""
         if self.code is not None:
             return self.code << 8
         if self.status is not None:
@@ -63,36 +64,36 @@ class Resident(Struct, eq=False):
 
 
 class Processes:
-    """All of them."""
+    """All processes of this node that Ray has started for the session, while they live."""
 
     def __init__(self, events: EventLoop) -> None:
         self._events = events
         self.courier = Courier(events, self._on_farewell)
         self._living: dict[int, Resident] = {}
-        #: Held to use a pidfd off the events' thread, and to close it: its number may be another's
-        #: afterwards.
+        #: Held to close a pidfd, and to use it off the event loop's thread: once closed, its number may be
+        #: another descriptor's.
         self._pidfds = threading.Lock()
 
     def add(self, one: Resident, pid: int) -> None:
-        """It has come, and waits for an answer: so the number is still its own."""
+        """Add a process that has come. It waits for an answer, so its pid cannot be another's by now."""
         one.pidfd = descriptors.own(os.pidfd_open(pid))
         one.pid = pid
         self._living[pid] = one
         self._events.add(one.pidfd, partial(self._ended, one))
 
     def signal(self, one: Resident, number: int) -> None:
-        """On any thread."""
+        """Send a signal to the process. On any thread."""
         one.killed = one.killed or number == signal.SIGKILL
         with self._pidfds, suppress(OSError):  # it has just ended
             signal.pidfd_send_signal(one.pidfd, number)
 
     def kill_all(self) -> None:
-        """Kill whoever is left."""
+        """Kill all processes that are left."""
         for one in list(self._living.values()):
             self.signal(one, signal.SIGKILL)
 
     def end_headless(self, one: Resident) -> None:
-        """See :meth:`Hosts.end_headless`."""
+        """Kill the process if it goes on without its main thread: see :meth:`Hosts.end_headless`."""
         if not one.over:
             threads.start_or_run(self._end_headless, "headless", one)
 
@@ -122,18 +123,18 @@ class Processes:
             one.code = code
 
     def _ended(self, one: Resident) -> None:
-        """The process is gone."""
+        """Find out how a process has ended, and report it."""
         self._events.remove(one.pidfd)
         self.courier.last_words(one.pid)
         one.over = True
         one.status = exit_status(one.pidfd)
         if one.killed or one.code is not None or one.status is not None:
             self._report(one)
-        else:  # how it ended its parent knows, which has not looked yet
+        else:  # its parent has not reaped it yet
             threads.start_or_run(self._see_end, "how-it-ended", one)
 
     def _see_end(self, one: Resident) -> None:
-        # Its pidfd is there until it is reported.
+        # Its pidfd stays open until the end is reported.
         one.status = status_once_reaped(one.pidfd, WORD_TIMEOUT)
         self._events.call(partial(self._report, one))
 

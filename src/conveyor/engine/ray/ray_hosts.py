@@ -1,4 +1,4 @@
-"""Hosts actors as processes that Ray starts."""
+"""Engine whose actors are processes that Ray starts."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from conveyor.runtime.uninterrupted import uninterrupted
 
 _log = logging.getLogger("conveyor")
 
-#: Seconds after which the log says what an actor's start waits for.
+#: Seconds after which a warning says why an actor is not started yet.
 _SAID_AFTER = 10.0
-#: Ray may go on placing actors on a node that has died, until it has noticed.
+#: Limit of attempts to start an actor: Ray places actors on a dead node until it notices the death.
 _ATTEMPTS = 3
-#: Seconds that the end of a killed process may take, and a node's agent to tell of it as the session ends.
+#: Timeouts at the session's end, in seconds: for killed processes to end, and for agents to tell that.
 _CLOSE_TIMEOUT, _TOLD_WITHIN = 10.0, 2.0
 
 
 class RayHosts:
-    """Starts and ends processes for the driver, by Ray."""
+    """The engine: starts and ends processes for the driver, by Ray."""
 
     places = True
 
@@ -59,8 +59,8 @@ class RayHosts:
         listening: Listening,
     ) -> None:
         """``ray``: the module, connected. ``environ``: variables of all actors. ``disconnect`` is called when
-        all are gone. ``own_node``: the only node whose processes share memory with the driver; "": all of
-        its machine's do. ``window``, ``tls``, ``listening``: see :class:`Agents`."""
+        all processes are gone. ``own_node``: the only node whose processes share memory with the driver; "":
+        all processes of the driver's machine do. ``window``, ``tls``, ``listening``: see :class:`Agents`."""
         self._ray = ray
         self._environ = environ
         self._disconnect = disconnect
@@ -78,7 +78,7 @@ class RayHosts:
         self._numbers = itertools.count(1)
         self._classes: dict[str, Any] = {}
         self._living: dict[int, Started] = {}
-        #: Those on other hosts, by the number under which they come there.
+        #: Actors on other nodes, by the number under which they come there.
         self._abroad: dict[int, Started] = {}
         self._ends = threading.RLock()
         self._all_gone = threading.Condition(self._ends)
@@ -147,7 +147,7 @@ class RayHosts:
         actor.ran.future().add_done_callback(tell)
 
     def _ask_abroad(self, wish: _Wish, actor: Started) -> None:
-        """Have the agent of its node wait for it."""
+        """Have the agent of the actor's node wait for its process."""
         told = wish.told
         assert actor.elsewhere is not None
         with self._starts.asking(f"start actor {actor.name!r}"):
@@ -164,7 +164,7 @@ class RayHosts:
             self._run(actor, Birth(*at, stay=True))
 
     def _class(self, name: str) -> Any:
-        """Ray's class for actors of that name, by which Ray's tools and logs call them."""
+        """Return Ray's class for actors of that name, which Ray's tools and logs show."""
         name = re.sub(r"\W", "_", name.partition("#")[0]) or "Actor"
         made = self._classes.get(name)
         if made is None:
@@ -174,8 +174,8 @@ class RayHosts:
 
     def _wait_for(self, actor: Started) -> None:
         if not actor.done.wait(_SAID_AFTER):
-            # Elsewhere: where Ray does not answer nobody can be interrupted, nor hear that it is there.
-            with suppress(SystemLimitError):  # a line less
+            # On a thread: if Ray does not answer there, this wait still ends, and can be interrupted.
+            with suppress(SystemLimitError):  # the log has a line less
                 threads.start(self._say_what_it_wants, "what-it-wants", actor)
             actor.done.wait()
 
@@ -204,7 +204,7 @@ class RayHosts:
         actor.done.set()
 
     def _give_up(self, actor: Started) -> None:
-        """Whoever asked for it does not want it any more."""
+        """End an actor that its caller does not want any more, whether its process has come or not."""
         actor.unwanted = True
         self._courier.forget(actor.number)
         actor.close_fds()
@@ -228,7 +228,8 @@ class RayHosts:
     def _has_run(
         self, actor: Started, error: BaseException | None, where: Elsewhere | None = None
     ) -> None:
-        """Ray says that the call that is the actor's life is over, or has not begun where it is."""
+        """Handle the end of the call that lasts as long as the actor. ``where``: the call has returned this
+        at once, since the process is on another node."""
         actor.word = "" if error is None else str(error)
         if actor.pid or actor.error:
             return
@@ -241,7 +242,7 @@ class RayHosts:
         if actor.host is None:
             self._never_came(actor, error)
             return
-        # What its agent tells of it may be on its way still.
+        # News of its arrival may be on their way from the agent still.
         actor.host.disown(actor.number).add_done_callback(
             lambda asked: self._events.call(partial(self._disowned, actor, error, asked))
         )
@@ -256,7 +257,7 @@ class RayHosts:
         actor.refuse(said(error))
 
     def _report(self, actor: Started) -> None:
-        """It has ended, and all is known of that which will be."""
+        """Report the end of an actor's process to the driver. Nothing more about it will become known."""
         if self._living.pop(actor.key, None) is None:
             return
         actor.handle = actor.ran = None
@@ -266,7 +267,7 @@ class RayHosts:
             self._all_gone.notify_all()
 
     def _on_news(self, host: AgentHost, news: News) -> None:
-        """An agent tells something."""
+        """Handle a message of an agent."""
         assert self._home is not None
         if isinstance(news, Asked):
             self._home.heard(*news.process, news.data)
@@ -284,7 +285,7 @@ class RayHosts:
 
     def _ended_abroad(self, news: Ended) -> None:
         actor = self._abroad.pop(news.number, None)
-        if actor is not None:  # else it was lost with its node meanwhile
+        if actor is not None:  # otherwise it was lost with its node meanwhile
             actor.over, actor.ended, actor.went_on = True, news, news.went_on
             self._report(actor)
 
@@ -302,7 +303,7 @@ class RayHosts:
             self._sent(actor)
 
     def _on_loss(self, host: AgentHost) -> None:
-        """A node is lost, and all that was there with it."""
+        """Report the ends of all actors of a lost node, and refuse those that had not come there yet."""
         for number, actor in list(self._abroad.items()):
             if actor.host is host:
                 del self._abroad[number]
@@ -327,7 +328,7 @@ class RayHosts:
 
     def end_headless(self, pid: int) -> None:
         actor = self._living.get(pid)
-        if actor is not None and actor.host is None:  # else its own host sees to that
+        if actor is not None and actor.host is None:  # otherwise its own node does so
             self._processes.end_headless(actor)
 
     def watch(self, fd: int, callback: Callable[[], object]) -> None:
@@ -344,7 +345,7 @@ class RayHosts:
         with self._ends:
             if not self._all_gone.wait_for(lambda: not self._far(), _TOLD_WITHIN):
                 for host in self._far():
-                    # It is not waited for until it is lost by its silence. There it is the driver's that is.
+                    # Do not wait until the node is lost by its silence. It will find the driver's node lost.
                     self._agents.lose(host, "it does not end its actors, as the session does")
             if not self._all_gone.wait_for(lambda: not self._living, _CLOSE_TIMEOUT):
                 left = ", ".join([actor.name for actor in self._living.values()])
@@ -355,12 +356,12 @@ class RayHosts:
         self._disconnect()
 
     def _far(self) -> set[AgentHost]:
-        """The hosts elsewhere that have processes of the session."""
+        """Return the remote nodes that have processes of the session."""
         return {actor.host for actor in list(self._living.values()) if actor.host is not None}
 
 
 class _Wish:
-    """A process of ours that Ray is asked for, by one actor of Ray's after the other. See
+    """Request for a process, made with one Ray actor after the other until one comes. See
     :class:`conveyor.runtime.driver.hosts.protocol.Spawning`."""
 
     def __init__(
@@ -378,11 +379,11 @@ class _Wish:
         self.asked, self.told, self.fds, self.environ = asked, told, fds, environ
         self.settle = settle
         self.actor: Started | None = None
-        #: Why nobody wants it any more.
+        #: Why nobody wants the process any more, or an empty string.
         self._unwanted = ""
 
     def ask(self) -> bool:
-        """Ask Ray for an actor, in the place of one that has not come, if there was one."""
+        """Ask Ray for an actor, which replaces the last one if that has not come."""
         hosts = self._hosts
         number = next(hosts._numbers)
         self.actor = Started(
@@ -392,8 +393,8 @@ class _Wish:
         return False
 
     def wait(self) -> Spawned:
-        """As for ``Spawning``. It is worth while to try again where one has died with its node before it came
-        here: nothing of the user's has run in it."""
+        """Return the process when it is there, as for ``Spawning``. If the Ray actor died before it came, try
+        again: its node may have died, and nothing of the user's has run in the actor."""
         left = _ATTEMPTS
         while True:
             actor, left = self.actor, left - 1
@@ -410,13 +411,13 @@ class _Wish:
             actor.done.clear()
             uninterrupted(partial(hosts._ask_abroad, self, actor))
             hosts._wait_for(actor)
-            last = True  # its place on the board is on that host
+            last = True  # its slot is in the process table of that node
         if actor.error and (last or self._unwanted or not actor.died_early):
             raise ActorStartError(f"cannot start actor {self._name!r}: {actor.error}")
         return not actor.error
 
     def give_up(self, why: str) -> None:
-        """As for ``Spawning``."""
+        """Stop asking for the process, as for ``Spawning``."""
         self._unwanted = f"it {why}"
         if self.actor is not None:
             hosts = self._hosts
@@ -424,14 +425,14 @@ class _Wish:
             hosts._events.call(partial(hosts._end_start, self.actor, self._unwanted))
 
 
-# What an actor of ours asks of Ray: resources, a place, an environment.
+# Requirements of an actor of ours on Ray: resources, a place, an environment.
 
 
 def ray_options(options: ProcessOptions) -> dict[str, Any]:
-    """The options of the Ray actor for one of ours.
+    """Return the options of the Ray actor for one of ours.
 
-    It has no name, as ours are found by ``conveyor.get_actor``, and is not restarted by Ray: a process that
-    Ray starts again would know nobody. Restarts are ours, each with a Ray actor of its own.
+    The Ray actor has no name, as ours are found by ``conveyor.get_actor``. Ray does not restart it, since a
+    process that Ray starts again would know no other one. Each restart of ours takes a new Ray actor.
     """
     asked = dict(options.placement)
     if options.num_cpus is not None:
@@ -439,8 +440,7 @@ def ray_options(options: ProcessOptions) -> dict[str, Any]:
     if options.num_gpus:
         asked["num_gpus"] = options.num_gpus
     if options.env_vars:
-        # Ray has the process started with them: the linker and the interpreter read some before anything of
-        # ours runs.
+        # Given to Ray, since the linker and the interpreter read some variables before anything of ours runs.
         asked["runtime_env"] = {**asked.get("runtime_env", {}), "env_vars": options.env_vars}
     return asked
 

@@ -1,8 +1,8 @@
-"""The Ray actor whose process becomes one of ours, and how it does.
+"""The Ray actor whose process becomes one of ours.
 
-It is a plain synchronous actor of Ray's: any option that has Ray run several methods at a time would move
-them off the process's main thread, where an actor's methods belong. One call to it lasts as long as our
-actor lives.
+The Ray actor is a plain synchronous one. Any option that has Ray run several methods at a time would move
+them off the process's main thread, where an actor's methods belong. One call of the Ray actor lasts as long
+as our actor lives.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from conveyor.runtime.actor.forked import exit_code, flush_files
 
 #: The kernel's limit for one message.
 _MAX_FDS = 253
-#: What Ray has started the process with, which a frame of Ray's may still refer to.
+#: The ``__main__`` that Ray has started the process with. A frame of Ray's may still refer to it.
 _rays_main: Any = None
 
 
@@ -52,35 +52,37 @@ class Shell:
     """Ray's side of an actor: started where Ray places it, under the name of the user's class."""
 
     def run(self, birth: Birth) -> Elsewhere | None:
-        """Be the actor of that birth, which ends the process. If it is on another host, say so instead."""
+        """Be the actor of that bootstrap until it ends, and then end the process. If the process is not on
+        the node where it is expected, return its node at once instead."""
         import ray
 
         connection = meet_at(birth)
         if connection is None:
             return where()
-        # Collections have the user's objects to look through, and not those of Ray: the end has two of them.
+        # Spare garbage collections the objects of Ray. There are two at the process's end alone.
         gc.freeze()
         become_actor(birth, connection)
-        # Ray has the interpreter end, which calls this one first of all that is registered.
+        # Ray ends the interpreter, which calls `_leave` first of all functions that are registered.
         atexit.register(_leave)
         ray.actor.exit_actor()
         return None
 
 
 def _leave() -> None:
-    """Do what else is registered, Ray's own end among it, and end the process. To take down the interpreter
-    with all that Ray has loaded takes a quarter of a second of a core, for each actor of a session."""
+    """Run the other functions of ``atexit``, Ray's own among them, and end the process without taking the
+    interpreter down. With all that Ray has loaded that would take a quarter of a second of a core
+    per actor."""
     atexit.unregister(_leave)
-    # What was open before the freeze is found again.
+    # Unfreeze: files that were open before the freeze are to be found again.
     leave(0, gc.unfreeze, flush)
 
 
 def become_actor(birth: Birth, connection: socket.socket) -> None:
-    """Run the actor on this thread, the process's main one, until it ends. Who waits at the other end of the
-    connection is told how.
+    """Run the actor on this thread, the process's main one, until it ends. Then send a farewell with its exit
+    code over the connection.
 
     Raises:
-        ActorStartError: it takes this process for nobody's.
+        ActorStartError: the other end refuses this process.
     """
     os.environ.update(birth.environ)
     os.environ.setdefault(HUGE_TENSORS, "1")
@@ -104,10 +106,11 @@ def become_actor(birth: Birth, connection: socket.socket) -> None:
 
 
 def meet_at(birth: Birth) -> socket.socket | None:
-    """Connect to who waits for this process, with both ends proved; ``None`` if that is on another node.
+    """Connect to the driver or node agent that waits for this process, with both ends proved. Return ``None``
+    if it is on another node.
 
     Raises:
-        ActorStartError: they are on one node, and cannot share memory all the same; or whoever has the
+        ActorStartError: the two are on one node, and cannot share memory all the same; or the process at the
             socket's name does not prove itself.
     """
     import ray
@@ -143,7 +146,7 @@ def meet_at(birth: Birth) -> socket.socket | None:
         connection.close()
         if birth.stay:
             raise _unreachable(str(error.strerror)) from error
-        return None  # copies of one virtual machine may say the same of where they run
+        return None  # copies of one virtual machine may have equal localities
     except BaseException:
         connection.close()
         raise
@@ -158,14 +161,14 @@ def _unreachable(why: str) -> ActorStartError:
 
 
 def where() -> Elsewhere:
-    """Where this process is."""
+    """Return the node of this process."""
     import ray
 
     return Elsewhere(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
 
 
 def welcomed(connection: socket.socket) -> list[int]:
-    """The descriptors that the driver gives to this process."""
+    """Receive the descriptors for this process. ``ActorStartError`` if the process is refused."""
     space = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)
     data, ancillary, flags, _ = connection.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     fds = array("i")
@@ -184,7 +187,7 @@ def welcomed(connection: socket.socket) -> list[int]:
 
 
 def _end_with(driver: int) -> None:
-    """Wait for the driver's end, which is this process's as well: Ray learns of it later."""
+    """Wait for the driver's end, and then kill this process: Ray learns of that end later."""
     poll = select.poll()
     poll.register(driver, select.POLLIN)
     poll.poll()
@@ -192,13 +195,13 @@ def _end_with(driver: int) -> None:
 
 
 def _set_up(told: Told) -> None:
-    # Ray's handler is for a worker between two tasks. This one's main thread is in ours, natively, and the
-    # kernel's default does at once what it would do late.
+    # Ray's handler is for a worker between two tasks. Here the main thread is in our native code, so Ray's
+    # handler would run late; the kernel's default ends the process at once.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(OSError):  # the driver's directory may be nobody else's to enter
+    with suppress(OSError):  # only the driver may be allowed to enter its directory
         os.chdir(told.around.cwd)
-    # Ray's own first: what it has put there is what the runtime environment has brought.
+    # Ray's entries first: they come from the runtime environment.
     path = [*sys.path, *(entry for entry in told.around.sys_path if entry not in sys.path)]
     import_from(path)
     sys.argv[:] = told.around.argv

@@ -1,4 +1,4 @@
-"""One process that Ray is asked for, as the driver knows it: from the wish to its end."""
+"""One process that Ray is asked for, as the driver knows it, from the request to its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from conveyor.flag import Flag
 
 
 class Started(Resident, eq=False, kw_only=True):
-    """One process, from the wish for it to its end. All but ``done`` changes on the hosts' thread."""
+    """A process that Ray is asked for, from the request to its end. Apart from the fields that
+    :class:`Resident` excepts, all but ``done`` changes on the engine's thread."""
 
     number: int
     name: str
@@ -26,22 +27,22 @@ class Started(Resident, eq=False, kw_only=True):
     on_spawned: Callable[[int], object]
     error: str = ""
     unwanted: bool = False
-    #: Set once there is a pid or an error, or it is elsewhere.
+    #: Set once there is a pid or an error, or the process is known to be on another node.
     done: Flag = field(default_factory=Flag)
     #: Ray's handle, and the ref of the call that lasts as long as the process.
     handle: Any = None
     ran: Any = None
     stderr: str = ""
-    #: Ray says that it has died, and it had not come to the driver.
+    #: Whether Ray says that it has died before it came to the driver.
     died_early: bool = False
-    #: Where it is, if not on the driver's host; which process it is there, and how it has ended.
+    #: Its node, if not the driver's; which process it is there, and how it has ended.
     elsewhere: Elsewhere | None = None
     host: AgentHost | None = None
     place: Reader = (0, 0)
     ended: Ended | None = None
 
     def refuse(self, why: str) -> None:
-        """There will be no such process."""
+        """Give the process up: the start fails with ``why``, unless it is done already."""
         self.close_fds()
         if not self.done.is_set():
             self.error = why
@@ -49,18 +50,18 @@ class Started(Resident, eq=False, kw_only=True):
 
     @property
     def key(self) -> int:
-        """Its number among the session's processes."""
+        """Number of the process in the session: its pid, with the node's number above it on another node."""
         return self.pid if self.host is None else self.host.number << 32 | self.pid
 
     def last_lines(self) -> str:
-        """The last that it has written to stderr."""
+        """Return the last lines that the process has written to stderr."""
         if self.host is None:
             return tail(self.stderr)
         return "" if self.ended is None else self.ended.tail
 
 
 def said(error: BaseException | None) -> str:
-    """Why there is no process, by what Ray says of the call that was to be its life."""
+    """Return why a process has not come, by the outcome of the call that was to last as long as it."""
     if error is None:
         return "it has ended before it came to the driver"
     cause = getattr(error, "cause", None)

@@ -1,4 +1,4 @@
-"""The starts that are under way: with the session they end, whatever Ray is waiting for."""
+"""The starts that are under way. They end with the session, whatever Ray is waiting for."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from conveyor.flag import Flag
 
 _log = logging.getLogger("conveyor")
 
-#: Why there is no process.
+#: Error text of a start that the session's end has ended.
 ENDED = "the session has ended"
-#: Seconds that a call of Ray's may take which asks for a process, or ends one.
+#: Timeout of a call to Ray that asks for a process, or ends one, in seconds.
 _TIMEOUT = 10.0
 
 
@@ -23,8 +23,8 @@ class Starts:
     """The starts of one session's actors."""
 
     def __init__(self) -> None:
-        # By itself, since a signal handler that raises may leave a condition held that was entered: its
-        # entering is Python's. Then nobody could start an actor any more, nor end the session.
+        # Entered as a lock: entering a condition runs Python code, so a signal handler that raises there may
+        # leave the lock held. Then no thread could start an actor any more, nor end the session.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._under_way: dict[int, Callable[[], object]] = {}
@@ -32,18 +32,18 @@ class Starts:
         self._closed = False
 
     def begin(self, number: int, end: Callable[[], object]) -> None:
-        """The start of that number waits for Ray; ``end()`` has it wait no longer."""
+        """Note that the start of that number waits for Ray. ``end()`` ends the wait."""
         with self._lock:
             self._under_way[number] = end
 
     def over(self, number: int) -> None:
-        """It waits no more."""
+        """Note that the start of that number does not wait any more."""
         with self._lock:
             self._under_way.pop(number, None)
 
     @contextmanager
     def waiting(self, number: int) -> Iterator[None]:
-        """The end of this is the end of the wait that was begun."""
+        """Context at whose end the wait of :meth:`begin` is over."""
         try:
             yield
         finally:
@@ -51,15 +51,15 @@ class Starts:
 
     @contextmanager
     def under_way(self, number: int, end: Callable[[], object]) -> Iterator[None]:
-        """Meanwhile the start of that number waits for Ray."""
+        """Context within which the start of that number waits for Ray. ``end()`` ends the wait."""
         self.begin(number, end)
         with self.waiting(number):
             yield
 
     @contextmanager
     def asking(self, what: str) -> Iterator[None]:
-        """Meanwhile Ray is asked for the process, or for what it needs. ``ActorStartError`` if it is too
-        late to do ``what``."""
+        """Context within which Ray is asked for a process, or for what the process needs. ``ActorStartError``
+        if the session has ended, so that it is too late to do ``what``."""
         with self._lock:
             if self._closed:
                 raise ActorStartError(f"cannot {what}: {ENDED}")
@@ -72,8 +72,8 @@ class Starts:
                 self._changed.notify_all()
 
     def close(self, events: EventLoop) -> None:
-        """Nothing is asked for from now on, and the starts that are under way are ended, on the thread of
-        ``events``. Whoever is asking is waited for: what he gets is to be ended, too."""
+        """Let Ray be asked for nothing from now on, and end the starts that are under way, on the thread of
+        ``events``. Wait for the calls that ask Ray now, since their processes have to be ended, too."""
         with self._lock:
             self._closed = True
             if not self._changed.wait_for(lambda: not self._asking, _TIMEOUT):

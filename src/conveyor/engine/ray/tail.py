@@ -1,4 +1,4 @@
-"""The last lines that a process of Ray's has written to stderr, which Ray keeps in a file."""
+"""Last lines that a process of Ray's has written to stderr, which Ray redirects to a file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 _BYTES = 8 << 10
 _LINES = 20
-#: How lines begin that Ray itself writes to the file, for whoever reads it.
+#: Beginnings of the lines that Ray itself writes to the file.
 _RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
 
 
 def tail(path: str) -> str:
-    """Those of the file ``path``; nothing where there is none."""
+    """Return the last lines of the file ``path``, without Ray's own; empty if there is no such file."""
     if not path:
         return ""
     try:

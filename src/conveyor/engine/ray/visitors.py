@@ -1,4 +1,4 @@
-"""Processes of this machine that take part in the session, and are not ours to end: they leave, and go on."""
+"""Processes of attached actors on this node: they leave the session, which does not end them, and go on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from conveyor.runtime import threads
 
 
 class Visitors:
-    """All of them. What one says when it goes is its end here; :class:`Processes` waits for that of the
-    process. All of it but :meth:`tell_to_leave` happens on the thread of the events."""
+    """All processes of attached actors on this node. Each ends here with its farewell, or with its death;
+    :class:`Processes` waits for the end of the process in any case. All of it but :meth:`tell_to_leave`
+    happens on the event loop's thread."""
 
     def __init__(self, events: EventLoop) -> None:
         self._events = events
@@ -29,8 +30,8 @@ class Visitors:
         return pid in self._present
 
     def add(self, one: Resident, pid: int) -> None:
-        """It has come, and waits for an answer: so the number is still its own."""
-        if pid in self._present:  # it has left, and its farewell has not been heard yet
+        """Add a process that has come. It waits for an answer, so its pid cannot be another's by now."""
+        if pid in self._present:  # it has left, and its farewell is unread
             self.courier.last_words(pid)
         one.pidfd = descriptors.own(os.pidfd_open(pid))
         one.pid = pid
@@ -38,17 +39,18 @@ class Visitors:
         self._events.add(one.pidfd, partial(self._died, one))
 
     def forget(self, one: Resident) -> None:
-        """It has come, and could not be let in."""
+        """Forget a process that has come, and could not be let in."""
         if self._present.get(one.pid) is one:
             del self._present[one.pid]
             self._close_pidfd(one)
 
     def tell_to_leave(self, pid: int) -> None:
-        """Have it leave, if it has not yet. On any thread."""
+        """Tell a process to leave the session, if it has not left yet. On any thread."""
         self._events.call(partial(self.courier.tell_to_leave, pid))
 
     def see_off(self) -> None:
-        """The session is over: who has not left yet does so when its method has returned."""
+        """Close all connections, as the session is over: processes that are left see that, and leave when
+        their method has returned."""
         self.courier.close()
         while self._present:
             _, one = self._present.popitem()
@@ -61,7 +63,7 @@ class Visitors:
             self._report(one)
 
     def _died(self, one: Resident) -> None:
-        """Its process has ended, whose parent is Ray."""
+        """Find out how a process has ended that is Ray's child, and report it, unless it had left before."""
         self._events.remove(one.pidfd)
         self.courier.last_words(one.pid)
         if self._present.get(one.pid) is not one:  # it has left just before
@@ -69,7 +71,7 @@ class Visitors:
         one.status = exit_status(one.pidfd)
         if one.status is not None:
             self._report(one)
-        else:  # how it ended its parent knows, which has not looked yet
+        else:  # its parent has not reaped it yet
             threads.start_or_run(
                 self._see_end, "how-it-ended", one, descriptors.duplicate(one.pidfd)
             )
