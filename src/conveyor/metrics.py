@@ -1,9 +1,9 @@
 """Counters and times of graphs, for monitoring: as Prometheus text, and through OpenTelemetry.
 
 The counters are those of ``graph.stats()``, which are always kept. Reading them asks no actor, so a scrape
-costs the actors nothing and works while they are busy, stopped or dead. Of actors on other hosts those are
-asked; what they do not answer in time has no sample. Nothing here listens on a socket:
-serve :func:`prometheus_text` from the web server that the program has. ::
+costs the actors nothing and works while they are busy, stopped or dead. Counters of actors on other nodes are
+asked of these nodes; without an answer in time they have no sample. Nothing here listens on a socket: serve
+:func:`prometheus_text` from the web server that the program has. ::
 
     @app.get("/metrics")
     def metrics():
@@ -101,14 +101,14 @@ Samples = dict[_Metric, list[tuple[Labels, "float | Times"]]]
 
 
 def prometheus_text(graphs: Iterable[CompiledGraph] | None = None) -> str:
-    """The metrics of ``graphs`` in Prometheus' text format, version 0.0.4.
+    """Return the metrics of ``graphs`` in Prometheus' text format, version 0.0.4.
 
     Names begin with ``conveyor_``; times are seconds, sizes bytes, quantiles 0.5 and 0.99 of the whole
     time since the graph was compiled. Every sample has the labels ``graph`` (its name) and ``graph_id``
     (which tells graphs of one name apart).
 
     Args:
-        graphs: those to show; default: all that this process has compiled and that are not torn down.
+        graphs: the graphs to show; default: all that this process has compiled and not torn down.
 
     Raises:
         TypeError: ``graphs`` is something else, such as a single graph.
@@ -157,7 +157,7 @@ def observe_with_opentelemetry(provider: otel.MeterProvider | None = None) -> No
     and ``*.p99`` (gauges).
 
     Args:
-        provider: where the meter is taken from; default: the global one.
+        provider: the source of the meter; default: the global provider.
 
     Raises:
         ImportError: ``opentelemetry-api`` is not installed.
@@ -199,8 +199,8 @@ _PARTS: tuple[tuple[str, Callable[[Times], float], str], ...] = (
 
 
 class _Shared:
-    """Samples that all instruments of one collection share: they are read once, and the instruments ask one
-    after the other."""
+    """Samples that all instruments of one collection share. The instruments ask one after the other, and the
+    samples are read once."""
 
     _SECONDS = 0.1
 
@@ -241,7 +241,7 @@ def _add(samples: Samples, stats: GraphStats, graph: Labels) -> None:
     add(_LATENCY, stats.latency)
     add(_ROOM, stats.room)
     for task in stats.tasks:
-        if task.actor in stats.unknown:  # no 0, which would say that it has begun anew
+        if task.actor in stats.unknown:  # a 0 would say that the task has begun anew
             continue
         where = {"task": task.task, "actor": task.actor}
         add(_TASK, task.running, **where)

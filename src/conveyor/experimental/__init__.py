@@ -1,4 +1,4 @@
-"""What may still change in its names: Ray has it under the same ones."""
+"""Features whose names may still change. Ray has them under the same names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tensors travel, by Ray's names: communicators of your own, and hints in their older form."""
+"""Tensor transports by Ray's names: communicators of your own, and type hints in their older form."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def TorchTensorType(
     _static_shape: bool = False,
     _direct_return: bool = False,
 ) -> TransportHint:
-    """What ``node.with_type_hint(...)`` takes: the same as ``node.with_tensor_transport(...)``.
+    """Make the argument of ``node.with_type_hint(...)``, which does the same as
+    ``node.with_tensor_transport(...)``.
 
     Raises:
-        ValueError: an unknown transport or device.
+        ValueError: the transport or the device is unknown.
     """
     return TransportHint(
         "auto" if transport is None else transport, device, _static_shape, _direct_return

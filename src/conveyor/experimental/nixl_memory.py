@@ -1,7 +1,7 @@
-"""What Ray's programs tell NIXL about memory.
+"""Ray's functions that register memory with NIXL.
 
-Values are read where they lie, so no memory has to be registered for that. These check what they are given,
-and are there for programs that call them.
+Values are read from their own memory, so no memory has to be registered. The functions only check their
+arguments. They exist for Ray's programs, which call them.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ __all__ = [
 
 
 def register_nixl_memory(tensor: Any) -> None:
-    """Nothing has to be registered: a tensor's memory is read where it lies.
+    """Check that ``tensor`` is a torch tensor. Its memory need not be registered to be read.
 
     Raises:
-        TypeError: it is no torch tensor.
+        TypeError: ``tensor`` is no torch tensor.
     """
     _check_tensor(tensor)
 
 
 def deregister_nixl_memory(tensor: Any) -> None:
-    """Nothing has been registered.
+    """Check that ``tensor`` is a torch tensor. Its memory has not been registered.
 
     Raises:
-        TypeError: it is no torch tensor.
+        TypeError: ``tensor`` is no torch tensor.
     """
     _check_tensor(tensor)
 
 
 def register_nixl_memory_pool(size: int, device: Any) -> None:
-    """There is no pool: what stays is read from its own memory. ``snapshot=True`` has a copy stay, as a pool
-    would.
+    """Check the arguments, and make no pool: a stored value is read from its own memory. With
+    ``snapshot=True`` a copy is stored, as in a pool.
 
     Args:
-        size: of the pool, in bytes.
+        size: the pool's size in bytes.
         device: ``"cpu"`` or a device of this process.
 
     Raises:
-        TypeError: ``size`` is no number, or ``device`` names no device.
+        TypeError: ``size`` is no number, or ``device`` is neither a name nor a device.
         ValueError: ``size`` is not positive, or there is no such device.
     """
     check_bytes(size, "size")
@@ -56,10 +56,10 @@ def register_nixl_memory_pool(size: int, device: Any) -> None:
 
 
 def set_nixl_cuda_stream(stream: Any) -> None:
-    """Nothing is registered that a stream would have to be waited for.
+    """Check that ``stream`` is a stream or ``None``. No memory is registered, so no stream is waited for.
 
     Raises:
-        TypeError: it is neither a stream of torch's nor ``None``.
+        TypeError: ``stream`` is neither a stream of torch's nor ``None``.
     """
     torch: Any = sys.modules.get("torch")
     if stream is not None and (torch is None or not isinstance(stream, torch.Stream)):

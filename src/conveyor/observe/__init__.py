@@ -1,4 +1,4 @@
-"""Users look at what is compiled and at what runs, and change nothing by it."""
+"""Inspection of compiled and running graphs: statistics, traces, drawings, simulations. Changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from conveyor.observe.stats import read_stats as read_stats
     from conveyor.observe.trace import Trace
 
-# Most programs ask for none of them.
+# Imported at first use: most programs need none of these.
 __getattr__, __dir__ = names_later(
     globals(),
     {

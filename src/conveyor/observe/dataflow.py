@@ -15,8 +15,8 @@ from conveyor.plan.values import Made, Start, Value
 class Node:
     """A box of the drawing.
 
-    kind: what it stands for.
-    label: what is written in it.
+    kind: the part of the graph that the box stands for.
+    label: its text.
     actor: the number of the actor, or ``EXECUTOR`` for an end of the graph.
     """
 
@@ -27,11 +27,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """What one node needs of another.
+    """Value that one node needs of another.
 
-    source, target: their places in ``Dataflow.nodes``.
+    source, target: the indexes of the two nodes in ``Dataflow.nodes``.
     edge: the channel; ``None``: the value stays in its process.
-    parts: the elements or outputs that are meant, in the user's notation (``"[0]"``); none for a whole
+    parts: the elements or outputs that are meant, in the user's notation (``"[0]"``); empty for a whole
         value.
     """
 
@@ -73,10 +73,10 @@ def dataflow(plan: Plan) -> Dataflow:
     nodes.append(Node("output", "output", EXECUTOR))
 
     def origin(value: Value, edge: int | None) -> tuple[int, str]:
-        """Find the node that a value comes from, and which part of what that makes it is."""
+        """Find the node that makes a value, and which part of that node's result the value is."""
         if isinstance(value, Made):
             return first_task + value.task, "" if value.element is None else f"[{value.element}]"
-        assert edge is not None  # whatever no task makes comes from the driver
+        assert edge is not None  # a value that no task makes comes from the driver
         if isinstance(value, Start):
             return inputs[edge], "start"
         # The input's node names its one key already.
@@ -107,9 +107,9 @@ def dataflow(plan: Plan) -> Dataflow:
 
 
 def arrow_lines(plan: Plan, arrow: Arrow, details: bool) -> tuple[str, ...]:
-    """Write what stands at an arrow, line by line: the edge's number and the parts of the value.
+    """Write the text of an arrow, line by line: the edge's number and the parts of the value.
 
-    With ``details`` the transport, the depth and the reason of the route stand there as well.
+    ``details`` adds the transport, the depth and the reason of the route.
     """
     what = ", ".join(part for part in arrow.parts if not part.startswith("->"))
     where = ", ".join(part[3:] for part in arrow.parts if part.startswith("->"))
@@ -129,12 +129,12 @@ def arrow_lines(plan: Plan, arrow: Arrow, details: bool) -> tuple[str, ...]:
 
 
 def edge_details(edge: Edge) -> tuple[str, str]:
-    """Say how an edge's values travel, and why so."""
+    """Describe how an edge's values travel, and why."""
     return printable(f"{edge.route}, depth {edge.depth}"), printable(edge.reason)
 
 
 def place_name(plan: Plan, place: int) -> str:
-    """Name an actor, or the driver."""
+    """Return the name of an actor, or ``"driver"``."""
     return "driver" if place == EXECUTOR else printable(plan.actors[place].name)
 
 
@@ -157,16 +157,16 @@ def _key(key: Key | None) -> str:
     return printable(key_label(key, ""))
 
 
-# Short lines say who does what in which order.
+# The steps of each process, as short lines.
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One step.
+    """A step of a process.
 
-    kind: what is done.
+    kind: what the process does.
     what: the task, or the edge with its number.
-    peers: who it is sent to or received from; empty for a call.
+    peers: the names of the processes that it sends to or receives from; empty for a call.
     """
 
     kind: Literal["recv", "try", "wait", "call", "send"]

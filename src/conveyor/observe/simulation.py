@@ -1,4 +1,4 @@
-"""What would happen if a graph were executed: its Plan in virtual time, and what is to be seen of that."""
+"""Simulation of a graph's executions: its Plan in virtual time, and the results to look at."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from conveyor.plan.simulate import Costs, follow
 from conveyor.plan.timeline import Span, Timeline, Why
 from conveyor.runtime.graph.parts import Account
 
-#: As in ``Config``.
+#: Limit of the depth, as in ``Config``.
 _DEEPEST = 4096
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What ``graph.simulate()`` has found; ``print`` shows it. All times are seconds.
+    """Result of ``graph.simulate()``, which ``print`` shows. All times are seconds.
 
     graph: the graph's name.
     executions: how many were simulated.
-    depth: how many of them may be on their way at once.
-    timeline: what every process does when.
+    depth: how many executions may be in flight at once.
+    timeline: the work and the waits of every process, in time.
     throughput: executions that end in a second, once the first ones are through.
     latency_p50, latency_max: the time of an execution from the start of its submission until the last of its
-        results is with the executor: as ``stats()`` has it.
+        results is with the executor, as in ``stats()``.
     makespan: from the beginning until the last result.
     bubble: the share of the actors' time, from the first work to the last, in which they do nothing.
-    actors: what each of them does with that time.
-    critical_path: the spans that all of it took so long for, in order, each with what it had waited for.
+    actors: how each of them spends that time.
+    critical_path: the spans that determine the makespan, in order, each with what it had waited for.
     """
 
     graph: str
@@ -103,7 +103,7 @@ class Simulation:
         return text
 
     def _repr_svg_(self) -> str:
-        # What a notebook shows.
+        # A notebook shows this.
         return self.draw()
 
     def _table(self) -> str:
@@ -119,7 +119,7 @@ class Simulation:
         )
 
     def _path(self, most: int = 8) -> str:
-        """Say what the critical path consists of, the longest first, but for what is below a thousandth."""
+        """Describe the parts of the critical path, the longest first. Leave out those below a thousandth."""
         total: dict[str, float] = {}
         for link in self.critical_path:
             verb = "" if link.span.kind == "compute" else f"{link.span.kind} "
@@ -376,8 +376,8 @@ def _measured(stats: GraphStats | None) -> Callable[[int, int], float]:
 
 
 def _usual(running: Times) -> float:
-    """Return the mean of a task's runs without the longest of them, which is the first one as a rule. The
-    quantiles are known to a sixteenth only."""
+    """Return the mean of a task's runs without the longest one, which is usually the first. The quantiles
+    would be less exact: they are known to a sixteenth only."""
     if running.count == 1:
         return running.total_s
     return (running.total_s - running.max_s) / (running.count - 1)
@@ -404,16 +404,16 @@ def _refuse(unknown: set[str], what: str, known: set[str]) -> None:
         raise ValueError(f"{what} has {names}, but the graph has {', '.join(sorted(known))}")
 
 
-# The spans of a timeline are summed up: who was busy, and what all of it took so long for.
+# Sums over the spans of a timeline: how busy each actor was, and the critical path.
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one actor does with its time, from the first work of any actor to the last.
+    """Shares of an actor's time, from the first work of any actor to the last.
 
     actor: its name.
-    computing, sending, waiting, idle: the shares of that time, which add up to 1. To wait is to stand still
-        between two works, to be idle before the first and after the last.
+    computing, sending, waiting, idle: the shares of that time, which add up to 1. An actor waits between two
+        works, and is idle before the first and after the last.
     """
 
     actor: str
@@ -424,18 +424,18 @@ class Share:
 
     @property
     def busy(self) -> float:
-        """The share in which it works."""
+        """Share of the time in which the actor works."""
         return self.computing + self.sending
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One span of the critical path.
+    """A span of the critical path.
 
-    span: the span, which lasts.
-    why: what it had waited for last: see ``conveyor.plan.timeline.Why``.
-    what: that in words.
-    gap: the seconds between the span before it and this one: what travels, or a time that had not come.
+    span: the span; its length is not 0.
+    why: the last thing that it had waited for: see ``conveyor.plan.timeline.Why``.
+    what: the same in words.
+    gap: the seconds between the span before it and this one: something travels, or a time has to come.
     """
 
     span: Span
@@ -475,7 +475,7 @@ def window(timeline: Timeline) -> tuple[float, float]:
 
 
 def critical_path(timeline: Timeline) -> tuple[Link, ...]:
-    """Follow the last result back to the first submission, each time to what was waited for last."""
+    """Follow the last result back to the first submission, from each span to the one it waited for last."""
     place = max(range(len(timeline.ends)), key=lambda n: timeline.completed[n])
     at = timeline.ends[place]
     links: list[Link] = []
@@ -483,10 +483,10 @@ def critical_path(timeline: Timeline) -> tuple[Link, ...]:
     while at >= 0:
         span = spans[at]
         before, why, what = span.after, span.why, _in_words(span)
-        # What takes no time only hands on why the next one had to wait.
+        # A span of length 0 only hands on why the next one had to wait.
         while before >= 0 and not spans[before].seconds:
             handed = spans[before]
-            # An input that comes when there is room waits for that, not for its frame.
+            # An input that comes when there is room waits for the room, not for its frame.
             if why == "order" or (handed.kind == "submit" and handed.why in ("room", "pace")):
                 why, what = handed.why, _in_words(handed)
             before = handed.after
@@ -516,7 +516,7 @@ def _in_words(span: Span) -> str:
 def steady_rate(completed: Sequence[float], depth: int) -> float:
     """Return the executions that end in a second once the first ones are through.
 
-    Executions may end in groups of up to ``depth``, so a multiple of that is counted where there are enough.
+    Executions may end in groups of up to ``depth``. If there are enough, a multiple of ``depth`` is counted.
     """
     last = len(completed) - 1
     warm = min(max(depth, len(completed) // 4), len(completed) // 2)
@@ -528,7 +528,7 @@ def steady_rate(completed: Sequence[float], depth: int) -> float:
     return counted / (completed[last] - completed[last - counted])
 
 
-# A timeline is written as `graph.trace()` writes what has really happened.
+# The trace file of a timeline, as `graph.trace()` writes one of real executions.
 
 _VERBS = {
     "wait": "wait for ",
@@ -543,7 +543,7 @@ _CATEGORIES = {"compute": "task", "submit": "execute", "idle": "wait"}
 
 
 def write_trace(path: str | os.PathLike[str], name: str, plan: Plan, timeline: Timeline) -> None:
-    """Write ``timeline`` to ``path``; compressed, if that ends in ``.gz``."""
+    """Write ``timeline`` to ``path``, compressed if the path ends in ``.gz``."""
     document = {
         "displayTimeUnit": "ns",
         "otherData": {"graph": name, "clock": "virtual", "simulated": True, "dropped_events": {}},
@@ -563,7 +563,7 @@ def _events(name: str, plan: Plan, timeline: Timeline) -> Iterator[dict[str, Any
         yield _metadata("process_name", _pid(place), 0, {"name": title})
         yield _metadata("process_sort_index", _pid(place), 0, {"sort_index": _pid(place)})
         yield _metadata("thread_name", _pid(place), _pid(place), {"name": name})
-    # Transfers go on beside what the actor does: those of each edge have a track of their own.
+    # Transfers run beside the actor's work, so the transfers of each edge have a track of their own.
     beside = {(s.place, s.number): s.label for s in timeline.spans if s.kind == "transfer"}
     for (place, edge), label in beside.items():
         track = {"name": f"tensors of {printable(label)}"}
@@ -614,7 +614,7 @@ def _slice(plan: Plan, span: Span) -> dict[str, Any]:
 
 
 def _pid(place: int) -> int:
-    """Return a number for a place's process: there is none, and viewers want more than 0."""
+    """Return a made-up pid for a place, since there is no process. Viewers want numbers above 0."""
     return place + 2
 
 

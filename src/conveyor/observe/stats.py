@@ -1,4 +1,4 @@
-"""What a graph has counted and timed becomes data and tables."""
+"""Counters and times of a graph, as data and as tables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from conveyor.runtime.graph.telemetry.recording import Progress, RecorderPlace
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long something took, in seconds. All are 0 where ``count`` is.
+    """Durations of something, in seconds. All are 0 if ``count`` is.
 
-    count: how often it was measured.
-    total_s: all of it together.
-    p50_s, p99_s: the quantiles, no further from a time that was measured than a sixteenth of it.
+    count: how many durations were measured.
+    total_s: their sum.
+    p50_s, p99_s: the quantiles, no further from a measured duration than a sixteenth of it.
     max_s: the longest.
     """
 
@@ -36,14 +36,14 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class TaskStats:
-    """One task.
+    """Counters and times of one task.
 
-    task, actor: their names.
+    task, actor: the names of the task and of its actor.
     running: its runs, each from its call to its return (for an async method: until its coroutine ended).
-    errors: how many of them raised.
-    skipped: how often it did not run because an argument was an error already.
-    current_s: for how long the run has lasted that the task is in now, or was in when its actor died;
-        ``None``: it is in none.
+    errors: how many runs raised.
+    skipped: how often the task did not run because an argument was an error already.
+    current_s: how long the present run has lasted, or the run in which the actor died; ``None``: there is
+        none.
     """
 
     task: str
@@ -56,13 +56,12 @@ class TaskStats:
 
 @dataclass(frozen=True, slots=True)
 class WaitStats:
-    """One reader of an edge.
+    """Waits of one reader of an edge.
 
     reader: its name.
-    waiting: how long it stood there with no frame to take (0: there was one), or with what comes beside it
-        still on its way. An actor's wait for its first input is also the time in which nobody executed
-        the graph. Of the driver these are the waits of ``get``, one for each result that was got;
-        ``await`` is not counted as waiting.
+    waiting: how long it waited for a frame (0: there was one), or for the out-of-band data of the frame. An
+        actor's wait for its first input is also the time in which nobody executed the graph. The driver's
+        waits are those of ``get``, one for each result that was got; ``await`` does not count as waiting.
     """
 
     reader: str
@@ -71,15 +70,15 @@ class WaitStats:
 
 @dataclass(frozen=True, slots=True)
 class EdgeStats:
-    """One channel.
+    """Counters of one channel, and the waits of its readers.
 
     edge: its number.
-    source: what comes on it.
-    writer: who writes it.
-    frames: how many were sent on it.
-    errors: how many of them carried an error.
-    bytes: the size of their bodies, with what went beside them.
-    waits: those of each of its readers.
+    source: the name of the value that it carries.
+    writer: the name of the process that writes it.
+    frames: how many frames were sent on it.
+    errors: how many of the frames carried an error.
+    bytes: the size of the frames' bodies, with their out-of-band data.
+    waits: the waits of each of its readers.
     """
 
     edge: int
@@ -93,21 +92,20 @@ class EdgeStats:
 
 @dataclass(frozen=True, slots=True)
 class GraphStats:
-    """A graph since it was compiled.
+    """Counters and times of a graph since it was compiled.
 
     graph: its name.
-    submitted, completed, in_flight: how many executions there were, have come to their end, and are on
-        their way.
+    submitted, completed, in_flight: how many executions were submitted, are completed, and are in flight.
     latency: the times of each completed execution, from the start of its submission (its arguments are
         encoded in it) until the last of its results was in the driver's memory, whether or not the
         driver had looked by then.
-    room: the waits of ``execute`` because ``depth`` executions were on their way.
-    tasks, edges: those of the Plan, in its order.
+    room: the waits of ``execute`` because ``depth`` executions were in flight.
+    tasks, edges: the tasks and edges of the Plan, in its order.
     stashed_results, stashed_bytes: results that have come and were not asked for yet.
     arena_bytes: by process, the memory behind its arena, which it uses for all its graphs and calls; an
         actor's as of its last large value in this graph.
-    unknown: actors of which nothing is known, as their host has not answered, and why. What they count is
-        0 here.
+    unknown: actors of which nothing is known, as their node has not answered, and why. Their counters are 0
+        here.
     """
 
     graph: str
@@ -124,7 +122,7 @@ class GraphStats:
     unknown: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as dicts and lists of numbers and strings, for export."""
+        """Return the statistics as dicts and lists of numbers and strings, for export."""
         made: dict[str, Any] = asdict(self)
         made["tasks"] = list(made["tasks"])
         made["edges"] = [{**edge, "waits": list(edge["waits"])} for edge in made["edges"]]
@@ -140,7 +138,7 @@ class GraphStats:
 
 
 def read_stats(graph: Account) -> GraphStats:
-    """Read what ``graph`` has noted until now."""
+    """Read the counters and times of ``graph``. Nodes that do not answer in time are left out."""
     plan, recording = graph.plan, graph.recording
     afar = graph.afar(Question(counters=True), PATIENCE)
     progress = graph.progress()
@@ -195,7 +193,7 @@ def read_stats(graph: Account) -> GraphStats:
 
 
 class _Noted(NamedTuple):
-    """What one process has counted; running: the task that runs, the execution, and since when."""
+    """Counters of one process. running: the task that runs, the execution, and since when."""
 
     tasks: Sequence[tuple[int, int, Histogram]]
     receives: Sequence[Histogram]
@@ -214,13 +212,14 @@ def _of_this_host(recorder: _core.Recorder, where: RecorderPlace) -> _Noted:
 
 def _of_another_host(counted: Counted, now: int) -> _Noted:
     running = counted.running
-    if running is not None:  # by a clock of another host
+    if running is not None:  # by the clock of another node
         running = (running[0], running[1], now - running[2])
     return _Noted(counted.tasks, counted.receives, counted.sends, running)
 
 
 def _arenas(progress: Progress, afar: Afar) -> dict[int, int]:
-    """Of an actor on another host that host's; here is what of its values has come here."""
+    """Return the arena sizes, by actor. For an actor on another node, that node tells it: this node only
+    knows the values of the actor that have come here."""
     return progress.arena_bytes | {place: s.page.memory for place, s in afar.seen.items()}
 
 
@@ -238,7 +237,7 @@ def _by_name(plan: Plan, numbers: dict[int, int]) -> dict[str, int]:
 
 
 def times(histogram: Histogram) -> Times:
-    """Sum a histogram up."""
+    """Sum up a histogram of nanoseconds."""
     total, largest, buckets = histogram
     count = sum(n for _, _, n in buckets)
     return Times(
@@ -251,7 +250,7 @@ def times(histogram: Histogram) -> Times:
 
 
 def quantile(buckets: Sequence[tuple[int, int, int]], share: float, largest: int) -> float:
-    """Find the value that ``share`` of all values do not exceed: the middle of its bucket."""
+    """Find the value that a ``share`` of all values does not exceed, as the middle of its bucket."""
     count = sum(n for _, _, n in buckets)
     rank = max(math.ceil(share * count), 1)
     for low, high, n in buckets:
@@ -263,7 +262,7 @@ def quantile(buckets: Sequence[tuple[int, int, int]], share: float, largest: int
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What is printed in columns; the first ``text`` of them are text, the others are numbers."""
+    """A table to print. The first ``text`` columns are text, the others are numbers."""
 
     head: tuple[str, ...]
     rows: list[tuple[str, ...]]

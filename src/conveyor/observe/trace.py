@@ -1,4 +1,4 @@
-"""What the processes of a graph do is recorded, in the trace event format of Chrome and Perfetto.
+"""Trace of a graph's processes, in the trace event format of Chrome and Perfetto.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -34,8 +34,8 @@ class Trace:
     """The body of ``with graph.trace(path)``.
 
     path: the file.
-    events: afterwards, how many slices it has.
-    dropped: afterwards, for how many there was no room.
+    events: afterwards, the number of slices in the file.
+    dropped: afterwards, the number of slices that there was no room for.
     """
 
     def __init__(self, graph: Account, path: str | os.PathLike[str], max_events: int) -> None:
@@ -66,7 +66,7 @@ class Trace:
             with suppress(FileNotFoundError):
                 self._partial.unlink()
             self._stack.close()
-            with suppress(Exception):  # other hosts may have begun, and nobody would have them end
+            with suppress(Exception):  # other nodes may have begun, and would not end otherwise
                 graph.afar(Question(trace="end"), HASTE)
             raise
         return self
@@ -93,8 +93,8 @@ class Trace:
                 write_events(file, self._graph.name, slices, members, names, far)
             self._partial.replace(self.path)
         finally:
-            self._stack.close()  # also where this was broken off: other hosts may take their time
-            with suppress(FileNotFoundError):  # it has got its name
+            self._stack.close()  # for an interrupt too: waiting for other nodes may take long
+            with suppress(FileNotFoundError):  # renamed already
                 self._partial.unlink()
         if self.dropped:
             logger.warning(
@@ -106,7 +106,8 @@ class Trace:
 
 
 def far_events(hosts: Mapping[int, str], begun: Afar, ended: Afar) -> Far:
-    """What other hosts have said of their processes when the trace began, and when it ended."""
+    """Combine the answers of other nodes about their actors: ``begun`` from the trace's begin, ``ended`` from
+    its end. ``hosts``: the node's name, by actor."""
     events: dict[int, FarEvents] = {}
     unknown: dict[int, str] = {}
     for place, host in hosts.items():
@@ -136,7 +137,7 @@ def _opened(path: Path, *, compressed: bool) -> IO[str]:
 # The events of a trace.
 
 
-# As in native/recorder.h: begin, end, execution, bytes, index, thread, kind, flags.
+# Layout as in native/recorder.h: begin, end, execution, bytes, index, thread, kind, flags.
 _EVENT = struct.Struct("<QQQQIIHHI")
 assert _EVENT.size == _core.EVENT_BYTES
 _TASK, _WAIT, _RECEIVE, _SEND, _EXECUTE, _ROOM = range(1, 7)
@@ -152,8 +153,8 @@ _CATEGORIES = {
 
 
 class _Slice(NamedTuple):
-    """Something that lasted. Slices sort as a viewer wants them: first the one that holds the others. Times
-    are nanoseconds."""
+    """A span of time in a trace. Slices sort as a viewer wants them: one that contains others comes first.
+    Times are nanoseconds."""
 
     begin: int
     negative_length: int
@@ -180,7 +181,7 @@ class _Flow:
 
 
 class FarEvents(NamedTuple):
-    """What a process of another host has noted, by that host's clock."""
+    """Events of a process on another node, with the alignment of that node's clock."""
 
     events: Events
     clock: Alignment
@@ -191,7 +192,7 @@ def _same(time: int) -> int:
 
 
 class Slices:
-    """The slices of a trace, in order. ``dropped``: by process, how many there was no room for."""
+    """Slices of a trace, in order. ``dropped``: by process, the number that there was no room for."""
 
     def __init__(
         self,
@@ -201,7 +202,8 @@ class Slices:
         until: int,
         afar: Mapping[int, FarEvents],
     ) -> None:
-        """``until``: now, the end of what has not ended. ``afar``: of processes of other hosts."""
+        """``until``: now, which is the end of slices that have not ended. ``afar``: the events of processes
+        on other nodes."""
         self.plan = plan
         self.dropped: dict[int, int] = {}
         self.unfinished: list[_Slice] = []
@@ -259,7 +261,7 @@ class Slices:
         self.count = len(made)
 
     def flows(self) -> Iterator[_Flow]:
-        """Find the frames of which both ends are there."""
+        """Find the frames whose sending and receiving are both in the trace."""
         sent = {(s.number, s.execution): (s.track, s.begin) for s in self.slices if s.kind == _SEND}
         for s in self.slices:
             if s.kind == _RECEIVE:
@@ -269,15 +271,15 @@ class Slices:
 
 
 class Far(NamedTuple):
-    """What a trace has of other hosts. hosts: what all hosts are called, by process, if there are several.
-    unknown: of which processes there is nothing, and why."""
+    """Part of a trace that comes from other nodes. hosts: the node's name, by process, if there are several
+    nodes. unknown: why there are no events, by the processes without any."""
 
     hosts: Mapping[int, str]
     events: Mapping[int, FarEvents]
     unknown: Mapping[int, str]
 
     def clock(self, place: int) -> dict[str, Any]:
-        """How the times of a process were made this host's."""
+        """Describe how the times of a process were converted to this node's clock."""
         clock = self.events[place].clock
         return {
             "host": self.hosts[place],
@@ -286,7 +288,7 @@ class Far(NamedTuple):
         }
 
     def where(self, place: int) -> str:
-        """What follows the name of a process."""
+        """Return the text after a process's name: its node, and the error of its times or why it has none."""
         if place in self.events:
             error = duration(self.events[place].clock.error / 1e9)
             return f" on {self.hosts[place]}, times within {error}"

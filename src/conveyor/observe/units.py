@@ -1,4 +1,4 @@
-"""Durations and sizes are written as people read them."""
+"""Durations and sizes as text for people."""
 
 from __future__ import annotations
 

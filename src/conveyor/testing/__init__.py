@@ -1,5 +1,5 @@
-"""For tests: transports and transfers that go wrong on purpose, and the checks that every transport must
-pass: those of graphs, and those of direct objects."""
+"""Helpers for tests: transports and transfers that go wrong on purpose, and the checks that every transport
+must pass, for graphs and for direct objects."""
 
 from __future__ import annotations
 

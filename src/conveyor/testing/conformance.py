@@ -1,7 +1,7 @@
-"""What every transport must do, shown in graphs that use it.
+"""Checks that every transport must pass, in graphs that use it.
 
-Each check compiles graphs over actors of its own, in the session that has begun or in one that begins then.
-The session is left as it is, and in it the actors, for the next check.
+Each check compiles graphs over actors of its own, in the running session or a new one. The session and the
+actors are left for the next check.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from conveyor.testing.peers import RemotePeer
 from conveyor.testing.samples import KINDS
 from conveyor.transport import registry
 
-#: What no step of a check takes longer than, in seconds.
+#: Timeout of each step of a check, in seconds.
 _PATIENCE = 60.0
 
 
 class Check(NamedTuple):
-    """One thing that a transport must do.
+    """A requirement on a transport, with the function that checks it.
 
-    name: what it is, in a word or two.
-    run: does it, given the name of a registered transport. It raises ``AssertionError`` with what was wrong.
+    name: the requirement in a word or two.
+    run: checks it, given the name of a registered transport. Raises ``AssertionError`` with what was wrong.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Check(NamedTuple):
 
 
 def transport_checks(device: str = "cpu") -> tuple[Check, ...]:
-    """List all checks, with tensors of that kind of device, for a test that is parametrised over them. ::
+    """List all checks, with tensors of that kind of device, for a parametrised test. ::
 
     @pytest.mark.parametrize("check", conveyor.testing.transport_checks(), ids=str)
     def test_my_transport(check):
@@ -55,7 +55,7 @@ def check_transport(name: str, device: str = "cpu") -> None:
 
     Raises:
         ValueError: there is no such transport, or no such device.
-        AssertionError: some have failed; the message says which, and why.
+        AssertionError: some checks have failed; the message says which, and why.
     """
     if registry.get(name) is None:
         raise ValueError(f"no transport is registered as {name!r}")
@@ -71,7 +71,7 @@ def check_transport(name: str, device: str = "cpu") -> None:
         raise AssertionError(f"{name!r} fails {len(failed)} checks:\n" + "\n".join(failed))
 
 
-#: The device of the check that runs.
+#: Stack whose last item is the device of the check that runs.
 _kinds = ["cpu"]
 
 
@@ -84,14 +84,14 @@ def _on(device: str, run: Callable[[str], None], name: str) -> None:
         _kinds.pop()
 
 
-#: By the device, actors that no check uses now. To start one takes longer than most checks, since it imports
+#: Actors that no check uses now, by device. Starting one takes longer than most checks, since it imports
 #: torch.
 _idle: dict[str, list[Any]] = {}
 
 
 @contextmanager
 def _peers(count: int) -> Iterator[list[Any]]:
-    """Lend actors, which can be used again afterwards unless something is raised."""
+    """Lend actors to a check. If the check raises, they are killed; otherwise other checks use them again."""
     lent: list[Any] = []
     kind = _kinds[-1]
     idle = _idle.setdefault(kind, [])
@@ -113,7 +113,7 @@ def _peers(count: int) -> Iterator[list[Any]]:
 
 @contextmanager
 def _mortal_peers(count: int, **options: Any) -> Iterator[list[Any]]:
-    """Make actors that a check may kill."""
+    """Make actors that a check may kill, and kill them at the end."""
     on = devices.get(_kinds[-1])
     made = [RemotePeer.options(**options).remote(on) for _ in range(count)]
     try:
@@ -156,7 +156,7 @@ def _chain(name: str, maker: Any, method: str, reader: Any, looks: str) -> Any:
 
 
 def _values(name: str) -> None:
-    """Each kind of value comes as it was."""
+    """Values of each kind come unchanged."""
     with _peers(2) as (a, b), InputNode() as inp:
         root = b.same.bind(a.make.bind(inp).with_tensor_transport(name), inp)
         with _compiled(root) as graph:
@@ -173,7 +173,7 @@ def _many_under_way(name: str) -> None:
 
 
 def _several_readers(name: str) -> None:
-    """Each reader gets all, and the executor too."""
+    """Each reader gets all values, and so does the executor."""
     with _peers(3) as (a, b, c), InputNode() as inp:
         made = a.make_big.bind(inp).with_tensor_transport(name)
         root = MultiOutputNode([b.total.bind(made), c.scribble.bind(made), made])
@@ -186,7 +186,7 @@ def _several_readers(name: str) -> None:
 
 
 def _two_edges(name: str) -> None:
-    """One actor reads from two others."""
+    """An actor that reads from two others gets the values of both."""
     with _peers(3) as (a, b, c), InputNode() as inp:
         left = a.make_big.bind(inp).with_tensor_transport(name)
         right = b.make_big.bind(inp).with_tensor_transport(name)
@@ -197,7 +197,7 @@ def _two_edges(name: str) -> None:
 
 
 def _values_are_safe(name: str) -> None:
-    """A value that is held keeps what it holds, and to write to it reaches nobody else."""
+    """A value that is held does not change, and writing to it changes nothing of any other process."""
     with _peers(2) as (a, b):
         with _compiled(_chain(name, a, "make_big", b, "keep"), depth=4) as graph:
             for number in range(10):
@@ -210,7 +210,7 @@ def _values_are_safe(name: str) -> None:
 
 
 def _memory_is_used_again(name: str) -> None:
-    """What has been sent is the writer's again: its next task may write to it."""
+    """After sending, the writer may write to the memory again, in its next task."""
     with (
         _peers(2) as (a, b),
         _compiled(_chain(name, a, "make_again", b, "total"), depth=8) as graph,
@@ -221,7 +221,7 @@ def _memory_is_used_again(name: str) -> None:
 
 
 def _errors_are_values(name: str) -> None:
-    """An error takes the tensors' place, and the next execution is as good as any."""
+    """An error takes the tensors' place, and does not harm the next execution."""
     with _peers(2) as (a, b), _compiled(_chain(name, a, "make_or_raise", b, "mean")) as graph:
         refs = [graph.execute(number) for number in range(10)]
         for number, ref in enumerate(refs):
@@ -233,7 +233,7 @@ def _errors_are_values(name: str) -> None:
 
 
 def _what_cannot_go(name: str) -> None:
-    """A tensor that cannot be moved is an error of its execution, which says where and why."""
+    """A tensor that cannot be moved makes its execution fail, with an error that says where and why."""
     with _peers(2) as (a, b), _compiled(_chain(name, a, "meta", b, "mean")) as graph:
         refs = [graph.execute(number) for number in range(9)]
         for number, ref in enumerate(refs):
@@ -267,7 +267,7 @@ def _holdings(*peers: Any) -> list[tuple[int, int]]:
 
 
 def _settled(*peers: Any) -> list[tuple[int, int]]:
-    """Count until it is twice the same: what ends takes a moment."""
+    """Count what the actors hold until the counts repeat: freeing things takes a moment."""
     last = _holdings(*peers)
     for _ in range(100):
         time.sleep(0.05)
@@ -287,12 +287,12 @@ def _wait_for(condition: Callable[[], bool], why: Callable[[], str]) -> None:
 
 
 def _death_of_the_writer(name: str) -> None:
-    """Who waits for a dead writer's tensors is told; the others can be used again."""
+    """A writer's death fails the executions that wait for its tensors; the other actors stay usable."""
     _death(name, lambda a, b: a)
 
 
 def _death_of_a_reader(name: str) -> None:
-    """Who waits for what a dead reader would have made is told; the others can be used again."""
+    """A reader's death fails the executions that wait for its results; the other actors stay usable."""
     _death(name, lambda a, b: b)
 
 
@@ -304,14 +304,14 @@ def _death(name: str, who: Callable[[Any, Any], Any]) -> None:
         _get(graph.execute(1))
         refs = [graph.execute(number) for number in range(8)]
         conveyor.kill(who(a, b))
-        # What takes that long in all cannot have been done before.
+        # All executions together take so long that the last one cannot have ended before the kill.
         _expect_error(refs[-1], ActorDiedError)
         survivor = b if who(a, b) is a else a
         _get(survivor.holdings.remote())
 
 
 def _restart(name: str) -> None:
-    """A graph whose actor has come back goes on, with new ends."""
+    """A graph whose actor has been restarted goes on, with new endpoints."""
     with _mortal_peers(2, max_restarts=-1) as (a, b):
         root = _chain(name, a, "make_big", b, "total")
         with _compiled(root, depth=4) as graph:

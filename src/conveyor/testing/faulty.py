@@ -1,4 +1,4 @@
-"""A transport over another one, which delays, reorders and fails."""
+"""A transport that delays, reorders and fails the transfers of another one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conveyor.transport.registry import get
 
 
 class FaultyTransport(Transport):
-    """Moves tensors by another transport, beside the frames, and does it badly."""
+    """Transport that moves tensors out-of-band by another one, with faults on purpose."""
 
     def __init__(
         self,
@@ -33,19 +33,19 @@ class FaultyTransport(Transport):
     ) -> None:
         """
         Args:
-            name: what it is registered as.
+            name: the name to register it by.
             over: the transport that moves the tensors.
             delay: the least and the most seconds that a transfer takes longer at its reader.
-            reorder: of two edges by this transport that an actor reads, the transfer that is done first is
-                held back until the other one is, or for 0.05 s.
+            reorder: hold back the first of two transfers that an actor reads by this transport, until the
+                second one is done, or for 0.05 s.
             offers: the transfers that cannot be sent, which is known before their frame is published.
-            sends: those whose sending fails afterwards.
-            receives: those whose receiving fails.
-            stuck: those that never come to an end by themselves.
-            seed: of the delays.
+            sends: the transfers whose sending fails afterwards.
+            receives: the transfers whose receiving fails.
+            stuck: the transfers that never end by themselves.
+            seed: the seed of the delays.
 
         Raises:
-            ValueError: there is no such transport to go over, or the delay is none.
+            ValueError: there is no transport ``over``, or ``delay`` is no range of seconds.
         """
         self.name = name
         inner = get(over)
@@ -64,16 +64,16 @@ class FaultyTransport(Transport):
         self.seed = seed
 
     def open(self, wire: Wire) -> Conduit:
-        """As for :class:`Transport`."""
+        """Open this process's end for one edge: see :meth:`Transport.open`."""
         return _FaultyConduit(self, self.inner.open(wire), wire.rank)
 
 
-#: How long a transfer is held back for another one, in seconds.
+#: Longest time that a transfer is held back for another one, in seconds.
 _HELD_BACK = 0.05
 
 
 class _FaultyConduit(Conduit):
-    #: By the transport's name, of all its edges in this process: the transfer that is held back.
+    #: The transfer that is held back in this process, by the transport's name, for all its edges.
     _held: ClassVar[dict[str, Callable[[], None]]] = {}
     # Timers and the actor's own thread complete the same futures.
     _lock = threading.RLock()
@@ -82,7 +82,7 @@ class _FaultyConduit(Conduit):
         self._faults = faults
         self._inner = inner
         self._random = random.Random(f"{faults.seed} {rank}")
-        #: By transfer, what the reader waits for.
+        #: Futures that the reader waits for, by transfer.
         self._open: dict[int, Future[list[Any]]] = {}
         self._timers: dict[object, threading.Timer] = {}
 
@@ -131,7 +131,7 @@ class _FaultyConduit(Conduit):
         self._inner.close()
 
     def _came(self, transfer: int, came: Future[list[Any]]) -> None:
-        """The other transport has done its part."""
+        """Delay or fail a transfer that the other transport has done."""
         faults = self._faults
         if transfer in faults.stuck:
             return
@@ -147,7 +147,7 @@ class _FaultyConduit(Conduit):
             self._due(transfer, error, tensors)
 
     def _due(self, transfer: int, error: BaseException | None, tensors: list[Any] | None) -> None:
-        """The transfer may end, unless it has to wait for another one."""
+        """End a transfer, or hold it back for another one."""
         end = functools.partial(self._end, transfer, error, tensors)
         if self._faults.reorder:
             with self._lock:
@@ -163,7 +163,7 @@ class _FaultyConduit(Conduit):
             end()
 
     def _let_go(self, end: Callable[[], None]) -> None:
-        """No other one has come meanwhile, or it has ended this one."""
+        """End a transfer that was held back, unless another one has ended it meanwhile."""
         with self._lock:
             if self._held.get(self._faults.name) is end:
                 del self._held[self._faults.name]
@@ -172,7 +172,7 @@ class _FaultyConduit(Conduit):
     def _end(self, transfer: int, error: BaseException | None, tensors: list[Any] | None) -> None:
         with self._lock:
             outer = self._open.pop(transfer, None)
-        if outer is None:  # it is dropped, aborted, or has ended
+        if outer is None:  # dropped, aborted, or ended already
             return
         if error is not None:
             outer.set_exception(error)
@@ -180,7 +180,7 @@ class _FaultyConduit(Conduit):
             outer.set_result(tensors or [])
 
     def _after(self, seconds: float, work: Callable[[], None]) -> None:
-        # By a key of its own: a timer that its own work knows would be garbage for the collector.
+        # By a separate key: a timer whose function refers to it would be a cycle for the garbage collector.
         key = object()
         timer = threading.Timer(seconds, self._fire, (key, work))
         timer.daemon = True

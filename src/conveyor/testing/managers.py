@@ -1,4 +1,4 @@
-"""What every transport of direct objects must do, shown with one that is handed in."""
+"""Checks that every transport of direct objects must pass."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from conveyor.direct.managers.manager import TensorTransportManager, TensorTrans
 from conveyor.direct.managers.registry import register_tensor_transport, route
 from conveyor.exceptions import ActorDiedError
 
-#: What no step of a check takes longer than, in seconds.
+#: Timeout of each step of a check, in seconds.
 _PATIENCE = 60.0
 
 _numbers = itertools.count()
 
 
 class _Trial(NamedTuple):
-    """What a check is run with."""
+    """Arguments of a check: a transport by its registered name, sample values, and two actors."""
 
     name: str
     sample: Callable[[int], Any]
@@ -31,7 +31,7 @@ class _Trial(NamedTuple):
     user: Any
 
     def actor(self) -> Any:
-        """One more, for a check that kills it or counts what is asked of it."""
+        """Start another actor, for a check that kills it or counts the requests to its manager."""
         return conveyor.remote(_Peer).remote(self.name, self.sample)
 
     def assert_equal(self, came: Any, number: int, what: str) -> None:
@@ -47,8 +47,8 @@ def check_tensor_transport_manager(
     sample: Callable[[int], Any] | None = None,
     equal: Callable[[Any, Any], bool] | None = None,
 ) -> None:
-    """Run all checks on a transport for direct objects, in the session that has begun or in one that begins
-    then. It is registered by a name of its own, and need not be registered before. ::
+    """Run all checks on a transport for direct objects, in the running session or a new one. The checks
+    register the transport by a name of their own, so it need not be registered before. ::
 
         conveyor.testing.check_tensor_transport_manager(SharedMemoryTransport, ["cpu"])
 
@@ -56,9 +56,9 @@ def check_tensor_transport_manager(
         manager_class: as for ``register_tensor_transport``.
         devices: likewise.
         data_type: likewise.
-        sample: gives what is moved, another one for each number; needed for a ``data_type`` other than torch
-            tensors.
-        equal: whether two of them are the same; without it, torch and numpy tell.
+        sample: makes the object to move, a different one for each number; needed for a ``data_type`` other
+            than torch tensors.
+        equal: whether two such objects are equal; by default torch and numpy tell.
 
     Raises:
         AssertionError: some checks have failed; the message says which, and why.
@@ -94,7 +94,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class _Seen:
-    """What a manager was asked for in a process."""
+    """Requests that a manager has got in a process, and their faults."""
 
     def __init__(self) -> None:
         self.extracted: list[str] = []
@@ -104,7 +104,7 @@ class _Seen:
 
 
 def _counted(manager_class: type[TensorTransportManager]) -> type[TensorTransportManager]:
-    """The class, which counts what it is asked for."""
+    """Make a subclass of a manager's class that counts the requests."""
 
     class Counted(manager_class):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
@@ -155,7 +155,7 @@ class _Peer:
         goes_on.receive()
 
     def ready(self) -> None:
-        """It has done what was asked for before."""
+        """Return nothing. When it returns, the actor has done all calls that came before."""
 
     def counted(self, until: int) -> tuple[list[str], list[str], list[str]]:
         gc.collect()

@@ -13,10 +13,10 @@ from conveyor.testing.samples import sample
 
 
 class Peer:
-    """Makes values with tensors, and says what has come."""
+    """Actor that makes values with tensors, and describes the values that it gets."""
 
     def __init__(self, device: Device | None = None) -> None:
-        """``device``: where its tensors are; ``None``: on the CPU."""
+        """``device``: the device of its tensors; ``None``: the CPU."""
         self.device = "cpu" if device is None else device.kind
         self.kept: list[Any] = []
         self.buffer: Any = None
@@ -29,7 +29,7 @@ class Peer:
             return sample(kind)
 
     def make_or_raise(self, number: int) -> Any:
-        """Make a tensor of ``number``; an odd one is an error."""
+        """Make a tensor of ``number``; raise if it is odd."""
         import torch
 
         if number % 2:
@@ -44,7 +44,7 @@ class Peer:
         return {"tensor": made, "number": number}
 
     def make_again(self, number: int) -> Any:
-        """Make 4 MiB of ``number``, in the memory of the last ones."""
+        """Make 4 MiB of ``number``, in the same memory as the last time."""
         import torch
 
         if self.buffer is None:
@@ -52,16 +52,16 @@ class Peer:
         return {"tensor": self.buffer.fill_(number), "number": number}
 
     def total(self, value: Any) -> tuple[int, float, float]:
-        """Say what is in a value of :meth:`make_big`."""
+        """Describe the contents of a value of :meth:`make_big`."""
         tensor = value["tensor"]
         return value["number"], float(tensor.min()), float(tensor.max())
 
     def mean(self, tensor: Any) -> float:
-        """Average a tensor."""
+        """Return the mean of a tensor."""
         return float(tensor.mean())
 
     def same(self, value: Any, kind: str) -> str:
-        """Say how ``value`` differs from the sample; nothing if it does not."""
+        """Say how ``value`` differs from the sample; empty if it does not."""
         import torch
 
         from conveyor.testing.samples import difference
@@ -79,22 +79,22 @@ class Peer:
         self.kept.clear()
 
     def kept_totals(self) -> list[tuple[int, float, float]]:
-        """Say what is in the values that are held."""
+        """Describe the contents of the values that are held."""
         return [self.total(value) for value in self.kept]
 
     def scribble(self, value: Any) -> float:
-        """Write over a value that has come, and say what it was."""
+        """Write over a value that has come, and return what was in it."""
         before = float(value["tensor"].max())
         value["tensor"].zero_()
         return before
 
     def slow(self, value: Any) -> float:
-        """Look at a value after a while."""
+        """Return the largest element of a value of :meth:`make_big`, after 50 ms."""
         time.sleep(0.05)
         return float(value["tensor"].max())
 
     def both(self, first: Any, second: Any) -> tuple[float, float]:
-        """Look at two values."""
+        """Return the largest elements of two values of :meth:`make_big`."""
         return float(first["tensor"].max()), float(second["tensor"].max())
 
     def meta(self, number: int) -> Any:

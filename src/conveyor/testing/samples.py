@@ -104,12 +104,12 @@ KINDS = tuple(_samples)
 
 
 def sample(kind: str) -> Any:
-    """Make the value of that name: always the same."""
+    """Make the value of that name, which is the same each time."""
     return _samples[kind]()
 
 
 def difference(got: Any, wanted: Any, at: str = "value") -> str:
-    """Say where two values differ; nothing if they do not."""
+    """Say where two values differ; empty if they do not."""
     import torch
 
     if type(got) is not type(wanted):

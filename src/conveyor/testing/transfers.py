@@ -1,4 +1,4 @@
-"""Direct objects whose values cannot be fetched, or not yet."""
+"""Faults of direct objects: values that cannot be fetched, or not yet."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from conveyor.runtime import context
 
 @contextmanager
 def hold_transfers(actor: AnyActor | None = None) -> Iterator[None]:
-    """In the body nobody can fetch what ``actor`` keeps for others (``None``: this process). Who tries waits
-    for the end of the body, his own timeout, or the actor's death. The actor takes no part in that.
+    """Let nobody fetch a value that ``actor`` (``None``: this process) stores for others, within the body. A
+    fetch waits for the end of the body, its own timeout, or the actor's death. The actor takes no part in
+    this.
 
-    Several may hold the same, and all of them must end. What is being read already goes on.
+    Several contexts may hold the transfers of one actor, which go on when all have ended. A value that is
+    being read already is read to the end.
 
     Raises:
-        TypeError: it is no actor.
-        RuntimeStateError: nothing is fetched on the inline engine.
-        ActorDiedError: it has died already.
+        TypeError: ``actor`` is no actor.
+        RuntimeStateError: the engine is the inline one, where nothing is fetched.
+        ActorDiedError: the actor has died already.
     """
     with _changed(actor, 1, 0):
         yield
@@ -29,8 +31,8 @@ def hold_transfers(actor: AnyActor | None = None) -> Iterator[None]:
 
 @contextmanager
 def fail_transfers(actor: AnyActor | None = None) -> Iterator[None]:
-    """In the body whoever fetches what ``actor`` keeps for others (``None``: this process) gets
-    :class:`InjectedFault`. Afterwards it can be fetched.
+    """Let each fetch of a value that ``actor`` (``None``: this process) stores for others fail
+    with :class:`InjectedFault`, within the body. Afterwards the values can be fetched.
 
     Raises as :func:`hold_transfers`.
     """
@@ -57,6 +59,6 @@ def _changed(actor: AnyActor | None, held: int, failing: int) -> Iterator[None]:
     try:
         yield
     finally:
-        # A successor in its place begins without.
+        # A restarted actor in the same slot begins without these faults.
         if not board.gone(*place):
             board.change_transfers(place[0], -held, -failing)

@@ -1,7 +1,7 @@
 """Ray's module names, defaults and texts over ours: ``import conveyor.compat.ray as ray``.
 
-``import conveyor as ray`` runs the same programs. What is here besides is what such programs may rely on
-though there is no need for it: an error where Ray has one.
+``import conveyor as ray`` runs the same programs. This module also raises errors that Ray raises and Conveyor
+has no need for, since programs may rely on them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from conveyor.runtime.refs.staying import located
 
 __all__ = [*conveyor.__all__, "experimental", "get", "put"]
 
-# In the place of ours, which has come with all other names.
+# Replaces our module of that name, which `import *` has brought.
 experimental = _experimental  # type: ignore[misc]
 
-#: Transports over which Ray's ``get`` fetches nothing: both ends would have to take part.
+#: Transports that Ray's ``get`` does not support: both ends would have to take part.
 _OF_GROUPS = frozenset(("gloo", "nccl"))
 
 
@@ -33,17 +33,18 @@ def get(  # type: ignore[no-redef]
     _use_object_store: bool = False,
     _tensor_transport: str | None = None,
 ) -> Any:
-    """``conveyor.get``, which refuses what Ray's refuses.
+    """Do the same as ``conveyor.get``, but refuse what Ray's ``get`` refuses.
 
     Raises:
         ValueError: the value has stayed on its actor, for a transport that needs a group, and neither
-            ``_use_object_store=True`` nor ``_tensor_transport="object_store"`` says otherwise.
+            ``_use_object_store=True`` nor ``_tensor_transport="object_store"`` is given.
     """
     named = None if _tensor_transport is None else check_transport(_tensor_transport)
     if _use_object_store or (_tensor_transport is not None and named is None):
         return conveyor.get(refs, timeout=timeout)
     _refuse_groups(refs)
-    # Of those that are not done yet it is known afterwards: timeout and errors are of all of them together.
+    # References that are not done yet are checked afterwards: all are got together, since the timeout and the
+    # first error are those of all.
     values = conveyor.get(refs, timeout=timeout)
     _refuse_groups(refs)
     return values
@@ -56,11 +57,11 @@ def put(  # type: ignore[no-redef]
     snapshot: bool = False,
     _tensor_transport: str | None = None,
 ) -> Any:
-    """``conveyor.put``, which refuses what Ray's refuses.
+    """Do the same as ``conveyor.put``, but refuse what Ray's ``put`` refuses.
 
     Raises:
         TypeError: as for ``conveyor.put``.
-        ValueError: the transport is one that needs a group.
+        ValueError: the transport needs a group.
     """
     for asked in (tensor_transport, _tensor_transport):
         if check_transport(asked) in _OF_GROUPS:

@@ -1,1 +1,1 @@
-"""A Plan and a timeline are drawn, as text and as pictures."""
+"""Drawings of a Plan and of a timeline, as text and as pictures."""

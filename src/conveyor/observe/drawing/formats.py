@@ -1,4 +1,4 @@
-"""A Plan is drawn, in any of the formats; a notebook shows a compiled graph."""
+"""Drawings of a Plan in any of the formats, and the display of a compiled graph in a notebook."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def visualize(
             ``"mermaid"``); an existing file is replaced. ``None`` writes no file. Of no meaning
             for ``"ascii"``, which goes into no file.
         format: ``"svg"``, ``"dot"`` (Graphviz), ``"mermaid"``, ``"ascii"``.
-        view: show it: an SVG file is opened as by a web browser, any other text is printed.
+        view: show the drawing: a web browser opens an SVG file; any other text is printed.
         channel_details: write at each edge its transport, its depth and the reason for it.
         schedule: whether to show what every actor does, in order.
-        name: what the graph is called.
+        name: the graph's name.
 
     Returns:
         The DOT source when an SVG is written to a file; otherwise the text of the format.

@@ -1,4 +1,4 @@
-"""Boxes are laid out in layers: every arrow points down, few cross, and lines are straight if they can be."""
+"""Layout of boxes in layers: every arrow points down, few cross, and lines are straight where possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Link:
     """An arrow between two boxes.
 
     source, target: the numbers of the boxes.
-    width, height: the size of what is written at it.
+    width, height: the size of its label.
     """
 
     source: int
@@ -27,7 +27,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a box is.
+    """Position and size of a box.
 
     x, y: its left upper corner.
     width, height: its size.
@@ -41,7 +41,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How an arrow runs.
+    """Course of an arrow.
 
     ``stops`` are places ``(x, top, bottom)``, from the source's port (where top is bottom) to the
     target's. Within one the arrow runs straight down; nothing but the label, at the stop with the
@@ -54,10 +54,10 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where everything is.
+    """Positions of all boxes, and courses of all arrows.
 
-    boxes, courses: in the order of what was given.
-    width, height: the room that all of it takes.
+    boxes, courses: in the order of the boxes and links that were given.
+    width, height: the size of the whole layout.
     """
 
     boxes: tuple[Placed, ...]
@@ -66,7 +66,7 @@ class Layout:
     height: float
 
 
-#: Of the arrows that run through a gap, where each enters and leaves it: the height of the gap.
+#: Gives the height of a gap, by the ``x`` at which each arrow through the gap enters and leaves it.
 Gap = Callable[[list[tuple[float, float]]], float]
 
 
@@ -106,7 +106,7 @@ def lay_out(
     """
     width = _widths(sizes, links, port)
     deepest = depths(len(sizes), [(link.source, link.target) for link in links])
-    # Boxes are in the even layers, what is written at the arrows in the odd ones.
+    # Boxes are in the even layers, the labels of the arrows in the odd ones.
     cells = [
         _Cell(2 * depth, w, height, real=True)
         for w, (_, height), depth in zip(width, sizes, deepest, strict=True)
@@ -115,7 +115,7 @@ def lay_out(
     labels: list[int] = []
     for link in links:
         first, last = cells[link.source].layer + 1, cells[link.target].layer
-        # In the middle, where it is away from other labels of the same box.
+        # The label is in the middle of the arrow, away from other labels of the same box.
         written = first + (last - first - 1) // 4 * 2
         chain = [link.source]
         for layer in range(first, last):
@@ -250,7 +250,7 @@ def _places(layers: list[list[int]]) -> dict[int, int]:
 
 
 def _sort(layer: list[int], beside: list[list[int]], place: dict[int, int]) -> None:
-    """Order a layer by the mean place of its neighbours; who has none keeps its own place."""
+    """Order a layer by the mean place of each cell's neighbours; a cell without any keeps its place."""
 
     def weight(cell: int) -> float:
         near = beside[cell]
@@ -313,7 +313,7 @@ def _snap(
     spacing: float,
     reach: float,
 ) -> None:
-    """Take small turns out of long arrows, where their neighbours leave room for that."""
+    """Take small turns out of long arrows, if their neighbours leave room."""
     for layer in layers:
         for place, index in enumerate(layer):
             cell = cells[index]
@@ -352,7 +352,7 @@ def _apart(wanted: list[float], weights: list[float], steps: list[float]) -> lis
 
 
 def _ports(cells: list[_Cell], chains: list[list[int]], port: float) -> list[tuple[float, float]]:
-    """Find for each chain where it leaves its source and where it comes to its target.
+    """Find for each chain the points at which it leaves its source and comes to its target.
 
     The arrows at one side of a box stand in the order of where they lead.
     """

@@ -71,7 +71,7 @@ def compose(plan: Plan, name: str, channel_details: bool, schedule: bool) -> Pic
 
 
 class _Part:
-    """Some shapes and the room they take, from (0, 0) on."""
+    """Some shapes, and the size of the area that they fill from (0, 0) on."""
 
     def __init__(
         self, width: float, height: float, shapes: list[Shape], beside: bool = False
@@ -209,7 +209,7 @@ def _legend(plan: Plan, room: float) -> _Part:
 
 
 def _schedule(plan: Plan, graph: _Part) -> _Part:
-    """Draw all columns, in rows of as many as make the page's shape best."""
+    """Draw all columns, in rows as long as makes the page's shape best."""
     made = [_column(column) for column in columns(plan)]
     best: tuple[float, list[list[_Part]], bool] | None = None
     for count in range(1, len(made) + 1):
@@ -308,8 +308,8 @@ _TICKS = 6
 
 
 def draw_timeline(plan: Plan, timeline: Timeline, name: str) -> Picture:
-    """Draw ``timeline``. What a process works at is a box, in the colour of its
-    actor; what comes to it meanwhile is a line below."""
+    """Draw ``timeline``. Work of a process is a box, in the colour of its actor. A transfer to the process
+    is a line below."""
     places = (EXECUTOR, *range(len(plan.actors)))
     names = [place_name(plan, place) for place in places]
     left = _SIDE + max(text_width(title, _SMALL) for title in names) + 10

@@ -1,4 +1,4 @@
-"""A picture has shapes and colours, and is written as SVG."""
+"""Pictures of shapes and colours, written as SVG."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FONT = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 
 @dataclass(frozen=True, slots=True)
 class Rect:
-    """A rectangle with round corners; ``title`` is what a pointer over it may show."""
+    """A rectangle with round corners. Viewers may show ``title`` when the pointer is over it."""
 
     x: float
     y: float
@@ -59,7 +59,7 @@ class Polygon:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One line of text; ``y`` is its baseline, ``x`` where it starts or, by ``anchor``, its middle."""
+    """A line of text. ``y`` is its baseline, ``x`` its start or, by ``anchor``, its middle."""
 
     x: float
     y: float

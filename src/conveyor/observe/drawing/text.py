@@ -1,4 +1,4 @@
-"""A Plan is written as text: drawn with ASCII characters, in Graphviz's language, or in Mermaid's."""
+"""A Plan as text: drawn with ASCII characters, in Graphviz's language, or in Mermaid's."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _graph(plan: Plan, flow: Dataflow) -> list[str]:
             arrows = _aligned(list(zip(*coming[place], strict=True)))
             blocks.append([*arrows, f"{left}{place}: {node.label}{right}"])
         height = max(map(len, blocks))
-        # Boxes of a layer stand in one row: what has no arrow begins further down.
+        # Boxes of a layer stand in one row: a box without arrows begins further down.
         blocks = [[""] * (height - len(block)) + block for block in blocks]
         lines += ["", *_aligned(list(zip(*blocks, strict=True)))]
     return lines[1:]

@@ -1,4 +1,4 @@
-"""Where ``ray.get`` of a reference is to put the value. Ray refuses what has not stayed on its actor."""
+"""Targets into which ``ray.get`` puts values. Ray refuses values that have not stayed on their actors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["set_target_device_for_ref", "set_target_for_ref"]
 
 
 def set_target_for_ref(ref: Ref, target: Any) -> None:
-    """``conveyor.experimental.set_target_for_ref``. It waits for the result of a call, to see whether it has
-    stayed.
+    """Do the same as ``conveyor.experimental.set_target_for_ref``, but wait for the result of a call first,
+    to see whether the value has stayed on its actor.
 
     Raises:
         ValueError: the value of ``ref`` has not stayed where it was made.
@@ -24,7 +24,8 @@ def set_target_for_ref(ref: Ref, target: Any) -> None:
 
 
 def set_target_device_for_ref(ref: Ref, device: Any) -> None:
-    """``conveyor.experimental.set_target_device_for_ref``, which waits and raises likewise."""
+    """Do the same as ``conveyor.experimental.set_target_device_for_ref``, but wait and raise as
+    :func:`set_target_for_ref` does."""
     _check(ref)
     targets.set_target_device_for_ref(ref, device)
 
@@ -33,6 +34,6 @@ def _check(ref: Any) -> None:
     if not isinstance(ref, Ref):
         return
     conveyor.wait([ref])
-    # The error of a call that has failed is for who gets it.
+    # The error of a failed call is raised by `get`, not here.
     if not ref.has_failed() and located(ref.to_send()) is None:
         raise ValueError(f"Ref {ref!r} is not an RDT object.")
