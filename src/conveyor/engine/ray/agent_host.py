@@ -56,7 +56,7 @@ class AgentHost:
         #: Why the node is lost, or an empty string.
         self.lost = ""
         self._lose, self._check = lose, check
-        # Reentrant: a signal handler may have the host do something in the middle of this.
+        # Reentrant: a signal handler may call the agent while the lock is held.
         self._lock = threading.RLock()
         self._awaited: set[Future[Any]] = set()
         self._lines = itertools.count(1)

@@ -304,7 +304,7 @@ class Agents:
         assert self._pump is not None
         try:
             stopped = self._pump.overslept(_LATELY)
-        except OSError:  # it has no memory left, and gives all hosts up
+        except OSError:  # the pump has no memory left, and gives all nodes up
             return why
         if stopped < self._window / 2:
             return why

@@ -166,7 +166,7 @@ class RayHostsWithGuests(RayHosts):
 
         joined.future().add_done_callback(tell)
 
-    # On the hosts' thread.
+    # On the event loop's thread.
 
     def _comes(self, guest: _Guest, pid: int, _stderr: str) -> Sequence[int]:
         if guest.unwanted:

@@ -46,10 +46,10 @@ def start(
     listen_ports: tuple[int, int] | None = None,
     **given: Any,
 ) -> Driver:
-    """Start a session on Ray, with the options of ``engine.options`` beside these.
+    """Start a session on Ray. ``given``: the options of ``engine.options``.
 
-    address: of the Ray cluster; ``None`` connects to one that is there by Ray's own rules, or starts one on
-    this machine. Where the program has called ``ray.init`` itself, that connection is used, and stays.
+    address: of the Ray cluster; ``None`` connects to a cluster that Ray finds by its own rules, or starts one
+    on this machine. If the program has called ``ray.init`` itself, its connection is used, and not closed.
     cluster: further arguments of ``ray.init``.
     shared_memory: the processes that share memory: all of a ``"machine"``, whatever node they are of, or
     only those of one ``"node"``, so that two nodes of one machine are connected as two machines are.

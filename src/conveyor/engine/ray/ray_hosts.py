@@ -184,7 +184,7 @@ class RayHosts:
         if not actor.done.is_set():
             _log.warning("actor %s is not started yet: %s", actor.name, waits)
 
-    # On the hosts' thread.
+    # On the event loop's thread.
 
     def _arrived(self, actor: Started, pid: int, stderr: str) -> Sequence[int]:
         if actor.unwanted:

@@ -18,8 +18,11 @@ from conveyor.flag import Flag
 
 
 class Started(Resident, eq=False, kw_only=True):
-    """A process that Ray is asked for, from the request to its end. Apart from the fields that
-    :class:`Resident` excepts, all but ``done`` changes on the engine's thread."""
+    """A process that Ray is asked for, from the request to its end.
+
+    The thread that asks Ray sets ``fds``, ``handle``, ``ran``, ``host`` and ``place``, and clears ``done``.
+    The rest changes on the event loop's thread, apart from the fields that :class:`Resident` excepts.
+    """
 
     number: int
     name: str
