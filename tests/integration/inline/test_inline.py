@@ -620,7 +620,7 @@ def test_sys_exit_ends_the_actor_only(capsys):
 def test_options(caplog):
     with pytest.raises(RuntimeStateError, match="running already"):
         conveyor.init(engine="inline")
-    from conveyor.engine.inline.runtime import start
+    from conveyor.engine.inline.engine import start
 
     with pytest.raises(TypeError, match="inline engine has no option 'colour'"):
         start(colour="red")
