@@ -23,7 +23,7 @@ import pytest
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.engine.inline import runtime as link
+from conveyor.engine.inline import engine as link
 from conveyor.engine.inline.lines import Lines
 from conveyor.exceptions import (
     ActorDiedError,
