@@ -43,7 +43,8 @@ _PACKAGES = {
 
 
 class Finding(NamedTuple):
-    """One part of the system. trouble: what is slower or impossible as it is; empty if nothing is."""
+    """Finding about one part of the system. trouble: the thing that is slower or impossible in this state;
+    empty if nothing is."""
 
     part: str
     found: str

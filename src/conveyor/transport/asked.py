@@ -1,4 +1,4 @@
-"""What the reader of an edge has asked for, of a transport whose writer says what comes."""
+"""Transfers that the reader of an edge has asked for, for transports whose writer announces each transfer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conveyor.transport.packing import Layout
 
 
 class Asked:
-    """The transfers that somebody waits for, and that have not begun to come."""
+    """Transfers that a reader waits for and that have not begun to come."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Layout, Future[list[Any]]]] = {}
@@ -21,7 +21,7 @@ class Asked:
         self._over: BaseException | None = None
 
     def ask(self, specs: Sequence[TensorSpec], transfer: int) -> Future[list[Any]]:
-        """Wait for a transfer; its future has failed already if nothing comes any more."""
+        """Wait for a transfer. Its future has failed already if this end was ended."""
         future: Future[list[Any]] = Future()
         if self._over is not None:
             future.set_exception(self._over)
@@ -31,19 +31,21 @@ class Asked:
         return future
 
     def drop(self, transfer: int) -> None:
-        """Nobody wants it any more."""
+        """Forget a transfer that nobody wants any more."""
         self._waiting.pop(transfer, None)
 
     def due(self, announced: Iterable[int]) -> list[int]:
-        """Those of the announced transfers that are wanted, or of which it is known that they are not."""
+        """Return the announced transfers whose fate is known: they are wanted, or it is certain that they are
+        not."""
         return [transfer for transfer in announced if transfer <= self._last]
 
     def take(self, transfer: int) -> tuple[Layout, Future[list[Any]]] | tuple[None, None]:
-        """What is to become of a transfer that comes; twice ``None`` if it is not wanted."""
+        """Remove a transfer that comes, and return its layout and its future; twice ``None`` if nobody wants
+        it."""
         return self._waiting.pop(transfer, (None, None))
 
     def end(self, reason: BaseException) -> None:
-        """Have all that is waited for fail, and all that is asked for from now on."""
+        """Fail all transfers that are waited for, and all that are asked for from now on."""
         self._over = reason
         while self._waiting:
             _, (_, future) = self._waiting.popitem()

@@ -36,17 +36,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a transport can do, as far as choosing one depends on it.
+    """Abilities of a transport, as far as the choice of a transport depends on them.
 
     devices: the kinds of device whose tensors it moves, as torch calls them: ``"cpu"``, ``"cuda"``.
-    in_frame: tensors travel inside of the frames, with everything else. Such a transport needs no conduits
+    in_frame: tensors travel inside of the frames, with everything else. Such a transport needs no endpoints
         in a graph, and it serves the executor of the graph as well.
     others_in_frame: tensors of other kinds of device travel in the frames; else they are refused.
-    streams: where on the devices it enqueues its work: ``"own"``, streams of its own; ``"overlap"``, such
-        ones in a graph with ``overlap=True``, else the program's. ``None``: it enqueues nothing.
-    between_hosts: the ends of an edge may be on hosts that share no memory. :attr:`Wire.hosts` says which
-        they are then, and where; the wire goes between them as ever. An edge between hosts by a transport
-        that does not say this is refused.
+    streams: the streams on which it enqueues its work: ``"own"``, streams of its own; ``"overlap"``, streams
+        of its own in a graph with ``overlap=True``, else the program's. ``None``: it enqueues nothing.
+    between_hosts: the ends of an edge may be on nodes that share no memory. :attr:`Wire.hosts` then says
+        which nodes, and where they are; the wire works between them as always. A transport without this
+        ability is refused for an edge between nodes.
     """
 
     devices: frozenset[str]
@@ -57,11 +57,11 @@ class Capabilities:
 
 
 class Host(Struct, frozen=True):
-    """Where an end of a wire is.
+    """Node of one end of a wire.
 
-    number: ends with the same one share memory.
-    address: the IP address at which the session's other hosts reach it. It is where to listen for them: at
-        that one alone, for as long as that is needed.
+    number: ends with the same number share memory.
+    address: the IP address at which the session's other nodes reach it. An end that listens for them does so
+        at this address alone, and only for as long as needed.
     """
 
     number: int
@@ -99,24 +99,25 @@ class Wire(Protocol):
     def laid(self) -> int: ...
 
     def send(self, message: Any) -> None:
-        """Send a value that can be pickled. It never waits: what finds no room goes as soon as there is. Only
-        on the thread that calls the conduit. In :meth:`Conduit.close` the writer's first word has room in any
-        case, and what waits for some is given up. Between hosts it may come when the reader has ended."""
+        """Send a value that can be pickled, without waiting: a message that finds no room goes as soon as
+        there is some. Only the thread that calls the conduit may call this. In :meth:`Conduit.close` the
+        writer's first message always has room, and messages that wait for room are dropped. Between nodes a
+        message may arrive after the reader has ended."""
         ...
 
     def receive(self) -> list[tuple[int, Any]]:
-        """Take what has come, each with the rank of who has sent it. Nothing is no reason to wait: whenever
-        something has come, :meth:`Conduit.progress` is called."""
+        """Return the messages that have come, each with the rank of its sender. An empty list is no reason to
+        wait: whenever a message has come, :meth:`Conduit.progress` is called."""
         ...
 
     def start_thread(self, target: Callable[[], object], name: str) -> None:
-        """Start a daemon thread ``conveyor-NAME`` that is handed no signals, as every thread of a conduit
-        must be: an actor sleeps with a mask that lets them in, and one that another thread takes would not
-        wake it."""
+        """Start a daemon thread ``conveyor-NAME`` that is handed no signals. Every thread of a conduit must
+        be such a thread: an actor sleeps with a mask that lets signals in, and a signal that another thread
+        takes would not wake it."""
         ...
 
     def ring(self) -> None:
-        """Have :meth:`Conduit.progress` called soon. On any thread."""
+        """Have :meth:`Conduit.progress` called soon. Any thread may call this."""
         ...
 
 
@@ -137,11 +138,11 @@ class Sending(Struct, frozen=True):
 
 
 class Enqueued(Struct, frozen=True):
-    """Tensors that have come as far as the host can tell: what fills them is enqueued on a stream.
+    """Tensors that have come as far as the CPU can tell: the work that fills them is enqueued on a stream.
 
     tensors: one for each that was asked for.
-    join: has all that the thread enqueues from now on, on its current stream, come behind. It is called where
-        the tensors are needed, on the conduit's thread, and does not wait.
+    join: orders all that the thread enqueues from now on, on its current stream, behind that work. It is
+        called where the tensors are needed, on the conduit's thread, and does not wait.
     """
 
     tensors: list[Any]
@@ -149,17 +150,17 @@ class Enqueued(Struct, frozen=True):
 
 
 class Conduit(ABC):
-    """One end of the way that the tensors of an edge take: one writer, and readers that each get all.
+    """Endpoint of the route that an edge's tensors take: one writer, and readers that each get all tensors.
 
-    A *transfer* is what goes for one execution; its number grows from one to the next, and numbers may be
-    missing. All methods are called on one thread, and none of them may wait. Futures may be completed on
-    any thread.
+    A *transfer* is the set of tensors of one execution. Its number grows from one to the next, and numbers
+    may be missing. All methods are called on one thread, and none of them may wait. Futures may be completed
+    on any thread.
     """
 
     @abstractmethod
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
-        """Prepare to send contiguous tensors that the transport has accepted. What cannot be sent raises
-        here, before anybody is told; nothing has moved then."""
+        """Prepare to send contiguous tensors that the transport has accepted. Tensors that cannot be sent
+        raise here, before any reader is told; nothing has moved then."""
 
     @abstractmethod
     def receive(

@@ -20,11 +20,12 @@ _KEPT_UP_TO = 16
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor lies. Both ends work it out for themselves, from what both know.
+    """Places of a transfer's tensors in one stretch of bytes. Both ends compute it from the specs that both
+    know.
 
-    specs: what they are.
+    specs: the tensors' specs.
     begins, ends: where each begins and ends, in bytes.
-    size: of them all, in bytes.
+    size: of all tensors together, in bytes.
     """
 
     specs: tuple[TensorSpec, ...]

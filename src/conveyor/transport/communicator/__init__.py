@@ -45,7 +45,7 @@ class CommunicatorTransport(Transport):
         return type(self), (self.name, self._sealed, self.ranks, self._domain)
 
     def open(self, wire: Wire) -> CommunicatorConduit | Gathering:
-        """As for :class:`Transport`."""
+        """Open this process's end of an edge, as a user of the process's copy of the communicator."""
         # Who compiles a graph opens nothing.
         from conveyor.transport.communicator.conduit import CommunicatorConduit
 
@@ -61,22 +61,22 @@ class CommunicatorTransport(Transport):
 
 
 class ForCollectives:
-    """What stands in a transport hint for a communicator that does collectives."""
+    """Stand-in, in a transport hint, for a communicator that does collectives."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
 
     def get_transport_name(self) -> str:
-        """As for :class:`Communicator`."""
+        """Return the name of the communicator's transport, as :class:`Communicator` does."""
         return self.communicator.get_transport_name()
 
 
 class CollectiveTransport(CommunicatorTransport):
-    """Drives the collective operations of a communicator. Its edges are those on which the ranks tell each
-    other what they put in; no tensor goes over them."""
+    """Drives the collective operations of a communicator. On its edges the ranks only tell each other how far
+    they are; no tensor goes over them."""
 
     def open(self, wire: Wire) -> Gathering:
-        """As for :class:`Transport`."""
+        """Open this process's end of the edge on which one rank tells the others how far it is."""
         from conveyor.transport.communicator.gathering import Gathering
 
         return Gathering(wire, self._ranks(wire)[0], self._line(wire))

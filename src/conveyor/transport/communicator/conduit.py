@@ -1,4 +1,4 @@
-"""One end of an edge whose tensors a communicator moves."""
+"""Endpoint of an edge whose tensors a communicator moves."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 
 class CommunicatorConduit(Conduit):
-    """A reader asks for what it wants; then the end with the lower rank begins, see :class:`Line`.
+    """Endpoint of an edge over a communicator. A reader asks for a transfer; then the end with the lower rank
+    begins, see :class:`Line`.
 
-    What goes over the wire: ``("ask", generation, transfer, reader)``, ``("go", ...)`` of who begins,
-    ``("gone", ...)`` of who gives it up, and ``("anew", generation, None, None)`` of who has made its
-    communicator anew.
+    Messages on the wire: ``("ask", generation, transfer, reader)``, ``("go", ...)`` of the end that begins,
+    ``("gone", ...)`` of an end that gives a transfer up, and ``("anew", generation, None, None)`` of an end
+    that has made its communicator anew.
     """
 
     def __init__(self, wire: Wire, ranks: tuple[int, ...], line: Line) -> None:
-        """``ranks``: those of all ends in the communicator."""
+        """``ranks``: the communicator's ranks of all ends, by their rank at the edge."""
         self._wire = wire
         self._ranks = ranks
         self._line = line
@@ -39,7 +40,7 @@ class CommunicatorConduit(Conduit):
             self._renewed(line.generation)
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
-        """As for :class:`Conduit`."""
+        """Prepare to send copies of the tensors, once the readers have asked for them."""
 
         def begin() -> Future[None]:
             # They leave when the readers have asked, and the actor may write to them before that.
@@ -51,7 +52,7 @@ class CommunicatorConduit(Conduit):
         return Sending(begin)
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
-        """As for :class:`Conduit`."""
+        """Ask for a transfer: tell the writer, or begin here if this end has the lower rank."""
         asked: Future[list[Any]] = Future()
         self._asked[transfer] = specs, asked
         if self._begins(0):
@@ -61,7 +62,8 @@ class CommunicatorConduit(Conduit):
         return asked
 
     def progress(self) -> None:
-        """As for :class:`Conduit`."""
+        """Read the messages of the other ends, and advance the communicator's queue. Raises an error that was
+        noted for this end."""
         for rank, (what, generation, transfer, told) in self._wire.receive():
             if what == "anew":
                 self._generations[rank] = generation
@@ -82,7 +84,7 @@ class CommunicatorConduit(Conduit):
         self._line.check(self)
 
     def abort(self, reason: BaseException) -> None:
-        """As for :class:`Conduit`."""
+        """Fail all transfers with ``reason``, and leave the communicator's queue."""
         while self._sent:
             _, (_, _, sent) = self._sent.popitem()
             if not sent.done():
@@ -93,15 +95,16 @@ class CommunicatorConduit(Conduit):
         self._line.leave(self)
 
     def close(self) -> None:
-        """As for :class:`Conduit`."""
+        """Leave the communicator's queue."""
         self._line.leave(self)
 
     def _begins(self, peer: int) -> bool:
-        """Whether this end begins what it has with another one."""
+        """Return whether this end begins its transfers with ``peer``."""
         return self._ranks[self._wire.rank] < self._ranks[peer]
 
     def _add(self, transfer: int, peer: int, generation: int | None = None) -> None:
-        """Queue what a transfer has to do with ``peer``, who has begun it in ``generation``, if it has."""
+        """Queue this end's part of a transfer with ``peer``. ``generation``: the one in which the peer has
+        begun it; ``None``: it begins here."""
         if generation is not None and generation != self._line.generation:
             return  # who has begun it fails, since the communicator is made anew, and says so
         rank = self._ranks[peer]
@@ -122,7 +125,7 @@ class CommunicatorConduit(Conduit):
         self._line.add(Job(self, (transfer, peer), call, generation, may_begin, began, ended))
 
     def _ended(self, transfer: int, peer: int, made: Any, error: BaseException | None) -> None:
-        """What was under way with ``peer`` is over."""
+        """Finish a transfer with ``peer``, whose operation has returned ``made`` or failed with ``error``."""
         if error is not None:
             self._tell("gone", transfer, peer or self._wire.rank)
         if self._wire.rank == 0:
@@ -135,7 +138,7 @@ class CommunicatorConduit(Conduit):
                 asked.set_exception(error)
 
     def _served(self, transfer: int, peer: int, error: BaseException | None) -> None:
-        """A reader has got the tensors, or never will."""
+        """Note that a reader has got the tensors, or never will."""
         if transfer not in self._sent:
             return
         _, missing, sent = self._sent[transfer]
@@ -148,7 +151,7 @@ class CommunicatorConduit(Conduit):
                 sent.set_result(None)
 
     def _gone(self, transfer: int, peer: int) -> None:
-        """The other end has given it up."""
+        """Drop a transfer that the other end has given up."""
         why = f"{self._wire.members[peer]} has given up {self._wire.edge}"
         if self._wire.rank:
             self._asked.pop(transfer, None)  # why it does not come, the frames' own wire tells

@@ -1,9 +1,10 @@
-"""Where the ranks of a collective meet, whose operation a communicator of the user's does.
+"""Endpoints by which the ranks of a collective, done by a communicator of the user's, agree on when to enter
+it.
 
 An operation blocks until all ranks have called it, and each process calls one at a time. So the ranks enter
-it one after the other: the first when its thread is free, each other one when all before it have entered.
-Whoever is in an operation waits only for higher ranks, so no wait is in a circle, whichever graphs meet there
-and in whatever order they are executed.
+it one after the other: the first when its thread is free, each other one when all before it have entered. A
+rank in an operation waits only for higher ranks, so no waits form a cycle, whichever graphs use the
+communicator and in whatever order they are executed.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from conveyor.transport.communicator.line import Line
 
 
 class Gathering(Conduit):
-    """One end of the edge on which one rank, the writer, tells the others how far it is.
+    """Endpoint of the edge on which one rank, the writer, tells the others how far it is.
 
-    What goes over the wire: ``("anew", generation, None, why)`` of a rank whose communicator is of that
-    generation, ``("begun", generation, transfer, None)`` of one that has entered an operation, and
-    ``("gone", generation, transfer, why)`` of one that has failed in it, or never enters it.
+    Messages on the wire: ``("anew", generation, None, why)`` of a rank whose communicator is of that
+    generation, ``("begun", generation, transfer, None)`` of a rank that has entered an operation, and
+    ``("gone", generation, transfer, why)`` of a rank that has failed in it, or never enters it.
 
     rank: the writer's in the communicator. member: its actor's name.
-    line: whose turn it is in this process.
+    line: this process's queue for the communicator.
     generation: the writer's; ``None``: it has not said.
-    begun: the last transfer and the generation in which it has entered an operation.
-    gone: by transfer, why it has left one.
+    begun: the last transfer whose operation the writer has entered, and in which generation.
+    gone: by transfer, why the writer has left it.
     broken: why nothing can be told any more.
     """
 
@@ -53,7 +54,8 @@ class Gathering(Conduit):
         self._wire.ring()
 
     def progress(self) -> None:
-        """As for :class:`Conduit`."""
+        """Note the writer's messages, and advance the communicator's queue. Raises an error that was noted
+        for this end."""
         for _, (what, generation, transfer, why) in self._wire.receive():
             if what == "anew":
                 self.generation = generation
@@ -66,20 +68,20 @@ class Gathering(Conduit):
         self.line.check(self)
 
     def send(self, tensors: Sequence[Any], transfer: int) -> NoReturn:
-        """As for :class:`Conduit`: what ranks tell each other has no tensors."""
+        """Refuse to send: messages between the ranks have no tensors."""
         raise TransportError("no tensor goes by the collectives of a communicator")
 
     def receive(self, specs: Sequence[Any], note: bytes, transfer: int) -> NoReturn:
-        """As for :class:`Conduit`."""
+        """Refuse to receive: messages between the ranks have no tensors."""
         raise TransportError("no tensor goes by the collectives of a communicator")
 
     def abort(self, reason: BaseException) -> None:
-        """As for :class:`Conduit`."""
+        """Keep ``reason`` as ``broken``, and leave the communicator's queue."""
         self.broken = reason
         self.line.leave(self)
 
     def close(self) -> None:
-        """As for :class:`Conduit`."""
+        """Leave the communicator's queue."""
         self.line.leave(self)
 
     def _renewed(self, generation: int) -> None:

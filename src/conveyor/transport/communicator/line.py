@@ -1,12 +1,12 @@
-"""Whose turn it is with a communicator, in one process.
+"""Queue of the operations on a communicator, in one process.
 
 A send and its receive block until both are called, and each process calls one at a time; so all processes
-must agree on the order. The end with the lower rank begins, when it has its turn, and tells the other one,
-which then queues. A collective is entered by one rank after the other (``gathering``). Who is in an operation
-waits only for somebody with a higher rank, so no wait is in a circle.
+must agree on the order. The end with the lower rank begins, when its operation is the next in its process,
+and tells the other end, which then queues its own. The ranks enter a collective one after the other
+(``gathering``). An operation waits only for higher ranks, so no waits form a cycle.
 
-A communicator in which something has failed is made anew by all of its processes: what it has on its way
-could be taken for something else. Nothing begins with a process that has not said that its old one is gone.
+If something fails in a communicator, all of its processes make it anew: messages still on their way in the
+old one could be taken for others. Nothing begins with a process that has not said that its old one is gone.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from conveyor.weak import WeakValues
 
 
 class Job(Struct, eq=False):
-    """What one transfer has to do with one peer.
+    """One transfer's operation with one peer.
 
-    owner: the conduit that it is of.
+    owner: the conduit that it belongs to.
     key: the transfer, and the peer's rank at the edge.
-    call: what is done with the communicator.
+    call: performs the operation on the communicator.
     generation: the one in which the peer has begun it; ``None``: it begins here.
     may_begin: says whether the peer is ready for it.
     began: called when it has begun.
@@ -48,9 +48,10 @@ class Job(Struct, eq=False):
 
 
 class Line:
-    """Used on the thread of the actor's programs.
+    """Queue of the operations on one communicator, in one process. Only the thread of the actor's programs
+    may use it.
 
-    generation: how often the communicator has been made anew. why: what for, the last time.
+    generation: how often the communicator has been made anew. why: the reason, the last time.
     """
 
     def __init__(
@@ -81,22 +82,23 @@ class Line:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody uses it any more."""
+        """Whether no conduit uses it any more."""
         return not self._conduits
 
     @property
     def settled(self) -> bool:
-        """Whether no generation is about to begin, of which everybody is told then."""
+        """Whether no new generation is about to begin. When one begins, every peer is told."""
         return self._coming == self.generation
 
     def join(
         self, conduit: object, renewed: Callable[[int], None], ring: Callable[[], None]
     ) -> None:
-        """A conduit is opened. ``renewed`` tells its peers of a generation, ``ring`` has it look again."""
+        """Add a conduit that is opened. ``renewed`` tells its peers of a generation, ``ring`` has it look
+        again."""
         self._conduits[conduit] = renewed, ring
 
     def leave(self, conduit: object) -> None:
-        """It is closed: what it still has to do is forgotten."""
+        """Remove a conduit that is closed, and forget its jobs."""
         self._conduits.pop(conduit, None)
         self._faults.pop(conduit, None)
         self._waiting = [job for job in self._waiting if job.owner is not conduit]
@@ -115,13 +117,13 @@ class Line:
         self.advance()
 
     def check(self, conduit: object) -> None:
-        """Raise what has gone wrong for ``conduit`` since it was rung for that."""
+        """Raise the error that was noted for ``conduit`` during another one's call, if any."""
         fault = self._faults.pop(conduit, None)
         if fault is not None:
             raise fault
 
     def forget(self, owner: object, key: tuple[int, int], why: str) -> None:
-        """The other end has given a job up."""
+        """Drop a job that the other end has given up. If it is under way, make the communicator anew."""
         if self._under_way is not None:
             job, _ = self._under_way
             if (job.owner, job.key) == (owner, key):
@@ -130,7 +132,7 @@ class Line:
         self._waiting = [job for job in self._waiting if (job.owner, job.key) != (owner, key)]
 
     def advance(self) -> None:
-        """Take note of what has ended, and go on."""
+        """Finish the operation that has ended, and begin the next ones."""
         while True:
             if self._coming != self.generation:
                 if self._worker is not None and not self._worker.over:
@@ -171,7 +173,7 @@ class Line:
             self._for(ready.owner, ready.began)
 
     def renew(self, generation: int, why: str) -> None:
-        """Make the communicator anew, as all others do. What is under way fails."""
+        """Make the communicator anew, as all other processes do. The operation under way fails."""
         if generation <= self._coming:
             return
         if self._coming == self.generation and self._worker is not None:
@@ -190,7 +192,8 @@ class Line:
         self._for(job.owner, lambda: job.ended(made, error))
 
     def _for(self, conduit: object, do: Callable[[], object]) -> None:
-        """Do something that belongs to one conduit, on the turn of any."""
+        """Call ``do`` on behalf of ``conduit``. An error is noted for that conduit, and does not reach the
+        caller."""
         try:
             do()
         except Exception as error:
@@ -215,7 +218,7 @@ _lines: WeakValues[str, Line] = WeakValues()
 
 
 def line_of(domain: str, name: str, sealed: Sealed, rank: int, wire: Wire) -> Line:
-    """Find the line of a domain, or begin it."""
+    """Return the queue of a domain, and create it if it is missing or closed."""
     line = _lines.get(domain)
     if line is None or line.closed:
         # A process that has begun anew has a later generation than all others, and so they all make their
