@@ -1,5 +1,4 @@
-"""Endpoints by which the ranks of a collective, done by a communicator of the user's, agree on when to enter
-it.
+"""Endpoints by which the ranks of a user's communicator agree on when to enter a collective operation.
 
 An operation blocks until all ranks have called it, and each process calls one at a time. So the ranks enter
 it one after the other: the first when its thread is free, each other one when all before it have entered. A

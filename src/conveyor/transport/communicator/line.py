@@ -98,7 +98,8 @@ class Line:
         self._conduits[conduit] = renewed, ring
 
     def leave(self, conduit: object) -> None:
-        """Remove a conduit that is closed, and forget its jobs."""
+        """Remove a conduit that is closed, and forget its jobs. If one of them is under way, make the
+        communicator anew; after the last conduit, end its thread."""
         self._conduits.pop(conduit, None)
         self._faults.pop(conduit, None)
         self._waiting = [job for job in self._waiting if job.owner is not conduit]

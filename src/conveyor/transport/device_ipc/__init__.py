@@ -14,12 +14,12 @@ __all__ = ["DeviceIpcTransport"]
 
 
 class DeviceIpcTransport(Transport):
-    """Moves tensors of one kind of device between processes of one host, from memory of the device to memory
-    of the device. A reader's task begins when they are there at the writer, and comes behind their copy on
-    the reader's stream. No stream waits for another process.
+    """Moves tensors of one kind of device between processes of one node, from memory of the device to memory
+    of the device. A reader's task begins when the tensors are complete at the writer, and is enqueued behind
+    their copy on the reader's stream. No stream waits for another process.
 
-    What else a value has, tensors of the CPU too, travels in its frame. To a reader that does not see the
-    writer's device, as where each actor has a card, its tensors go by way of the host's memory.
+    The rest of a value, tensors of the CPU too, travels in its frame. If a reader does not see the writer's
+    device, for instance where each actor has its own card, its tensors go through host memory.
     """
 
     def __init__(self, device: Device) -> None:
@@ -31,11 +31,11 @@ class DeviceIpcTransport(Transport):
         )
 
     def viable(self) -> str | None:
-        """As for :class:`Transport`."""
+        """Return why this process cannot use the device, or ``None`` if it can."""
         return self.device.viable()
 
     def open(self, wire: Wire) -> DeviceIpcConduit:
-        """As for :class:`Transport`."""
+        """Open the writer's or a reader's end, by the rank."""
         from conveyor.transport.device_ipc.reader import Reader  # needs torch
         from conveyor.transport.device_ipc.writer import Writer
 

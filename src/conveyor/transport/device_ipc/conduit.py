@@ -1,18 +1,20 @@
-"""The end of an edge whose tensors go from memory of a device to memory of a device.
+"""Endpoint of an edge whose tensors go from memory of a device to memory of a device.
 
-The writer copies them to memory of the device that readers have opened. The note tells which, and the event
-that happens when it is filled. When it has, a reader copies what it wants to memory of its own, and tells the
-writer which event happens when that is done. The writer uses the memory again when it has.
+The writer copies the tensors to a staging buffer: memory of the device that readers have opened. The note
+names the buffer, and the event that happens when it is filled. After that event a reader copies the tensors
+that it wants to memory of its own, and tells the writer which event happens when the copy is done. After that
+event the writer uses the buffer again.
 
-No stream waits for an event of the other process: if that is killed, the event never happens, and the stream
-does nothing any more. So the hosts ask for events, and a thread does where one has not happened yet. Nobody
-else waits for it.
+No stream waits for an event of the other process: if that process is killed, the event never happens, and the
+stream would be stuck for good. So the CPU asks for events, and a thread does so for an event that has not
+happened yet. Nothing else waits for it.
 
-A reader that cannot open the memory, since it does not see the writer's device, asks for each transfer by way
-of the host: a thread of the writer's copies the stretch to memory of the host, which goes over the wire.
+A reader that cannot open the memory, since it does not see the writer's device, asks for each transfer
+through host memory: a thread of the writer copies the staging buffer to host memory, which goes over the
+wire.
 
-There are two copies, and not one or none. What the writer's next task enqueues may write to the tensors, so
-it would have to wait for the readers; and what a reader holds must be there when the writer is not.
+There are two copies, not one or none. The writer's next task may enqueue work that writes to the tensors, so
+it would have to wait for the readers; and a reader's tensors must outlive the writer.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from conveyor.transport.base import Conduit, Wire
 
 
 class DeviceIpcConduit(Conduit):
-    """What both ends have."""
+    """Common part of the writer's and the reader's endpoint."""
 
     def __init__(self, wire: Wire, device: Device) -> None:
         #: Why this process has no device of the kind.
@@ -39,16 +41,17 @@ class DeviceIpcConduit(Conduit):
         self._streams: dict[int, Stream] = {}
 
     def abort(self, reason: BaseException) -> None:
-        """As for :class:`Conduit`."""
+        """Keep ``reason``, and end the waiting of this end's threads."""
         self._over = reason
         self._ends.set()
 
     def close(self) -> None:
-        """As for :class:`Conduit`."""
+        """Release the streams of this end."""
         self._streams.clear()
 
     def _stream(self, index: int) -> Stream:
-        """Where work is enqueued: beside the program's with overlap, else as a part of it."""
+        """Return the stream to enqueue work on: a stream of this end with overlap, else the program's current
+        one."""
         if not self._wire.overlap:
             return self._device.current_stream(index)
         if index not in self._streams:
@@ -56,6 +59,6 @@ class DeviceIpcConduit(Conduit):
         return self._streams[index]
 
     def _enqueuing_on(self, stream: Stream) -> AbstractContextManager[None]:
-        """Have what is enqueued go to the stream of :meth:`_stream`. Without overlap it does already, and to
-        say so would take a good part of the time of a small transfer."""
+        """Enqueue on ``stream``, which is from :meth:`_stream`. Without overlap that is the current stream
+        already, and to set it would take a good part of the time of a small transfer."""
         return self._device.using(stream) if self._wire.overlap else nullcontext()

@@ -1,4 +1,4 @@
-"""A reader's end."""
+"""Reader's endpoint of an edge over memory of a device."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _MOMENT = 0.00003
 
 
 class _Opened(NamedTuple):
-    """A stretch of the writer's.
+    """Staging buffer of the writer that this reader has opened.
 
     filled: happens when the tensors are in it.
-    reads: by the device here, what happens when they have been read.
+    reads: by the device here, the event that happens when they have been read.
     """
 
     memory: Any
@@ -46,9 +46,9 @@ class _Opened(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A transfer whose copies are not enqueued yet. ``opened`` is empty where nobody wants it any more.
+    """Transfer whose copies are not enqueued yet. ``opened`` is empty if nobody wants it any more.
 
-    refused: the parts of one that comes by way of the host, since they cannot be opened.
+    refused: the parts of a transfer that comes through host memory, since they cannot be opened.
     """
 
     transfer: int
@@ -59,7 +59,7 @@ class _Asked(NamedTuple):
 
 
 class Reader(DeviceIpcConduit):
-    """It opens stretches, and copies from them when they are filled."""
+    """Endpoint that opens the writer's staging buffers, and copies from them when they are filled."""
 
     def __init__(self, wire: Wire, device: Device) -> None:
         super().__init__(wire, device)
@@ -83,7 +83,7 @@ class Reader(DeviceIpcConduit):
         raise RuntimeError("a reader of an edge sends nothing")
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[Any]:
-        """As for :class:`Conduit`. The tensors come to the current device of this process."""
+        """Ask for the tensors of a transfer. They come to the current device of this process."""
         future: Future[Any] = Future()
         if self._over is not None:
             future.set_exception(self._over)
@@ -103,7 +103,7 @@ class Reader(DeviceIpcConduit):
     def _refuse(
         self, transfer: int, specs: Sequence[TensorSpec], parts: Sequence[Part], why: Exception
     ) -> None:
-        """Ask for a transfer by way of the host."""
+        """Ask for a transfer through host memory, and log a warning the first time."""
         if not self._told:
             self._told = True
             _log.warning(
@@ -119,7 +119,8 @@ class Reader(DeviceIpcConduit):
         self._wire.send(Refused(transfer, tuple(sizes)))
 
     def drop(self, transfer: int) -> None:
-        """As for :class:`Conduit`. The writer is told of it in its turn."""
+        """Forget a transfer. Its turn comes as before; then the writer is told that the transfer was
+        taken."""
         for place, asked in enumerate(self._asked):
             if asked.transfer == transfer:
                 self._asked[place] = asked._replace(opened=[], refused=())
@@ -127,12 +128,12 @@ class Reader(DeviceIpcConduit):
         self._go_on()
 
     def progress(self) -> None:
-        """As for :class:`Conduit`."""
+        """Read the writer's messages, and enqueue the copies that can begin."""
         self._hear()
         self._go_on()
 
     def abort(self, reason: BaseException) -> None:
-        """As for :class:`Conduit`."""
+        """Fail all transfers that are not enqueued yet, and end the thread."""
         super().abort(reason)
         self._looks.set()
         for asked in self._asked:
@@ -141,13 +142,13 @@ class Reader(DeviceIpcConduit):
         self._asked.clear()
 
     def close(self) -> None:
-        """As for :class:`Conduit`."""
+        """Release all opened staging buffers, once their reads are done."""
         let_go(self._wire, [left for number in list(self._opened) for left in self._forget(number)])
         self._copies.clear()
         super().close()
 
     def _hear(self) -> None:
-        """Take what the writer has told."""
+        """Handle the writer's messages."""
         for _, message in self._wire.receive():
             if isinstance(message, Closed):
                 self._writer_closed = True
@@ -169,7 +170,7 @@ class Reader(DeviceIpcConduit):
         return self._opened[part.number]
 
     def _go_on(self) -> None:
-        """Enqueue the copies of what is there, in order, and have a thread look after the next."""
+        """Enqueue the copies of filled staging buffers, in order, and have a thread wait for the next one."""
         while self._asked:
             asked = self._asked[0]
             if asked.refused and not self._writer_closed:
@@ -188,7 +189,7 @@ class Reader(DeviceIpcConduit):
             self._take(self._asked.popleft())
 
     def _not_yet(self, asked: _Asked) -> list[Event]:
-        """The events that have to happen before the copies of ``asked`` are enqueued."""
+        """Return the events that have to happen before the copies of ``asked`` are enqueued."""
         if self._writer_closed or not asked.opened:
             return []
         while self._copies and happened(self._copies[0]):
@@ -197,7 +198,7 @@ class Reader(DeviceIpcConduit):
         return ahead + [one.filled for _, one in asked.opened if not happened(one.filled)]
 
     def _look(self) -> None:
-        """Have :meth:`progress` called when what is awaited has happened. It is a thread."""
+        """Have :meth:`progress` called when the awaited events have happened. Runs as a thread."""
         while True:
             self._looks.wait()
             self._looks.clear()
@@ -207,7 +208,7 @@ class Reader(DeviceIpcConduit):
             self._wire.ring()
 
     def _take(self, asked: _Asked) -> None:
-        """Enqueue the copies of what is there, and tell the writer."""
+        """Enqueue the copies of a transfer, and tell the writer."""
         made: Enqueued | Exception = Enqueued([], lambda: None)  # nobody wants it
         reads = []
         opened = [] if self._writer_closed else asked.opened
@@ -234,7 +235,8 @@ class Reader(DeviceIpcConduit):
             asked.future.set_result(made)
 
     def _put(self, asked: _Asked, come: ByHost) -> None:
-        """Hand on what has come by way of the host, to the current device, if this process has one."""
+        """Pass on a transfer that has come through host memory, to the current device if this process has
+        one."""
         made: list[Any] = [None] * len(asked.specs)
         failed: Exception | None = None
         try:
@@ -259,7 +261,7 @@ class Reader(DeviceIpcConduit):
     def _copy(
         self, index: int, specs: Sequence[TensorSpec], opened: list[tuple[Part, _Opened]]
     ) -> Enqueued:
-        """Enqueue the copies of stretches that are filled."""
+        """Enqueue the copies out of filled staging buffers."""
         device, stream = self._device, self._stream(index)
         made: list[Any] = [None] * len(specs)
         targets = []
@@ -292,7 +294,7 @@ class Reader(DeviceIpcConduit):
         return opened.reads[index]
 
     def _forget(self, number: int) -> list[Left]:
-        """What is to be let go of of a stretch, once its reads are done."""
+        """Forget a staging buffer, and return the objects to release once its reads are done."""
         found = self._opened.pop(number, None)
         if found is None:
             return []
@@ -302,7 +304,7 @@ class Reader(DeviceIpcConduit):
 
 
 def _soon(events: list[Event]) -> bool:
-    """Whether all of them happen within a moment."""
+    """Return whether all events happen within a moment."""
     end = _core.monotonic() + _MOMENT
     while not all(map(happened, events)):
         if _core.monotonic() > end:

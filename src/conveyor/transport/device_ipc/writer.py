@@ -1,4 +1,4 @@
-"""The writer's end."""
+"""Writer's endpoint of an edge over memory of a device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from conveyor.transport.packing import Layout
 
 
 class _Transfer(NamedTuple):
-    """One that is under way: who has not taken it yet."""
+    """Transfer under way: its staging buffers, and the ranks of the readers that have not taken it yet."""
 
     stretches: list[Stretch]
     missing: set[int]
@@ -30,7 +30,7 @@ class _Transfer(NamedTuple):
 
 
 class Writer(DeviceIpcConduit):
-    """It copies tensors to stretches."""
+    """Endpoint that copies tensors to staging buffers, for readers to copy from."""
 
     def __init__(self, wire: Wire, device: Device) -> None:
         super().__init__(wire, device)
@@ -45,8 +45,8 @@ class Writer(DeviceIpcConduit):
         self._copied: deque[ByHost] = deque()
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
-        """As for :class:`Conduit`. The copy is enqueued here, since the note must tell of an event that has
-        been recorded; what is withdrawn has been copied for nothing."""
+        """Prepare to send tensors. Their copy is enqueued here, since the note must name an event that has
+        been recorded; a transfer that is withdrawn was copied for nothing."""
         if self._over is not None:
             raise self._over
         places: dict[int, list[int]] = {}
@@ -82,7 +82,7 @@ class Writer(DeviceIpcConduit):
         raise RuntimeError("the writer of an edge receives nothing")
 
     def progress(self) -> None:
-        """As for :class:`Conduit`."""
+        """Handle the readers' messages, and send the copies made through host memory."""
         for rank, message in self._wire.receive():
             if isinstance(message, Taken):
                 self._taken(rank, message)
@@ -92,7 +92,7 @@ class Writer(DeviceIpcConduit):
             self._wire.send(self._copied.popleft())
 
     def abort(self, reason: BaseException) -> None:
-        """As for :class:`Conduit`."""
+        """Fail all transfers under way, and end the thread."""
         super().abort(reason)
         self._wanted.put(None)
         for transfer in self._under_way.values():
@@ -100,12 +100,12 @@ class Writer(DeviceIpcConduit):
                 transfer.sent.set_exception(reason)
 
     def close(self) -> None:
-        """Let go of all stretches, when whoever has told of reads has done them.
+        """Release all staging buffers, once the reads that readers have reported are done.
 
-        A reader tells of its reads and looks then whether this end is closed; this end says that it is, and
-        looks then what it has been told. So one of the two knows of the other. (Each word rings a bell, which
-        is atomic, before the look. A reader has room for its word, since it takes no more transfers than its
-        edge is deep before this end has heard of them.)
+        A reader reports its reads and then looks whether this end is closed; this end says that it is closed,
+        and then looks for reports. So at least one of the two knows of the other. (Each message rings a
+        doorbell, which is atomic, before the look. A reader always has room for its message, since it takes
+        no more transfers than its edge is deep before this end has heard of them.)
         """
         try:
             self._wire.send(Closed())
@@ -119,7 +119,7 @@ class Writer(DeviceIpcConduit):
             super().close()
 
     def _fill(self, index: int, tensors: list[Any], taken: list[Stretch]) -> Stretch:
-        """Enqueue the copy of ``tensors`` to a stretch, which is added to ``taken``."""
+        """Enqueue the copy of ``tensors`` to a staging buffer, which is added to ``taken``."""
         device, stream = self._device, self._stream(index)
         program = device.current_stream(index) if self._wire.overlap else stream
         layout = Layout.of([TensorSpec.of(tensor) for tensor in tensors])
@@ -146,7 +146,7 @@ class Writer(DeviceIpcConduit):
         self._wanted.put((rank, refused, self._under_way[refused.transfer].stretches))
 
     def _copy_to_host(self) -> None:
-        """Copy what readers cannot open. It is a thread."""
+        """Copy to host memory the staging buffers that readers cannot open. Runs as a thread."""
         while (wanted := self._wanted.get()) is not None:
             rank, (transfer, sizes), stretches = wanted
             filled = [stretch.filled for stretch in stretches]
@@ -162,7 +162,8 @@ class Writer(DeviceIpcConduit):
             self._wire.ring()
 
     def _taken(self, rank: int, message: Taken) -> None:
-        """A reader has all transfers up to this one. Also when this end is over, its reads are waited for."""
+        """Note that a reader has taken all transfers up to this one. Its reads count even after this end was
+        aborted."""
         for number in [one for one in self._under_way if one <= message.transfer]:
             transfer = self._under_way[number]
             if rank not in transfer.missing:

@@ -1,4 +1,4 @@
-"""Gloo: tensors of the CPU over TCP, by torch's own library for it."""
+"""Gloo transport: tensors of the CPU over TCP, by the library that torch brings for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class GlooTransport(Transport):
     capabilities = Capabilities(devices=frozenset({"cpu"}), between_hosts=True)
 
     def viable(self) -> str | None:
-        """As for :class:`Transport`. It does not import torch; ``open`` finds out the rest."""
+        """Return why gloo cannot be used here, or ``None``. This does not import torch; ``open`` finds out
+        the rest."""
         if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
             return "torch is not installed: pip install 'conveyor[torch]'"
         distributed = sys.modules.get("torch.distributed")
@@ -32,7 +33,7 @@ class GlooTransport(Transport):
         return None
 
     def open(self, wire: Wire) -> GlooConduit:
-        """As for :class:`Transport`."""
+        """Import torch, and open this process's end of an edge."""
         import torch.distributed  # slow
 
         if not has_gloo(torch.distributed):

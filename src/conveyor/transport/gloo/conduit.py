@@ -1,10 +1,10 @@
-"""The end of an edge whose tensors go over gloo.
+"""Endpoint of an edge whose tensors go over gloo.
 
-The writer has a :class:`Link` to each reader, so that none of them waits for another one. A transfer is one
-message of bytes. What is said on the wire: where the one end of a link listens, that a connection is wanted
-where that is the reader (no address), the other's addresses once it is connected, and from the writer each
-transfer's size.
-Gloo moves nothing before both ends want it, so the wire can be read at any time.
+The writer has a :class:`Link` to each reader, so that no reader waits for another one. A transfer is one
+message of bytes. Messages on the wire: the address at which the listening end of a link listens; that a
+connection is wanted, where the reader listens (no address); the other end's addresses once it is connected;
+and from the writer each transfer's size. Gloo moves nothing before both ends want it, so the wire can be read
+at any time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SPARE = 3
 
 
 class _Addresses(NamedTuple):
-    """What gloo has to know of an end of a link, or why its reader, whose rank this is, could not connect, or
-    has lost the connection."""
+    """Addresses that gloo needs of one end of a link to the reader with rank ``reader``. Instead of them: why
+    that reader could not connect, or that it has lost the connection."""
 
     reader: int
     generation: int
@@ -36,7 +36,7 @@ class _Addresses(NamedTuple):
 
 
 class _Announced(NamedTuple):
-    """What comes next on the links to all readers, whose generations these are."""
+    """Announcement of the next transfer on the links to all readers. ``generations`` are the links'."""
 
     transfer: int
     size: int
@@ -44,9 +44,9 @@ class _Announced(NamedTuple):
 
 
 class GlooConduit(Conduit):
-    """Either end.
+    """Endpoint of an edge over gloo, the writer's or a reader's.
 
-    What moves bytes, and in what memory, is for others to change: ``transport/nccl/`` does.
+    Subclasses can replace the means of moving bytes, and the memory for them: ``transport/nccl/`` does.
     """
 
     #: What links call their threads.
@@ -71,23 +71,23 @@ class GlooConduit(Conduit):
             raise
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
-        """As for :class:`Conduit`."""
+        """Prepare to send tensors over the links to all readers."""
         layout = Layout.of([TensorSpec.of(tensor) for tensor in tensors])
         return Sending(lambda: self._begin(layout, tensors, transfer))
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
-        """As for :class:`Conduit`."""
+        """Ask for a transfer. Its tensors come in memory of this end's pool."""
         asked = self._asked.ask(specs, transfer)
         if not asked.done():
             self.progress()
         return asked
 
     def drop(self, transfer: int) -> None:
-        """As for :class:`Conduit`."""
+        """Forget a transfer that was asked for. Its bytes are still received."""
         self._asked.drop(transfer)
 
     def progress(self) -> None:
-        """As for :class:`Conduit`."""
+        """Handle the messages of the other ends, and receive the transfers that are next."""
         for rank, message in self._wire.receive():
             if isinstance(message, _Announced):
                 self._announced[message.transfer] = message
@@ -101,14 +101,14 @@ class GlooConduit(Conduit):
             self._take(self._announced.pop(transfer))
 
     def abort(self, reason: BaseException) -> None:
-        """As for :class:`Conduit`."""
+        """End all links, and fail all transfers that are asked for."""
         self._over = reason
         for link in self._links.values():
             link.end(reason)
         self._asked.end(reason)
 
     def close(self) -> None:
-        """As for :class:`Conduit`."""
+        """Release the links and the pool's memory."""
         self._links.clear()
         self._announced.clear()
         self._pool.close()
@@ -116,21 +116,21 @@ class GlooConduit(Conduit):
     # The memory that links move.
 
     def stage(self, layout: Layout, tensors: Sequence[Any]) -> Any:
-        """Copy tensors to where a link reads them."""
+        """Copy tensors to a buffer that a link sends."""
         staged = self._pool.take(layout.size)
         layout.fill(staged, tensors)
         return staged
 
     def room(self, size: int) -> Any:
-        """Make what a link fills."""
+        """Make a buffer that a link fills."""
         return self._pool.take(size)
 
     def open(self, layout: Layout, buffer: Any) -> Any:
-        """Make what the reader is given of what has come. On the thread of a link."""
+        """Make the reader's tensors from a filled buffer. The thread of a link calls this."""
         return layout.open(buffer)
 
     def _hand_over(self, layout: Layout, future: Future[Any], moved: Future[Any]) -> None:
-        """Give what has come, on the link's thread or the one that ends it."""
+        """Give the reader a transfer that has come, on the link's thread or the one that ends it."""
         error = moved.exception()
         if error is not None:
             future.set_exception(error)
@@ -143,7 +143,7 @@ class GlooConduit(Conduit):
             future.set_result(tensors)
 
     def make_pair(self, rendezvous: Rendezvous, way: Way) -> Mover:
-        """Make what one end of a link moves bytes with. On the thread of the link."""
+        """Make the object that moves bytes for one end of a link. The link's thread calls this."""
         return Pair(rendezvous, way)
 
     def way_to(self, other: int) -> Way:
@@ -157,7 +157,7 @@ class GlooConduit(Conduit):
     # The writer.
 
     def _begin(self, layout: Layout, tensors: Sequence[Any], transfer: int) -> Future[None]:
-        """Copy the tensors, tell the readers, and let it go to each."""
+        """Copy the tensors, announce the transfer to the readers, and send the copy to each."""
         if self._over is not None:
             raise self._over
         # Gloo reads them for as long as it sends.
@@ -193,8 +193,8 @@ class GlooConduit(Conduit):
     # A reader.
 
     def _reader_hears(self, message: _Addresses) -> None:
-        """The writer listens, or wants this end to; it does so anew after a connection was lost. Or it is
-        connected."""
+        """Handle addresses of the writer. It listens, or wants this end to listen, possibly anew after a lost
+        connection; or it is connected."""
         if self._over is not None:
             return
         me = self._wire.rank
@@ -208,7 +208,7 @@ class GlooConduit(Conduit):
         self._links[me] = self._link(0, message.generation, message.addresses)
 
     def _take(self, announced: _Announced) -> None:
-        """Receive what comes next on the link, wanted or not."""
+        """Receive the next transfer on the link, wanted or not."""
         me = self._wire.rank
         link = self._links[me]
         layout, future = self._asked.take(announced.transfer)
@@ -234,7 +234,7 @@ class GlooConduit(Conduit):
             future.set_exception(ValueError(words))
 
     def _tell(self, reader: int) -> None:
-        """Tell the other end of a link what it has to know by now."""
+        """Send the other end of a link the addresses that it needs by now, if there are any."""
         link = self._links.get(reader)
         if link is not None and (addresses := link.to_tell()) is not None:
             self._wire.send(_Addresses(reader, link.generation, addresses))
@@ -247,7 +247,7 @@ def _done(value: Any) -> Future[Any]:
 
 
 def _all(futures: Sequence[Future[Any]]) -> Future[None]:
-    """Make a future for when all of them are done."""
+    """Make a future that is done when all of ``futures`` are."""
     last: Future[None] = Future()
     failed: list[BaseException] = []
     # Whoever finds nothing to take is the last one.

@@ -1,4 +1,4 @@
-"""The connection between the writer of an edge and one of its readers, and the thread that uses it."""
+"""Connection between the writer of an edge and one of its readers, and the thread that uses it."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from conveyor.transport.gloo.rendezvous import Rendezvous, Way
 
 
 class Lost(NamedTuple):
-    """What the reader tells where the connection is lost: the writer's end may not have noticed."""
+    """Message of a reader that has lost the connection: the writer's end may not have noticed."""
 
     why: str
 
 
 class Mover(Protocol):
-    """What an end moves bytes with, on the thread of its link."""
+    """Object that moves bytes for an end of a link, on the thread of that link."""
 
     def send(self, buffer: Any) -> None:
-        """Send what is in a buffer."""
+        """Send the bytes in a buffer."""
 
     def receive(self, buffer: Any) -> None:
         """Fill a buffer."""
 
     def cut(self) -> None:
-        """Have whoever waits at either end stop at once, with an error. From any thread."""
+        """Make both ends' waits stop at once, with an error. Any thread may call this."""
 
     def close(self) -> None:
         """Let go of everything."""
 
 
 class Link:
-    """One end. Transfers go one after the other, on a thread that ends by itself.
+    """End of a connection. Transfers go one after the other, on a thread that ends by itself.
 
     Rank 0 of the pair listens and tells where; rank 1 connects, and tells when it has. Either can be told to
-    end at any time: who waits for the other's word can be interrupted, and gloo itself waits for nobody. The
-    writer is mostly rank 0. Where it is rank 1, the reader waits to be told that a connection is wanted.
+    end at any time: a wait for the other end's message can be interrupted, and gloo itself waits for nobody.
+    The writer is mostly rank 0. Where it is rank 1, the reader waits to be told that a connection is wanted.
 
-    generation: how many there have been between these two before.
+    generation: how many connections there have been between these two before.
     """
 
     def __init__(
@@ -102,28 +102,28 @@ class Link:
 
     @property
     def broken(self) -> bool:
-        """Whether nothing can be moved over it any more."""
+        """Whether the connection can move nothing any more."""
         with self._lock:
             return self._lost or self._ended is not None
 
     def lose(self) -> None:
-        """The other end has lost the connection: this one may wait for long until it notices."""
+        """Note that the other end has lost the connection: this end may take long to notice."""
         with self._lock:
             self._lost = True
 
     def to_tell(self) -> dict[str, bytes] | str | Lost | None:
-        """Give the addresses that the other end has to be told now, once, or why there will be none, or what
-        has become of the connection."""
+        """Return, once, the message that the other end needs now: addresses, why there will be none, or that
+        the connection is lost. ``None``: there is none."""
         with self._lock:
             addresses, self._untold = self._untold, None
             return addresses
 
     def meet(self, addresses: Mapping[str, bytes]) -> None:
-        """The other end has told its addresses: where it listens, or that it is connected."""
+        """Take the addresses of the other end, which listens there, or is connected."""
         self._rendezvous.meet(addresses)
 
     def move(self, buffer: Any) -> Future[Any]:
-        """Send what is in a tensor of bytes, or receive what comes into it. The future gives it back."""
+        """Send a tensor of bytes as the writer, or fill it as a reader. The future gives it back."""
         moved: Future[Any] = Future()
         with self._lock:
             if self._ended is None:
@@ -146,7 +146,7 @@ class Link:
             pair.cut()
 
     def _run(self) -> None:
-        """The thread."""
+        """Connect, and move buffers until the link ends or fails. Runs as a thread."""
         pair = None
         try:
             pair = self._make_pair(self._rendezvous, self._way)
@@ -190,7 +190,7 @@ class Link:
             return None if self._let_go else self._jobs[0][0]
 
     def _moved(self) -> None:
-        """The first of the jobs is done."""
+        """Complete the first job."""
         with self._lock:
             if not self._jobs:  # it was told to have failed meanwhile
                 return
@@ -198,7 +198,7 @@ class Link:
         moved.set_result(buffer)
 
     def _break(self, why: str) -> None:
-        """Something has failed."""
+        """Fail all jobs with a connection error, after leaving the graph time to name a better cause."""
         lost = ConnectionError(why)
         self._rendezvous.end(lost)
         with self._lock:

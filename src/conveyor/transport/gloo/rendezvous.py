@@ -1,4 +1,5 @@
-"""Where the two ends of a connection listen, which of them calls the other, and how they meet."""
+"""Addresses of the two ends of a connection: which end listens where, which calls, and how they learn of each
+other."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ _ON_ONE = "127.0.0.1", "127.0.0.2"
 
 
 class Way(NamedTuple):
-    """The way, as one end has it.
+    """Addresses of a pair of ends, as one end has them.
 
     addresses: where rank 0 and rank 1 of the pair listen, each at its own node's address alone. Gloo has the
         end with the greater address call the other one, so it is always rank 1 that calls.
-    rank: which of them this end is.
+    rank: this end's.
     """
 
     addresses: tuple[str, str]
@@ -54,14 +55,14 @@ _PATIENCE = 30.0
 
 
 class Rendezvous(Store):  # type: ignore[misc]
-    """What gloo writes down for the other end is kept to be sent, and what it looks for is waited for.
+    """Store that keeps gloo's entries to be sent to the other end, and waits for the other end's entries.
 
-    Gloo calls it on the thread that makes the group, without the GIL in between. The other methods are
-    called on the conduit's thread.
+    Gloo calls it on the thread that makes the group, without the GIL in between. The other methods are called
+    on the conduit's thread.
     """
 
     def __init__(self, looks: Callable[[], object] = lambda: None) -> None:
-        """``looks`` is called when gloo has written down all that it has, on its thread."""
+        """``looks`` is called on gloo's thread when gloo has written all of its entries."""
         super().__init__()
         self._on_looks = looks
         # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
@@ -74,9 +75,9 @@ class Rendezvous(Store):  # type: ignore[misc]
         self._ended: BaseException | None = None
 
     def addresses(self) -> dict[str, bytes]:
-        """Give what the other end has to be told.
+        """Return the entries to send to the other end.
 
-        Raises whatever has kept the group from being made.
+        Raises the error that has kept the group from being made.
         """
         with self._lock:
             there = self._changed.wait_for(lambda: self._looks or self._ended, _PATIENCE)
@@ -87,27 +88,27 @@ class Rendezvous(Store):  # type: ignore[misc]
             return dict(self._ours)
 
     def meet(self, theirs: Mapping[str, bytes]) -> None:
-        """Put in what the other end has told."""
+        """Add the entries that the other end has sent."""
         with self._lock:
             self._theirs.update(theirs)
             self._changed.notify_all()
 
     def end(self, reason: BaseException) -> None:
-        """Have whoever waits stop."""
+        """Make all waits stop, with an error."""
         with self._lock:
             if self._ended is None:
                 self._ended = reason
             self._changed.notify_all()
 
     def both(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
-        """Give what this end has written down, and what the other one has."""
+        """Return this end's entries, and the other end's."""
         with self._lock:
             return dict(self._ours), dict(self._theirs)
 
     # What gloo calls.
 
     def set(self, key: str, value: bytes) -> None:
-        """Write ``value`` down for the other end."""
+        """Keep ``value`` for the other end."""
         with self._lock:
             self._ours[key] = bytes(value)
 
@@ -137,7 +138,7 @@ class Rendezvous(Store):  # type: ignore[misc]
             return self._has(keys)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """There is none."""
+        """Ignore the timeout: waits have none."""
 
     def has_extended_api(self) -> bool:
         """Say that there is nothing but single keys."""
