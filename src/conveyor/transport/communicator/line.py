@@ -27,7 +27,7 @@ from conveyor.weak import WeakValues
 
 
 class Job(Struct, eq=False):
-    """One transfer's operation with one peer.
+    """Operation with one peer, for one transfer.
 
     owner: the conduit that it belongs to.
     key: the transfer, and the peer's rank at the edge.

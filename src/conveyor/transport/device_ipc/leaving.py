@@ -1,5 +1,8 @@
-"""Memory that is not needed any more is let go of when nobody reads it, by a thread: that may take a while,
-and to close another process's memory takes until the device has done all that it has been given."""
+"""Release of memory that is not needed any more, by a thread, once nobody reads it.
+
+This may take a while: to close another process's memory takes until the device has done all work that it was
+given.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ _SHORT, _LONG = 0.001, 0.05
 
 @dataclass(eq=False)
 class Left:
-    """Something that may still be read.
+    """Object that may still be read.
 
-    what: it.
+    what: the object.
     reads: the events that happen when it has been read.
     reader: the process whose events these are. ``None``: this one.
     """
@@ -32,7 +35,7 @@ class Left:
     reader: int | None = None
 
     def is_read(self) -> bool:
-        """Whether nobody reads it: all has been read, or who was to read it is dead."""
+        """Return whether nobody reads it: all reads are done, or the reading process is dead."""
         return all(map(happened, self.reads)) or (
             self.reader is not None and _has_ended(self.reader)
         )
@@ -43,7 +46,7 @@ _waiting: list[Left] = []
 
 
 def let_go(wire: Wire, left: list[Left]) -> None:
-    """Let go of ``left`` when nobody reads it. It belongs to this function."""
+    """Release ``left`` when nobody reads it. The list belongs to this function from then on."""
     with suppress(IndexError):  # until there is none; another thread may take some
         while True:
             left.append(_waiting.pop())

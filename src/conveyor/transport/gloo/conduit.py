@@ -76,7 +76,7 @@ class GlooConduit(Conduit):
         return Sending(lambda: self._begin(layout, tensors, transfer))
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
-        """Ask for a transfer. Its tensors come in memory of this end's pool."""
+        """Ask for a transfer. Its tensors come in memory made by :meth:`room`."""
         asked = self._asked.ask(specs, transfer)
         if not asked.done():
             self.progress()

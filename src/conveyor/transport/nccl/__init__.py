@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 class NcclTransport(Transport):
     """Moves tensors between devices, by groups of two ranks for each edge and reader.
 
-    Neither ``torch.distributed`` nor its groups are used. What else a value has travels in its frame.
+    It uses neither ``torch.distributed`` nor its groups. The rest of a value travels in its frame.
     """
 
     def __init__(self, device: Device, groups: type[Group] = NcclGroup, name: str = "nccl") -> None:
-        """``device``: the kind whose tensors it moves. ``groups``: what moves them."""
+        """``device``: the kind whose tensors it moves. ``groups``: the class of the groups that move them."""
         self.device = device
         self.groups = groups
         self.name = name
@@ -32,12 +32,12 @@ class NcclTransport(Transport):
         )
 
     def viable(self) -> str | None:
-        """As for :class:`Transport`."""
+        """Return why this process cannot use NCCL, or ``None`` if it can."""
         why_not = self.device.viable()
         return f"it moves tensors of GPUs, and {why_not}" if why_not else self.groups.missing()
 
     def open(self, wire: Wire) -> NcclConduit:
-        """As for :class:`Transport`."""
+        """Open this process's end of an edge."""
         from conveyor.transport.nccl.conduit import NcclConduit  # needs torch
 
         return NcclConduit(wire, self.device, self.groups)

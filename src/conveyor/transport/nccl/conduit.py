@@ -1,8 +1,8 @@
-"""The end of an edge whose tensors go over NCCL: gloo's, with other pairs and with memory of a device.
+"""Endpoint of an edge whose tensors go over NCCL: gloo's, with other pairs and with memory of a device.
 
-All that NCCL does is enqueued on streams of the pairs, with and without overlap. A send that nobody receives
-holds up its stream: on the program's, two actors that send to each other would wait for each other. And what
-holds up a stream must be ended by somebody who does not wait for it. So the thread of a link waits, and a
+All work of NCCL is enqueued on streams of the pairs, with and without overlap. A send that nobody receives
+blocks its stream: on the program's stream, two actors that send to each other would wait for each other. And
+a blocked stream must be ended by a thread that does not wait for it. So the thread of a link waits, and a
 reader's task begins when its tensors are there.
 """
 
@@ -25,7 +25,7 @@ _ID, _READY = "id", "ready"
 
 
 class _Buffer(NamedTuple):
-    """Memory of the device, and the event behind what has to be done there before."""
+    """Memory of the device, and the event behind the work that must be done before the memory is used."""
 
     memory: Any
     device: int
@@ -33,12 +33,12 @@ class _Buffer(NamedTuple):
 
 
 class NcclPair:
-    """One end, as a link uses it."""
+    """Pair of ranks over NCCL: moves bytes for one end of a link."""
 
     def __init__(
         self, device: Device, groups: type[Group], rendezvous: Rendezvous, way: Way
     ) -> None:
-        """Meet the other end. It has nothing to do with the group before it wants to move something."""
+        """Meet the other end. Nothing is done with the group before a transfer needs it."""
         rank = way.rank
         groups.go_by(way.addresses[rank])
         self._device = device
@@ -55,17 +55,18 @@ class NcclPair:
         self._identity = rendezvous.get(_ID)
 
     def send(self, buffer: _Buffer) -> None:
-        """Send what is in the memory, and wait until it has been."""
+        """Send the memory, and wait until it has been sent."""
         self._connected(buffer.device).send(self._behind(buffer), self._stream)
         self._finish()
 
     def receive(self, buffer: _Buffer) -> None:
-        """Fill the memory, and wait until it is."""
+        """Fill the memory, and wait until it is filled."""
         self._connected(buffer.device).receive(self._behind(buffer), self._stream)
         self._finish()
 
     def cut(self) -> None:
-        """As for :class:`conveyor.transport.gloo.link.Mover`."""
+        """Abort the group, and make a wait at this end stop at once, with an error. Any thread may call
+        this."""
         self._cut.set()
         group = self._group
         if group is not None:
@@ -77,7 +78,7 @@ class NcclPair:
         self._group = None
 
     def _connected(self, index: int) -> Group:
-        """Make the group, on the device of the first transfer."""
+        """Return the group, and make it at the first transfer, on that transfer's device."""
         if self._group is None:
             self._stream = self._device.new_stream(index, urgent=True)
             self._group = self._groups(self._device, index, self._identity, self._rank)
@@ -92,14 +93,14 @@ class NcclPair:
         return buffer.memory
 
     def _finish(self) -> None:
-        """Wait for the stream, as long as nobody ends it."""
+        """Wait for the stream, unless the pair is cut."""
         wait_until(self._stream.record().query, self._cut.wait)
         if self._cut.is_set():
             raise ConnectionAbortedError("the group is not wanted any more")
 
 
 class NcclConduit(GlooConduit):
-    """Either end."""
+    """Endpoint of an edge over NCCL, the writer's or a reader's."""
 
     thread = "nccl"
 
@@ -114,12 +115,12 @@ class NcclConduit(GlooConduit):
         super().__init__(wire)
 
     def make_pair(self, rendezvous: Rendezvous, way: Way) -> Mover:
-        """As the base says."""
+        """Make the pair of ranks that moves bytes for one end of a link. The link's thread calls this."""
         return NcclPair(self._device, self._groups, rendezvous, way)
 
     def way_to(self, other: int) -> Way:
-        """As the base says. Whose address is the greater does not matter to NCCL: the writer makes the
-        identity."""
+        """Find the way to another end, by its rank. The writer is always rank 0, since it makes the identity:
+        NCCL does not care which address is the greater."""
         own = self._wire.rank
         hosts = self._wire.hosts
         if not hosts:
@@ -128,7 +129,8 @@ class NcclConduit(GlooConduit):
         return Way((hosts[ends[0]].address, hosts[ends[1]].address), 0 if own == 0 else 1)
 
     def stage(self, layout: Layout, tensors: Sequence[Any]) -> Any:
-        """Enqueue the copy on the stream of the program: its next task may write to the tensors."""
+        """Enqueue the copy on the program's stream, since the program's next task may write to the
+        tensors."""
         device, index = self._device, tensors[0].device.index or 0
         program = device.current_stream(index)
         with device.using(program):
@@ -146,7 +148,7 @@ class NcclConduit(GlooConduit):
             return _Buffer(device.empty(size, index), index, home.record())
 
     def open(self, layout: Layout, buffer: Any) -> Any:
-        """Give what has come: it is there."""
+        """Make the reader's tensors from memory that is filled."""
         memory, index, _ = buffer
 
         def join() -> None:

@@ -1,7 +1,8 @@
-"""Two ranks of NCCL, by the functions of its library.
+"""Groups of two ranks of NCCL, by the functions of its library.
 
-Only what a pair needs is here, and it has been the same since NCCL 2.14. It goes past ``torch.distributed``,
-whose watchdog ends the process where a communicator fails, and whose groups want a store.
+Only the functions that a pair needs are here; they have been the same since NCCL 2.14. They bypass
+``torch.distributed``, whose watchdog ends the process when a communicator fails, and whose groups want a
+store.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ _MAGIC = 0xCAFEBEEF
 
 
 class Group(ABC):
-    """A group of two ranks. All but :meth:`abort` is called on one thread."""
+    """A group of two ranks. All methods but :meth:`abort` are called on one thread."""
 
     @staticmethod
     @abstractmethod
     def missing() -> str | None:
-        """Say why there can be none in this process, without importing anything slow. ``None``: there can."""
+        """Say why this process can have no group, without importing anything slow. ``None``: it can."""
 
     @staticmethod
     def go_by(address: str) -> None:
-        """Have the groups that this process makes from now on use the network interface with that address, as
-        far as it can be chosen. Empty: nothing is said."""
+        """Make this process's groups use the network interface with that address from now on, as far as the
+        interface can be chosen. An empty address chooses none."""
         del address
 
     @staticmethod
     @abstractmethod
     def new_identity() -> bytes:
-        """Make what both ranks know a group by. It is called in the process of rank 0."""
+        """Make the identity by which both ranks know a group. It is called in the process of rank 0."""
 
     @abstractmethod
     def __init__(self, device: Device, index: int, identity: bytes, rank: int) -> None:
@@ -60,11 +61,12 @@ class Group(ABC):
 
     @abstractmethod
     def receive(self, memory: Any, stream: Stream) -> None:
-        """Enqueue that one is received."""
+        """Enqueue that a tensor of bytes is received from the other rank."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Have what is enqueued end, whatever the other rank does. From any thread, any number of times."""
+        """End all enqueued work, whatever the other rank does. Any thread may call this, any number of
+        times."""
 
 
 class _Id(ctypes.Structure):
@@ -83,7 +85,8 @@ class _Config(ctypes.Structure):
 
 
 class NcclGroup(Group):
-    """One of NCCL. Its calls do not wait (``blocking`` is 0), so each can be ended by :meth:`abort`."""
+    """Group of two ranks of NCCL. Its calls do not wait (``blocking`` is 0), so :meth:`abort` can end
+    each."""
 
     def __init__(self, device: Device, index: int, identity: bytes, rank: int) -> None:
         self._device = device
@@ -97,7 +100,7 @@ class NcclGroup(Group):
 
     @staticmethod
     def missing() -> str | None:
-        """As the base says."""
+        """Return why NCCL cannot be used: the library is missing or too old. ``None``: it can."""
         try:
             version = version_of(load())
         except OSError as error:
@@ -108,23 +111,23 @@ class NcclGroup(Group):
 
     @staticmethod
     def go_by(address: str) -> None:
-        """As the base says. NCCL looks at it once in a process, at its first group, and the program's own
-        setting goes first. On the interface it listens for each group while that is made, and on others
-        beside it for data only."""
+        """Set NCCL's variable for the network interface, unless the program has set it. NCCL reads it once in
+        a process, at its first group. On that interface NCCL listens for each group while the group is made;
+        on other interfaces it listens for data only."""
         name = interface_of(address) if address else None
         if name is not None and name != LOOPBACK:
             os.environ.setdefault(_INTERFACE, f"={name}")
 
     @staticmethod
     def new_identity() -> bytes:
-        """As the base says."""
+        """Make NCCL's unique id, as bytes."""
         made = _Id()
         library = load()
         _check(library, library.ncclGetUniqueId(ctypes.byref(made)), "ncclGetUniqueId")
         return bytes(made)
 
     def connect(self) -> None:
-        """As the base says."""
+        """Make the communicator, and wait for the other rank."""
         library, identity = load(), _Id.from_buffer_copy(self._identity)
         config = _Config(ctypes.sizeof(_Config), _MAGIC, _OLDEST, 0)
         with self._device.using(self._device.current_stream(self._index)):
@@ -136,15 +139,15 @@ class NcclGroup(Group):
             )
 
     def send(self, memory: Any, stream: Stream) -> None:
-        """As the base says."""
+        """Enqueue that a tensor of bytes is sent to the other rank."""
         self._move("ncclSend", memory, stream)
 
     def receive(self, memory: Any, stream: Stream) -> None:
-        """As the base says."""
+        """Enqueue that a tensor of bytes is received from the other rank."""
         self._move("ncclRecv", memory, stream)
 
     def abort(self) -> None:
-        """As the base says."""
+        """Abort the communicator, once. Later calls to it raise an error."""
         with self._calls:
             already, self._aborted = self._aborted, True
             if not already and self._communicator.value:
@@ -167,7 +170,7 @@ class NcclGroup(Group):
             )
 
     def _call(self, name: str, call: Any) -> None:
-        """Call, and wait until it has done what the host does of it."""
+        """Call a function of NCCL, and wait until the CPU's part of its work is done."""
         library = load()
         with self._calls:
             self._check_aborted()
@@ -200,16 +203,16 @@ class NcclGroup(Group):
 
 
 def load() -> Any:
-    """Find the library: torch's, if it is loaded.
+    """Return NCCL's library: torch's, if it is loaded.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no such library.
     """
     return ctypes.CDLL(_LIBRARY)
 
 
 def version_of(library: Any) -> int:
-    """Say which NCCL it is: 22304 is 2.23.4."""
+    """Return the version of NCCL as a number: 22304 is 2.23.4."""
     version = ctypes.c_int()
     _check(library, library.ncclGetVersion(ctypes.byref(version)), "ncclGetVersion")
     return version.value
@@ -224,7 +227,7 @@ def can_share() -> str | None:
 
 
 def explained(library: Any, code: int, name: str) -> str:
-    """Say what a call has come to."""
+    """Return the message for a call that has failed with ``code``."""
     words = library.ncclGetErrorString
     words.restype = ctypes.c_char_p
     return f"{name} has failed: {words(code).decode()}"

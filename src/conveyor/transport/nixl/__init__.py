@@ -23,7 +23,8 @@ class NixlTransport(Transport):
     capabilities = Capabilities(devices=frozenset({"cpu"}), between_hosts=True)
 
     def viable(self) -> str | None:
-        """As for :class:`Transport`. It imports neither; ``open`` finds out the rest."""
+        """Return why torch or nixl is missing here, or ``None``. This imports neither; ``open`` finds out the
+        rest."""
         if not _is_there("torch"):
             return "torch is not installed: pip install 'conveyor[torch]'"
         if not _is_there("nixl"):
@@ -31,7 +32,7 @@ class NixlTransport(Transport):
         return None
 
     def open(self, wire: Wire) -> NixlConduit:
-        """As for :class:`Transport`."""
+        """Open the writer's or a reader's end, by the rank."""
         from conveyor.transport.nixl.conduit import Reader, Writer  # needs torch and nixl
 
         return (Reader if wire.rank else Writer)(wire)

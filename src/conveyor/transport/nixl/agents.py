@@ -27,7 +27,8 @@ _SETTINGS = {"UCX_ERROR_SIGNALS": "", "NIXL_LOG_LEVEL": "WARN"}
 
 
 def address_of(wire: Wire) -> str:
-    """Find at which IP address this end of a wire has to be reached. Empty: all ends are on this host."""
+    """Return the IP address at which this end of a wire has to be reached. Empty: all ends are on this
+    node."""
     addresses = [host.address for host in wire.hosts]
     # Such hosts are on one machine, and UCX takes loopback and other interfaces for two networks.
     loopback = next((one for one in addresses if ipaddress.ip_address(one).is_loopback), None)
@@ -61,8 +62,8 @@ def make_agent(purpose: str, address: str = "") -> Any:
 
 
 def _devices(address: str) -> str:
-    """Say which network devices UCX may use: the interface with the address, where it listens, and all for
-    RDMA, which have no sockets. Memory of the host is none of them, and always used where it can be."""
+    """Return the network devices that UCX may use: the interface with the address, on which it listens, and
+    all for RDMA, which have no sockets. UCX may always use host memory, which is not such a device."""
     if not address:
         return LOOPBACK
     name = interface_of(address)

@@ -1,7 +1,7 @@
-"""The end of an edge whose tensors readers fetch by NIXL.
+"""Endpoint of an edge whose tensors readers fetch by NIXL.
 
-The writer copies them to memory that readers may read, and tells on the wire where. Each reader tells when it
-needs that no more; then it is used again.
+The writer copies the tensors to memory that readers may read, and tells on the wire where. Each reader tells
+the writer when it no longer needs that memory; then the writer uses it again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SPARE = 3
 
 
 class _Offered(NamedTuple):
-    """Tensors are there to be read. ``metadata`` is ``None`` where it has not changed."""
+    """Message that tensors can be read, and where. ``metadata`` is ``None`` if it has not changed."""
 
     transfer: int
     agent: str
@@ -42,14 +42,14 @@ class _Offered(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """A reader needs them no more."""
+    """Message that a reader no longer needs a transfer's memory."""
 
     transfer: int
 
 
 class _Shared(Generic[T]):
-    """What the conduits of this process have together, as long as there are any, by where they are
-    reached."""
+    """Objects that this process's conduits share, as long as there are any, by the address at which the
+    conduits are reached."""
 
     def __init__(
         self, make: Callable[[Callable[[Callable[[], object], str], None], str], T]
@@ -59,14 +59,14 @@ class _Shared(Generic[T]):
         self._made: dict[str, tuple[T, int]] = {}
 
     def join(self, wire: Wire) -> T:
-        """There is one conduit more."""
+        """Return the shared object for one more conduit, and make it for the first one."""
         address = address_of(wire)
         made, users = self._made.get(address) or (self._make(wire.start_thread, address), 0)
         self._made[address] = made, users + 1
         return made
 
     def leave(self, wire: Wire) -> bool:
-        """There is one less. Returns whether that was the last."""
+        """Remove one conduit. Returns whether it was the last."""
         address = address_of(wire)
         made, users = self._made.pop(address)
         if users > 1:
@@ -79,23 +79,23 @@ _fetchers = _Shared(Fetcher)
 
 
 class NixlConduit(Conduit):
-    """Either end."""
+    """Common part of the writer's and a reader's endpoint."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._over: BaseException | None = None
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
-        """As for :class:`Conduit`."""
+        """Refuse to send; the writer overrides this."""
         raise TypeError("this end reads")
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
-        """As for :class:`Conduit`."""
+        """Refuse to receive; readers override this."""
         raise TypeError("this end writes")
 
     @abstractmethod
     def progress(self) -> None:
-        """As for :class:`Conduit`."""
+        """Handle the messages of the other ends."""
 
 
 @dataclass(eq=False)
@@ -108,7 +108,7 @@ class _Sent:
 
 
 class Writer(NixlConduit):
-    """The writer's end."""
+    """Writer's endpoint: offers copies of tensors to its readers."""
 
     def __init__(self, wire: Wire) -> None:
         super().__init__(wire)
@@ -117,12 +117,13 @@ class Writer(NixlConduit):
         self._sent: dict[int, _Sent] = {}
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
-        """As for :class:`Conduit`."""
+        """Prepare to offer a copy of the tensors."""
         layout = Layout.of([TensorSpec.of(tensor) for tensor in tensors])
         return Sending(lambda: self._begin(layout, tensors, transfer))
 
     def progress(self) -> None:
-        """As for :class:`Conduit`."""
+        """Release the memory of transfers that all readers have taken. Raises an error if no reader can read
+        any more."""
         if self._offers.failed is not None:
             raise self._offers.failed
         for rank, message in self._wire.receive():
@@ -136,7 +137,7 @@ class Writer(NixlConduit):
                         sent.done.set_result(None)
 
     def abort(self, reason: BaseException) -> None:
-        """As for :class:`Conduit`."""
+        """Fail all transfers under way. Their memory stays readable."""
         self._over = reason
         while self._sent:
             _, sent = self._sent.popitem()
@@ -145,7 +146,7 @@ class Writer(NixlConduit):
                 sent.done.set_exception(reason)
 
     def close(self) -> None:
-        """As for :class:`Conduit`."""
+        """Leave the shared offers, and close them after the last conduit."""
         if _offers.leave(self._wire):
             self._offers.close()
 
@@ -171,7 +172,7 @@ class Writer(NixlConduit):
 
 
 class Reader(NixlConduit):
-    """A reader's end."""
+    """Reader's endpoint: reads tensors out of the writer's memory."""
 
     def __init__(self, wire: Wire) -> None:
         super().__init__(wire)
@@ -187,18 +188,19 @@ class Reader(NixlConduit):
         self._ended: deque[int] = deque()
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
-        """As for :class:`Conduit`."""
+        """Ask for a transfer. Its tensors come in memory of this end's pool."""
         asked = self._asked.ask(specs, transfer)
         if not asked.done():
             self.progress()
         return asked
 
     def drop(self, transfer: int) -> None:
-        """As for :class:`Conduit`."""
+        """Forget a transfer that was asked for and is not being read yet."""
         self._asked.drop(transfer)
 
     def progress(self) -> None:
-        """As for :class:`Conduit`."""
+        """Handle the writer's offers, begin to read those that are wanted, and report the transfers that have
+        ended."""
         for _, message in self._wire.receive():
             self._offered[message.transfer] = message
             if message.metadata is not None:
@@ -214,7 +216,7 @@ class Reader(NixlConduit):
             self._wire.send(_Taken(transfer))
 
     def abort(self, reason: BaseException) -> None:
-        """As for :class:`Conduit`."""
+        """Fail all transfers that are asked for or being read."""
         self._over = reason
         self._asked.end(reason)
         fetching, self._fetching = self._fetching, {}
@@ -223,7 +225,7 @@ class Reader(NixlConduit):
                 future.set_exception(reason)
 
     def close(self) -> None:
-        """As for :class:`Conduit`."""
+        """Release the pool, leave the shared fetcher, and close it after the last conduit."""
         self._pool.close()
         if self._agent is not None:
             self._fetcher.leave(self._agent)
@@ -231,7 +233,7 @@ class Reader(NixlConduit):
             self._fetcher.close()
 
     def _take(self, offered: _Offered) -> None:
-        """Read what is offered, if somebody wants it."""
+        """Begin to read an offered transfer, if the reader wants it."""
         layout, future = self._asked.take(offered.transfer)
         if layout is None or future is None:
             self._ended.append(offered.transfer)
@@ -264,7 +266,7 @@ class Reader(NixlConduit):
     def _fetched(
         self, transfer: int, layout: Layout, future: Future[list[Any]], done: Future[Any]
     ) -> None:
-        """A transfer has ended, and its thread says so."""
+        """Note that reading a transfer has ended. The fetcher's thread calls this."""
         self._ended.append(transfer)
         error = done.exception()
         if error is None:
@@ -275,7 +277,7 @@ class Reader(NixlConduit):
 
 
 def _give(future: Future[list[Any]], layout: Layout, buffer: Any) -> None:
-    """What has come is what ``future`` waits for, or why it cannot be had."""
+    """Resolve ``future`` with the tensors in ``buffer``, or with the error of making them."""
     try:
         tensors = layout.open(buffer)
     except Exception as error:

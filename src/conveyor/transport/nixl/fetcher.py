@@ -1,4 +1,4 @@
-"""The thread that reads other processes' memory."""
+"""Thread that reads other processes' memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POLL = 0.0001
 
 
 class Offer(NamedTuple):
-    """Where something can be read.
+    """Place where another process offers bytes to read.
 
     agent, metadata, version: see :class:`conveyor.transport.nixl.offers.Offers`.
     address, size: in the other process.
@@ -38,9 +38,9 @@ class Offer(NamedTuple):
 
 @dataclass(eq=False)
 class Fetch:
-    """One transfer: it fills ``buffer``, a tensor of bytes, and ``done`` gives it. Until ``writer`` is known
-    to be dead if it is, ``grace`` seconds, nobody is told that its memory cannot be read, which would say
-    less."""
+    """Transfer to be read: it fills ``buffer``, a tensor of bytes, and ``done`` gives that buffer. An error
+    is told only after ``grace`` seconds, within which a death of ``writer`` becomes known: the death says
+    more than the error."""
 
     offer: Offer
     buffer: Any
@@ -52,15 +52,15 @@ class Fetch:
 
 
 class Fetcher:
-    """All that this process reads. What is under way cannot be broken off: its memory is held until UCX is
-    done with it, or gone, whoever still waits for it."""
+    """Reader of other processes' memory, for all conduits of this process. A transfer under way cannot be
+    cancelled: its memory is held until UCX is done with it, or gone, even if nobody waits for it any more."""
 
     def __init__(
         self, start_thread: Callable[[Callable[[], object], str], None], address: str = ""
     ) -> None:
-        """Start the thread. ``address``: where other hosts reach this one; empty: none do.
+        """Start the thread. ``address``: where other nodes reach this one; empty: none do.
 
-        Raises whatever keeps NIXL from working here.
+        Raises the error that keeps NIXL from working here.
         """
         # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
         self._lock = threading.RLock()
@@ -85,7 +85,7 @@ class Fetcher:
         ready.result()
 
     def fetch(self, fetch: Fetch) -> None:
-        """Have it done."""
+        """Read a transfer on the thread."""
         with self._lock:
             failed = self._failed
             if failed is None:
@@ -95,12 +95,12 @@ class Fetcher:
             fetch.done.set_exception(failed)
 
     def join(self, agent: str) -> None:
-        """A conduit reads from ``agent`` from now on."""
+        """Note that one more conduit reads from ``agent``."""
         with self._lock:
             self._readers[agent] += 1
 
     def leave(self, agent: str) -> None:
-        """It does so no more."""
+        """Note that a conduit reads from ``agent`` no more. After the last one, the agent is forgotten."""
         with self._lock:
             self._readers[agent] -= 1
             if not self._readers[agent]:
@@ -109,13 +109,13 @@ class Fetcher:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Have the thread end, with all that it holds."""
+        """End the thread, and release all that it holds."""
         with self._lock:
             self._closed = True
             self._changed.notify()
 
     def _run(self, ready: Future[None]) -> None:
-        """The thread."""
+        """Make the agent, and read transfers until the fetcher is closed. Runs as a thread."""
         try:
             self._agent = make_agent("reads", self._address)
         except BaseException as error:
@@ -135,7 +135,7 @@ class Fetcher:
         self._lasting.clear()
 
     def _turn(self) -> bool:
-        """Sleep, and do what there is. Gives whether there can be more."""
+        """Sleep until there is work, and do it. Returns whether there can be more."""
         with self._lock:
             self._changed.wait_for(
                 lambda: self._new or self._left or self._closed, self._time_to_sleep()
@@ -160,7 +160,7 @@ class Fetcher:
         return True
 
     def _fail(self, error: Exception) -> None:
-        """Have everybody told, and wait until nobody uses this any more."""
+        """Fail all transfers with ``error``, and wait until the fetcher is closed."""
         with self._lock:
             self._failed = error
             waiting = [*self._new, *self._under_way, *[fetch for _, fetch, _ in self._failing]]
@@ -178,7 +178,8 @@ class Fetcher:
         return None
 
     def _begin(self, fetch: Fetch) -> str:
-        """Start a transfer. Where UCX can copy out of the other process's memory it is done at once."""
+        """Start a transfer, and return its state. If UCX can copy out of the other process's memory, the
+        transfer is done at once."""
         offer, agent = fetch.offer, self._agent
         if self._known.get(offer.agent, -1) < offer.version:
             agent.add_remote_agent(offer.metadata)
@@ -196,7 +197,7 @@ class Fetcher:
         return str(agent.transfer(fetch.handle))
 
     def _step(self, fetch: Fetch, step: Callable[[Fetch], Any]) -> None:
-        """Take a transfer on, and see what has become of it."""
+        """Advance a transfer by ``step``, and complete or fail its future if it has ended."""
         try:
             state = step(fetch)
             if state == "PROC":
@@ -215,7 +216,7 @@ class Fetcher:
             fetch.done.set_result(fetch.buffer)
 
     def _end(self, fetch: Fetch) -> None:
-        """UCX has nothing to do with it any more."""
+        """Release the handle and the registered memory of a transfer that has ended."""
         with suppress(Exception):  # of a connection that is gone
             if fetch.handle is not None:
                 self._agent.release_xfer_handle(fetch.handle)

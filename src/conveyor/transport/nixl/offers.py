@@ -35,22 +35,23 @@ class Region(NamedTuple):
 
 
 class Offers:
-    """All that this process offers. Used on the thread of its conduits, beside which it has one.
+    """Memory that this process offers to readers. Used on the thread of its conduits; it has a thread of its
+    own beside that.
 
-    Readers connect with its agent, and where UCX cannot read another process's memory they ask it for what
-    is there. Nothing comes of that unless somebody looks, which is what the thread is for: it does so while
+    Readers connect with its agent. Where UCX cannot read another process's memory, readers send the agent
+    requests for the bytes. The agent answers them only when it is called, so the thread calls it while
     something is offered.
 
     agent: the name of its agent.
-    metadata: what a reader has to know to read what is offered now.
-    version: how often that has changed.
+    metadata: the information that a reader needs to read the memory that is offered now.
+    version: how often the metadata has changed.
     failed: why nobody can read any more.
     """
 
     def __init__(
         self, start_thread: Callable[[Callable[[], object], str], None], address: str = ""
     ) -> None:
-        """``address``: where other hosts reach it; empty: none do."""
+        """``address``: where other nodes reach it; empty: none do."""
         self._agent: Any = make_agent("offers", address)
         self.agent: str = self._agent.name
         self.metadata: bytes = self._agent.get_agent_metadata()
@@ -69,7 +70,7 @@ class Offers:
         start_thread(self._run, "nixl-offers")
 
     def take(self, size: int, done: futures.Future[None]) -> Region:
-        """Have a stretch of at least ``size`` bytes. ``done`` fails if nobody can read it any more.
+        """Take a stretch of at least ``size`` bytes, to offer it. ``done`` fails if nobody can read any more.
 
         Raises:
             MemoryError: there is none.
@@ -90,8 +91,9 @@ class Offers:
         raise self.failed
 
     def give_back(self, region: Region, *, unread: bool = False) -> None:
-        """A stretch is needed no more. ``unread``: readers may still be at it, for whom nobody waits. What
-        they find does not matter, but that they find something: so it can be used, and stays."""
+        """Take back a stretch that is needed no more. ``unread``: readers may still be reading it, and nobody
+        waits for them. The bytes that they find do not matter, but the memory must exist: so the stretch can
+        be used again, and is released only with the agent."""
         with self._lock:
             self._offered.pop(region.address, None)
         if unread:
@@ -105,7 +107,7 @@ class Offers:
             self._tell()
 
     def close(self) -> None:
-        """Have nothing offered any more. The thread lets go of everything."""
+        """Offer nothing any more. The thread releases everything."""
         with self._lock:
             self._closed = True
             self._changed.notify()
@@ -120,12 +122,12 @@ class Offers:
         return Region(address, tensor, memory, registered)
 
     def _tell(self) -> None:
-        """What readers have to know is another thing now."""
+        """Renew the metadata, since the registered memory has changed."""
         self.metadata = self._agent.get_agent_metadata()
         self.version += 1
 
     def _run(self) -> None:
-        """The thread."""
+        """Let the agent answer readers while something is offered. Runs as a thread."""
         try:
             pause, taken = _SHORT, 0
             while True:
@@ -143,7 +145,7 @@ class Offers:
         self._spare = []  # not before: readers find memory as long as there is an agent
 
     def _fail(self, error: Exception) -> None:
-        """Have who waits for readers told, and wait until nobody uses this any more."""
+        """Fail all transfers that wait for readers, and wait until the offers are closed."""
         with self._lock:
             self.failed = error
             waiting = list(self._offered.values())

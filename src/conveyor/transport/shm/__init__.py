@@ -1,4 +1,4 @@
-"""Shared memory of one host: tensors lie in the arena of the process that has sent them."""
+"""Shared memory of one node: tensors lie in the arena of the process that has sent them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 
 class ShmTransport(Transport):
-    """Moves tensors of the CPU between processes of one host.
+    """Moves tensors of the CPU between processes of one node.
 
-    In a graph they lie in the frames themselves, so nothing is opened for an edge. The conduit is for those
-    who build upon it.
+    In a graph the tensors lie in the frames themselves, so nothing is opened for an edge. The conduit is for
+    transports that build upon it.
     """
 
     name = "shm"
     capabilities = Capabilities(devices=frozenset({"cpu"}), in_frame=True, between_hosts=True)
 
     def open(self, wire: Wire) -> ShmConduit:
-        """As for :class:`Transport`."""
+        """Open this process's end of an edge."""
         from conveyor.transport.shm.conduit import ShmConduit  # graphs need none
 
         return ShmConduit(wire)

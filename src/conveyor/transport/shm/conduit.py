@@ -1,4 +1,4 @@
-"""A conduit whose wire is all that it needs: what a wire carries lies in shared memory."""
+"""Endpoint that needs nothing but its wire: a message on a wire lies in shared memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
 
 
 class ShmConduit(Conduit):
-    """Tensors are copied into the writer's arena when they are sent, and read where they lie."""
+    """Endpoint over shared memory. Tensors are copied into the writer's arena when they are sent, and read in
+    place."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -19,7 +20,7 @@ class ShmConduit(Conduit):
         self._asked: dict[int, Future[list[Any]]] = {}
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
-        """As for :class:`Conduit`."""
+        """Prepare to send tensors as one message on the wire."""
 
         def begin() -> Future[None]:
             self._wire.send((transfer, list(tensors)))
@@ -30,7 +31,7 @@ class ShmConduit(Conduit):
         return Sending(begin)
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
-        """As for :class:`Conduit`."""
+        """Ask for a transfer, and forget older ones that have come and were not asked for."""
         asked = self._asked[transfer] = Future()
         # Nobody will ask for what is older: its execution has failed.
         for older in [number for number in self._early if number < transfer]:
@@ -39,22 +40,22 @@ class ShmConduit(Conduit):
         return asked
 
     def drop(self, transfer: int) -> None:
-        """As for :class:`Conduit`."""
+        """Forget a transfer that was asked for."""
         self._asked.pop(transfer, None)
 
     def progress(self) -> None:
-        """As for :class:`Conduit`."""
+        """Take the messages on the wire, and complete the transfers that were asked for."""
         for _, (transfer, tensors) in self._wire.receive():
             self._early[transfer] = tensors
         for transfer in self._asked.keys() & self._early.keys():
             self._asked.pop(transfer).set_result(self._early.pop(transfer))
 
     def abort(self, reason: BaseException) -> None:
-        """As for :class:`Conduit`."""
+        """Fail all transfers that were asked for."""
         while self._asked:
             _, asked = self._asked.popitem()
             asked.set_exception(reason)
 
     def close(self) -> None:
-        """As for :class:`Conduit`."""
+        """Release the tensors that nobody has asked for."""
         self._early.clear()
