@@ -1,4 +1,4 @@
-"""Which network interface has an address: libraries are told a name, and sessions know addresses."""
+"""Lookup of the network interface that has an address: libraries take a name, and sessions know addresses."""
 
 from __future__ import annotations
 

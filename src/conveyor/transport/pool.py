@@ -1,4 +1,4 @@
-"""Memory for tensors that is used again: to get it from the system costs more than to fill it."""
+"""Pool of memory for tensors that is used again: to get memory from the system costs more than to fill it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _HUGE_PAGE = 2 << 20
 
 
 class Pool:
-    """Stretches of memory, each given to one tensor of bytes at a time. It is the pool's again when nobody
-    holds that tensor any more, nor any that lies in it, whatever thread lets go of it."""
+    """Stretches of memory, each given to one tensor of bytes at a time. A stretch returns to the pool when
+    nobody holds that tensor any more, nor any tensor that lies in it, whichever thread releases it."""
 
     def __init__(self, keep: int) -> None:
         """``keep``: how many stretches at most wait for their next use."""
@@ -25,7 +25,7 @@ class Pool:
         self._closed = False
 
     def take(self, size: int) -> Any:
-        """Give a tensor of ``size`` bytes.
+        """Return a tensor of ``size`` bytes.
 
         Raises:
             MemoryError: there is none.
@@ -40,7 +40,7 @@ class Pool:
         return torch.frombuffer(lease, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Let go of all memory, and of what is still held as soon as it is not."""
+        """Release all unused memory now, and memory in use as soon as nobody holds it."""
         self._closed = True
         self._free.clear()
 
@@ -61,12 +61,12 @@ class Pool:
 
 
 def fits(there: int, size: int) -> bool:
-    """Say whether a stretch of ``there`` bytes is right for ``size``, and no waste."""
+    """Return whether a stretch of ``there`` bytes is large enough for ``size``, and not wastefully large."""
     return size <= there <= 2 * size + _HUGE_PAGE
 
 
 def new_memory(size: int) -> mmap.mmap:
-    """Have at least ``size`` bytes of this process's own, of huge pages where they are worth it.
+    """Map at least ``size`` bytes of private memory, of huge pages where they are worth it.
 
     Raises:
         MemoryError: there are none.

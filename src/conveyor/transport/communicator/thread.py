@@ -1,4 +1,4 @@
-"""The thread that calls a communicator, and nothing else."""
+"""Thread that calls a communicator, and nothing else."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class CommunicatorThread:
         self._jobs.put((job, future))
 
     def end(self, ended: Callable[[], object]) -> None:
-        """Have the communicator destroyed and the thread end. It waits for nothing that the user wrote:
-        ``ended`` is called, on any thread, once it is :attr:`over`."""
+        """Destroy the communicator and end the thread, without waiting for code of the user. ``ended`` is
+        called, on any thread, once this is :attr:`over`."""
         with self._lock:
             self._ended = True
             communicator = self._communicator

@@ -1,4 +1,4 @@
-"""What the ends of an edge tell each other."""
+"""Messages between the ends of an edge."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 
 class Part(NamedTuple):
-    """The tensors of a transfer that are on one device of the writer. The note is a list of them.
+    """Tensors of a transfer that are on one device of the writer. The note is a list of parts.
 
-    number: of their stretch, which ``memory`` opens.
+    number: of their staging buffer, which ``memory`` opens.
     filled: the handle of the event.
-    places: which tensors of the transfer they are.
+    places: the indices of these tensors in the transfer.
     """
 
     number: int
@@ -20,9 +20,10 @@ class Part(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A reader has enqueued its copies of a transfer, and has done with all before.
+    """Message that a reader has enqueued its copies of a transfer, and has finished with all transfers
+    before.
 
-    reads: the handles of the events that happen with them, one for each part; none: nothing is copied.
+    reads: the handles of the events that happen with the copies, one for each part; empty: nothing is copied.
     reader: its process.
     """
 
@@ -32,9 +33,10 @@ class Taken(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A reader cannot open the memory of a transfer, and asks for its tensors by way of the host.
+    """Message that a reader cannot open the memory of a transfer, and asks for its tensors through host
+    memory.
 
-    sizes: how many bytes of each part's stretch it needs.
+    sizes: how many bytes of each part's staging buffer it needs.
     """
 
     transfer: int
@@ -42,10 +44,10 @@ class Refused(NamedTuple):
 
 
 class ByHost(NamedTuple):
-    """The answer, for the reader of that rank; others have no use for it.
+    """Answer to :class:`Refused`, for the reader of that rank; the other readers ignore it.
 
-    memory: what each part's stretch has, in memory of the host.
-    error: why there is none, in words.
+    memory: the bytes of each part's staging buffer, in host memory.
+    error: why there are none, in words.
     """
 
     reader: int
@@ -55,10 +57,10 @@ class ByHost(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """Stretches that are no more."""
+    """Message that staging buffers were released."""
 
     numbers: tuple[int, ...]
 
 
 class Closed(NamedTuple):
-    """The writer lets go of all of its stretches."""
+    """Message that the writer releases all of its staging buffers."""

@@ -1,4 +1,5 @@
-"""The writer's memory for tensors that are being sent, which readers open once and read many times."""
+"""Staging buffers of the writer for tensors that are being sent; readers open each once and read it many
+times."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ _SPARE = 3
 
 @dataclass(eq=False)
 class Stretch:
-    """Memory of the device that holds one transfer at a time.
+    """Staging buffer: memory of the device that holds one transfer at a time.
 
-    number: what readers know it by.
+    number: the number by which readers know it.
     memory: a tensor of bytes, made for the stream ``home``.
-    memory_handle: what readers open it by.
-    filled: happens when the tensors are in it; ``filled_handle`` is what readers open that by.
+    memory_handle: the handle by which readers open the memory.
+    filled: happens when the tensors are in it; readers open this event by ``filled_handle``.
     """
 
     number: int
@@ -37,14 +38,15 @@ class Stretch:
     opened: dict[bytes, Event] = field(default_factory=dict)
 
     def read_by(self, reader: int, handle: bytes, device: Device) -> None:
-        """A reader, which is that process, has said which event happens when it has read this."""
+        """Note the event that happens when the process ``reader`` has read this buffer. ``handle`` opens
+        it."""
         if handle not in self.opened:
             self.opened[handle] = device.open_event(handle, self.home.index)
         self.reads.setdefault(reader, []).append(self.opened[handle])
 
     def is_read(self) -> bool:
-        """Whether all that readers have enqueued to read it is done. The host asks, and no stream waits for
-        that: one that waits for an event of a process which is killed waits for ever in CUDA."""
+        """Return whether all enqueued reads of this buffer are done. The CPU asks, and no stream waits: in
+        CUDA, a stream that waits for an event of a killed process waits for ever."""
         self.reads = {
             reader: events
             for reader, events in self.reads.items()
@@ -54,7 +56,7 @@ class Stretch:
 
 
 class Stretches:
-    """All that one end has."""
+    """All staging buffers of one writer's endpoint."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -64,7 +66,8 @@ class Stretches:
         self._gone: list[int] = []
 
     def take(self, size: int, stream: Stream) -> Stretch:
-        """Give one of at least ``size`` bytes on the device of ``stream``, which nobody reads any more.
+        """Return a buffer of at least ``size`` bytes on the device of ``stream``, which nobody reads any
+        more.
 
         Raises:
             torch.OutOfMemoryError: there is none.
@@ -73,18 +76,18 @@ class Stretches:
         return self._fitting(size, stream) or self._new(size, stream)
 
     def give_back(self, stretch: Stretch) -> None:
-        """All readers have said when they will have read it."""
+        """Take back a buffer, once all readers have named the events of their reads."""
         self._free.append(stretch)
         of_its_device = [one for one in self._free if one.home.index == stretch.home.index]
         self._let_go([one for one in of_its_device if one.is_read()][:-_SPARE])
 
     def gone(self) -> list[int]:
-        """Say which are no more, once each: readers let go of them."""
+        """Return the numbers of the buffers that were released, each once: readers release them too."""
         gone, self._gone = self._gone, []
         return gone
 
     def close(self) -> list[Left]:
-        """Let go of all that nobody reads. What is left is returned."""
+        """Release all buffers that nobody reads. Those that are still read are returned."""
         left = [
             Left(stretch.memory, events, reader)
             for stretch in self._free
@@ -124,7 +127,7 @@ class Stretches:
         return Stretch(self._made, memory, stream, handle, filled, filled.handle())
 
     def _spare_gives_way(self, index: int) -> bool:
-        """Let go of all on that device that waits for its next use. Whether there was any."""
+        """Release all unused buffers on that device. Returns whether there were any."""
         spare = [one for one in self._free if one.home.index == index and one.is_read()]
         self._let_go(spare)
         return bool(spare)

@@ -35,14 +35,14 @@ _NEVER = timedelta(days=100)
 
 
 class Pair:
-    """Two processes' group, made for one edge and one of its readers. All methods but :meth:`cut` wait, and
+    """Group of two processes, made for one edge and one of its readers. All methods but :meth:`cut` wait, and
     are called on one thread."""
 
     def __init__(self, rendezvous: Rendezvous, way: Way) -> None:
         """Connect with the other end.
 
-        It cannot be interrupted once the rendezvous has told where the other end is. So rank 0 must not be
-        told before rank 1 is connected: nothing more is waited for then.
+        This cannot be interrupted once the rendezvous has told where the other end is. So rank 0 must not be
+        told before rank 1 is connected: then nothing is left to wait for.
         """
         options = ProcessGroupGloo._Options()
         options._devices = [_device(way.addresses[way.rank])]
@@ -64,8 +64,8 @@ class Pair:
         self._finish(self._group.recv([buffer], self._other, 0))
 
     def cut(self) -> None:
-        """Have whoever waits at either end stop at once, with an error. From any thread; gloo's own
-        ``abort`` does nothing to who waits for a process that is stopped."""
+        """Make waits at both ends stop at once, with an error. Any thread may call this. Gloo's own ``abort``
+        does not end a wait for a process that is stopped."""
         self._is_cut = True
         self._socket.shut_down()
         work = self._work
@@ -73,7 +73,7 @@ class Pair:
             abort(work)
 
     def close(self) -> None:
-        """Let go of the sockets and of gloo's threads."""
+        """Release the sockets and gloo's threads."""
         self.cut()
         self._group = None
         self._socket.close()
@@ -91,7 +91,7 @@ class Pair:
 
 def _device(address: str) -> Any:
     """Make gloo's listening socket, at that address alone, and its thread. A device serves one pair, so the
-    pair's connection can be told by its ports."""
+    pair's connection can be recognized by its ports."""
     try:
         # The connection must be there when the group is, whatever the environment says.
         return ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
@@ -100,30 +100,29 @@ def _device(address: str) -> Any:
 
 
 class _Connection:
-    """A duplicate of a connected socket of gloo's, to shut it down by. It is no socket of Python's, whose
-    constructor may change how the socket that it shares waits."""
+    """Duplicate of a connected socket of gloo's, used to shut it down. It is no Python socket: the
+    constructor of one may change how the shared socket waits."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptors.own(os.dup(descriptor))
 
     def shut_down(self) -> None:
-        """Have whoever reads or writes it at either end stop. It may be down already."""
+        """End all reads and writes of the connection, at both ends. It may be down already."""
         if self._descriptor >= 0:
             _libc.shutdown(self._descriptor, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the duplicate."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def _connection(way: Way, ours: dict[str, bytes], theirs: dict[str, bytes]) -> _Connection:
-    """Duplicate the connection between two ends that have written down these addresses. Rank 1 has called
-    rank 0.
+    """Duplicate the connection between two ends with these entries. Rank 1 has called rank 0.
 
-    Descriptors are told by what the kernel says of them, and none but the one is touched: to close a
-    duplicate of a file, say, gives back the locks that the process has on it.
+    Descriptors are recognized by the kernel's data on them, and no other one is touched: closing a duplicate
+    of a file, for example, would release the locks that the process has on it.
     """
     called = _listens(way.addresses[0], (theirs if way.rank else ours).values())
     inodes = set(_connections(called, away=bool(way.rank)))
@@ -136,8 +135,8 @@ def _connection(way: Way, ours: dict[str, bytes], theirs: dict[str, bytes]) -> _
 
 
 def _connections(called: set[tuple[str, int]], away: bool) -> Iterator[str]:
-    """Find the inodes of sockets that are connected with one that was ``called`` by address and port: at the
-    other end (``away``), or at this one. A device serves one pair, so nobody else has its port."""
+    """Find the inodes of sockets whose connection was ``called`` by address and port: at the other end
+    (``away``), or at this one. A device serves one pair, so no other connection has its port."""
     table = "tcp6" if any(len(address) > _V4_DIGITS for address, _ in called) else "tcp"
     with open(f"/proc/self/net/{table}") as lines:
         next(lines)
@@ -149,8 +148,8 @@ def _connections(called: set[tuple[str, int]], away: bool) -> Iterator[str]:
 
 
 def _listens(address: str, written: Iterable[bytes]) -> set[tuple[str, int]]:
-    """Find the address and the ports at which an end listens in what gloo has written down of it. The address
-    is as the kernel's table has it."""
+    """Find the address and the ports at which an end listens, in the entries that gloo has written. The
+    address is in the format of the kernel's table."""
     packed = ipaddress.ip_address(address).packed
     v4 = len(packed) == 4
     family, gap = (socket.AF_INET, b"") if v4 else (socket.AF_INET6, b".{4}")
@@ -172,9 +171,9 @@ _HEADER = 2 * ctypes.sizeof(ctypes.c_void_p)
 
 
 def abort(work: Any) -> bool:
-    """Have whoever waits for a transfer stop, now or when it begins to wait. From any thread.
+    """Make a wait for a transfer stop, now or when it begins. Any thread may call this.
 
-    ``False``: this torch has no such function, or keeps its objects in another way. Nothing was done.
+    ``False``: this torch has no such function, or stores its objects in another way. Nothing was done.
     """
     # pybind11 has the address of the object right behind Python's own fields.
     address = ctypes.c_void_p.from_address(id(work) + object.__basicsize__).value
@@ -189,7 +188,7 @@ def abort(work: Any) -> bool:
 
 @cache
 def _functions() -> dict[int, Any]:
-    """Find the functions, by the table that an object of their class begins with."""
+    """Find the functions. Each is keyed by the virtual table with which an object of its class begins."""
     found: dict[int, Any] = {}
     try:
         library = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", "libtorch_cpu.so"))
