@@ -9,14 +9,14 @@ import os
 import socket
 import struct
 
-#: What Linux calls the interface that leads nowhere else.
+#: Linux's name of the loopback interface.
 LOOPBACK = "lo"
 #: Lists the IPv4 addresses of all interfaces; how large one entry is, where its name ends, and where its
 #: address lies.
 _SIOCGIFCONF = 0x8912
 _ENTRY, _NAME = 40, 16
 _ADDRESS = slice(20, 24)
-#: Room for this many.
+#: Largest number of entries to make room for.
 _MOST = 256
 #: Devices of RDMA and their ports, which sockets know nothing of.
 _RDMA = "/sys/class/infiniband"

@@ -14,7 +14,7 @@ from conveyor.transport.base import TensorSpec
 _ALIGNMENT = 64
 
 
-#: So many tensors' layout is kept for the next transfer, which mostly carries the like.
+#: Layouts of up to this many tensors are cached: the next transfer mostly has the same specs.
 _KEPT_UP_TO = 16
 
 

@@ -8,7 +8,7 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-#: Less is the allocator's, which keeps such memory itself.
+#: Smaller sizes are left to the allocator, which keeps such memory itself.
 _SMALLEST = 128 << 10
 _HUGE_PAGE = 2 << 20
 
@@ -53,7 +53,7 @@ class Pool:
         return None
 
     def _come_back(self, memory: mmap.mmap) -> None:
-        # It may interrupt any other method here, so it takes no lock: a list's methods are whole.
+        # This may interrupt any other method here, so it takes no lock: a list's methods are atomic.
         self._free.append(memory)
         with suppress(IndexError):
             while len(self._free) > self._keep or (self._closed and self._free):

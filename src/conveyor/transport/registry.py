@@ -12,12 +12,12 @@ __all__ = ["get", "names", "register", "unregister"]
 
 _registered: dict[str, Transport] = {}
 #: Imported at once, since a process that compiles a graph may have no descriptor left to open a file
-#: with. What is slow to import in a folder is imported when a conduit is opened.
+#: with. Modules of a folder that are slow to import are imported when a conduit is opened.
 _ours: dict[str, Transport] = {
     entry.name: module.TRANSPORT
     for entry in sorted(os.scandir(os.path.dirname(__file__)), key=lambda entry: entry.name)
     if entry.is_dir() and not entry.name.startswith("_")
-    # One that needs something of the user's is none that a name says all about.
+    # A transport that needs an object of the user's is not complete by its name.
     for module in [importlib.import_module(f"conveyor.transport.{entry.name}")]
     if hasattr(module, "TRANSPORT")
 }

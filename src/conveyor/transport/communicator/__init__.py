@@ -46,7 +46,7 @@ class CommunicatorTransport(Transport):
 
     def open(self, wire: Wire) -> CommunicatorConduit | Gathering:
         """Open this process's end of an edge, as a user of the process's copy of the communicator."""
-        # Who compiles a graph opens nothing.
+        # Not needed to compile a graph.
         from conveyor.transport.communicator.conduit import CommunicatorConduit
 
         return CommunicatorConduit(wire, self._ranks(wire), self._line(wire))

@@ -77,7 +77,7 @@ class Communicator(ABC):
         """Make a name that no other communicator has."""
         return os.urandom(16).hex()
 
-    # Those that collectives of graphs ask for. One that is missing fails the execution.
+    # Called by the collectives of graphs. A missing method fails the execution.
 
     def allreduce(self, send_buf: torch.Tensor, recv_buf: torch.Tensor, op: Any = None) -> None:
         """Reduce a tensor of every rank; every rank gets the result. ``op`` is a

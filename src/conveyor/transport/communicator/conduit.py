@@ -43,7 +43,7 @@ class CommunicatorConduit(Conduit):
         """Prepare to send copies of the tensors, once the readers have asked for them."""
 
         def begin() -> Future[None]:
-            # They leave when the readers have asked, and the actor may write to them before that.
+            # Copies are sent when the readers have asked, and the actor may write to the tensors before that.
             copies = [tensor.clone() for tensor in tensors]
             sent: Future[None] = Future()
             self._sent[transfer] = copies, set(range(1, len(self._ranks))), sent

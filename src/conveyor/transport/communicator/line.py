@@ -70,9 +70,9 @@ class Line:
         self.why = ""
         self._rank = rank
         self._sealed = sealed
-        #: What is open here: how its peers are told of a generation, and how it is rung.
+        #: Open conduits: the function that tells a generation to its peers, and the one that wakes it.
         self._conduits: dict[object, tuple[Callable[[int], None], Callable[[], None]]] = {}
-        #: What has gone wrong for one of them on another one's turn, which must not suffer for it.
+        #: Errors of a conduit that occurred during another one's call, which must not fail for them.
         self._faults: dict[object, Exception] = {}
         self._waiting: list[Job] = []
         self._under_way: tuple[Job, Future[Any]] | None = None
@@ -109,7 +109,7 @@ class Line:
             if worker is not None:
                 worker.end(_nothing)
         elif self._under_way is not None and self._under_way[0].owner is conduit:
-            # Nobody may ever answer it.
+            # The peer may never answer it.
             self.renew(self._coming + 1, "an edge was closed")
 
     def add(self, job: Job) -> None:
@@ -170,7 +170,7 @@ class Line:
             future.add_done_callback(lambda _, ring=ring: ring())  # type: ignore[misc]
             self._under_way = ready, future
             self._worker.do(ready.call, future)
-            # The other end, if it is not told, is when this one is taken down for that.
+            # If this fails, the end is torn down, and the other end is told by that.
             self._for(ready.owner, ready.began)
 
     def renew(self, generation: int, why: str) -> None:
@@ -181,7 +181,7 @@ class Line:
             rings = [ring for _, ring in self._conduits.values()]
             self._worker.end(lambda: [ring() for ring in rings])
         self._coming, self.why = generation, why
-        # Who has begun one of these has it fail, and says so.
+        # The peer that has begun such a job has it fail, and says so.
         self._waiting = [job for job in self._waiting if job.generation is None]
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
@@ -213,8 +213,7 @@ def _nothing() -> None:
     pass
 
 
-#: By domain, who has its turn with a communicator in this process, whichever graphs and edges it is of. These
-#: keep it.
+#: By domain, the queue of a communicator in this process, for the edges of all graphs. The conduits hold it.
 _lines: WeakValues[str, Line] = WeakValues()
 
 
@@ -222,8 +221,8 @@ def line_of(domain: str, name: str, sealed: Sealed, rank: int, wire: Wire) -> Li
     """Return the queue of a domain, and create it if it is missing or closed."""
     line = _lines.get(domain)
     if line is None or line.closed:
-        # A process that has begun anew has a later generation than all others, and so they all make their
-        # copies anew: what they have open to the process before it is of no use. The driver counts, since
-        # clocks of hosts cannot be compared.
+        # A restarted process has a later generation than all others, so they all make their copies anew:
+        # connections to its predecessor are of no use. The driver counts the generations, since clocks of
+        # nodes cannot be compared.
         line = _lines[domain] = Line(name, sealed, rank, wire.start_thread, wire.laid)
     return line

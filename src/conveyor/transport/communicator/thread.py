@@ -12,10 +12,10 @@ from conveyor.flag import Flag
 from conveyor.futures import Future
 from conveyor.transport.communicator.abstract import Communicator
 
-#: What its threads are called, behind our own prefix.
+#: Name of its threads, after our own prefix.
 _NAME = "communicator"
 
-#: How many seconds something that blocks has to end when its communicator is destroyed.
+#: Seconds that a blocked call has to end when its communicator is destroyed.
 _PATIENCE = 0.5
 
 
@@ -31,7 +31,7 @@ class CommunicatorThread:
         self._start = start
         self._jobs: queue.SimpleQueue[tuple[Callable[[Communicator], Any], Future[Any]] | None]
         self._jobs = queue.SimpleQueue()
-        #: Whether the old one is gone, or as good as that.
+        #: Whether the communicator is gone, or was given its time to end.
         self.over = False
         #: Guards the next two.
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class CommunicatorThread:
             ended()
 
         if communicator is not None:
-            # By a thread of its own: it has to end what the other one may be blocked in.
+            # On another thread: it has to end a call in which the first thread may be blocked.
             destroy = communicator.destroy
             _quietly(lambda: self._start(lambda: _quietly(destroy), _NAME))
         try:

@@ -35,9 +35,9 @@ class DeviceIpcConduit(Conduit):
         self._wire = wire
         self._device = device
         self._over: BaseException | None = None
-        #: It is set when this end is over.
+        #: Set when this end was aborted.
         self._ends = Flag()
-        #: With overlap, by the device, where the work of this end is enqueued.
+        #: With overlap, by the device, the stream on which the work of this end is enqueued.
         self._streams: dict[int, Stream] = {}
 
     def abort(self, reason: BaseException) -> None:

@@ -41,7 +41,7 @@ class Left:
         )
 
 
-#: What no thread was to be had for.
+#: Objects for which no thread could be started.
 _waiting: list[Left] = []
 
 

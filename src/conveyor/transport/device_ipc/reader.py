@@ -26,10 +26,10 @@ from conveyor.transport.packing import Layout
 
 _log = logging.getLogger("conveyor")
 
-#: How many copies that its device has not done yet a reader has enqueued at most. As many stretches more than
-#: the edge is deep are in use then.
+#: Number of enqueued copies, not done yet by the device, that a reader has at most. So this many more staging
+#: buffers than the edge is deep can be in use.
 _AHEAD = 4
-#: Seconds for which a reader asks by itself, since to hand over to a thread, and back, takes longer.
+#: Seconds for which a reader polls by itself, since a thread and its wake-up would take longer.
 _MOMENT = 0.00003
 
 
@@ -64,16 +64,16 @@ class Reader(DeviceIpcConduit):
     def __init__(self, wire: Wire, device: Device) -> None:
         super().__init__(wire, device)
         self._writer_closed = False
-        #: By their numbers.
+        #: Opened staging buffers, by number.
         self._opened: dict[int, _Opened] = {}
-        #: In order.
+        #: Transfers that were asked for, in order.
         self._asked: deque[_Asked] = deque()
-        #: By transfer, what has come by way of the host.
+        #: By transfer, the bytes that have come through host memory.
         self._come: dict[int, ByHost] = {}
         self._told = False
-        #: The events of the last copies. Those that have happened are taken out when it is looked at.
+        #: Events of the last copies. Events that have happened are removed when ``_not_yet`` looks.
         self._copies: deque[Event] = deque()
-        #: What the thread looks at: ``_awaited``, when ``_looks`` is set.
+        #: Events that the thread waits for (``_awaited``), once ``_looks`` is set.
         self._looks = Flag()
         self._awaited: list[Event] = []
         self._has_thread = False
@@ -92,7 +92,7 @@ class Reader(DeviceIpcConduit):
         try:
             opened = [(part, self._open(part)) for part in parts]
         except Exception as error:
-            # If the writer has died, it does not answer, and the graph is torn down for that.
+            # A writer that has died does not answer; its death then tears the graph down.
             self._refuse(transfer, specs, parts, error)
             self._asked.append(_Asked(transfer, specs, [], future, parts))
         else:
@@ -224,7 +224,7 @@ class Reader(DeviceIpcConduit):
         except Exception as error:
             made = error
         self._tell_taken(asked.transfer, tuple(reads))
-        # A writer that has not been told in time says so before it lets go.
+        # A writer that this message did not reach in time has said that it is closed, before it releases.
         self._hear()
         if self._writer_closed:
             who = self._wire.members[0]

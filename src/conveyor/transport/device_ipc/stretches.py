@@ -12,7 +12,7 @@ from conveyor.device.waits import happened
 from conveyor.transport.device_ipc.leaving import Left
 from conveyor.transport.pool import fits
 
-#: Stretches of one device that wait for their next use.
+#: Number of staging buffers of one device that are kept for their next use.
 _SPARE = 3
 
 
@@ -34,7 +34,7 @@ class Stretch:
     filled_handle: bytes
     #: By the process of each reader, its events, which happen when it has read this.
     reads: dict[int, list[Event]] = field(default_factory=dict)
-    #: All events of readers that were opened for this, by their handles. A reader lets go of them with it.
+    #: All events of readers that were opened for this, by handle. A reader releases them with the buffer.
     opened: dict[bytes, Event] = field(default_factory=dict)
 
     def read_by(self, reader: int, handle: bytes, device: Device) -> None:
@@ -61,7 +61,7 @@ class Stretches:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._made = 0
-        #: The last ones that have come back are at the end.
+        #: Unused buffers. The last ones that have come back are at the end.
         self._free: list[Stretch] = []
         self._gone: list[int] = []
 

@@ -38,7 +38,7 @@ class Writer(DeviceIpcConduit):
             raise RuntimeError(f"there is no {device.kind!r} here: {self._why_none}")
         self._stretches = Stretches(device)
         self._under_way: dict[int, _Transfer] = {}
-        #: What readers want by way of the host, for the thread that copies it: who, and of what how much.
+        #: Requests for host memory, for the thread that copies: the reader's rank, its request, the buffers.
         self._wanted: queue.SimpleQueue[tuple[int, Refused, list[Stretch]] | None]
         self._wanted = queue.SimpleQueue()
         self._copies = False

@@ -22,7 +22,7 @@ from conveyor.transport.gloo.rendezvous import Rendezvous, Way, way_to
 from conveyor.transport.packing import Layout
 from conveyor.transport.pool import Pool
 
-#: Stretches of memory that an end keeps for its next transfers.
+#: Number of stretches of memory that an end keeps for its next transfers.
 _SPARE = 3
 
 
@@ -49,16 +49,16 @@ class GlooConduit(Conduit):
     Subclasses can replace the means of moving bytes, and the memory for them: ``transport/nccl/`` does.
     """
 
-    #: What links call their threads.
+    #: Name of the links' threads.
     thread = "gloo"
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        #: By the rank of the reader.
+        #: Links, by the rank of the reader.
         self._links: dict[int, Link] = {}
         self._over: BaseException | None = None
         self._pool = Pool(keep=_SPARE)
-        # Of a reader: what is to come over the link, in order, and what of it somebody waits for.
+        # Of a reader: the transfers to come over the link, in order, and those that somebody waits for.
         self._announced: dict[int, _Announced] = {}
         self._asked = Asked()
         if wire.rank != 0:
@@ -160,7 +160,7 @@ class GlooConduit(Conduit):
         """Copy the tensors, announce the transfer to the readers, and send the copy to each."""
         if self._over is not None:
             raise self._over
-        # Gloo reads them for as long as it sends.
+        # A copy, since gloo reads the tensors for as long as it sends.
         staged = self.stage(layout, tensors)
         for reader, link in self._links.items():
             if link.broken:
@@ -219,7 +219,7 @@ class GlooConduit(Conduit):
         try:
             buffer = self.room(announced.size)
         except Exception as error:
-            # What comes next on the link is this transfer's, and must not be taken for another one's.
+            # The next bytes on the link are this transfer's, and must not be taken for another one's.
             link.end(error)
             if future is not None:
                 future.set_exception(error)
@@ -250,7 +250,7 @@ def _all(futures: Sequence[Future[Any]]) -> Future[None]:
     """Make a future that is done when all of ``futures`` are."""
     last: Future[None] = Future()
     failed: list[BaseException] = []
-    # Whoever finds nothing to take is the last one.
+    # The future that finds nothing to pop is the last one.
     others = [None] * (len(futures) - 1)
 
     def one(future: Future[Any]) -> None:

@@ -22,15 +22,15 @@ from conveyor.transport.gloo.rendezvous import Rendezvous, Way
 
 #: The state of a connection, as the kernel's table has it.
 _ESTABLISHED = "01"
-#: Of an IPv4 address there.
+#: Length of an IPv4 address there.
 _V4_DIGITS = 8
 _libc = ctypes.CDLL(None)
 
-#: How long rank 1 calls in vain: the other end listens, unless it is gone. Gloo gives rank 0 five times as
-#: long to notice that it was called.
+#: Timeout of rank 1's connecting: the other end listens already, unless it is gone. Gloo gives rank 0 five
+#: times as long to notice the connection.
 _TO_CONNECT = timedelta(seconds=5)
-#: A transfer takes as long as its reader computes. Gloo breaks a connection on which one is late, so none
-#: is: what has to end is cut.
+#: A transfer takes as long as its reader computes. Gloo breaks a connection if a transfer times out, so none
+#: does: a transfer that has to end is cut.
 _NEVER = timedelta(days=100)
 
 
@@ -160,13 +160,13 @@ def _listens(address: str, written: Iterable[bytes]) -> set[tuple[str, int]]:
     return {(known, int.from_bytes(port, "big")) for one in written for port in found.findall(one)}
 
 
-# How a transfer is ended that gloo itself forgets. Where a connection ends, gloo tells the transfers that
-# have not begun. One that is half done is told nothing (`Pair::signalException` passes over it), and whoever
-# waits for it waits for ever. Its C++ class has an `abort` for that, which Python is not given.
+# Abort of a transfer that gloo itself forgets. If a connection ends, gloo fails the transfers that have not
+# begun. It does not fail one that is half done (`Pair::signalException` passes over it), and a wait for that
+# one never returns. Its C++ class has an `abort` for this, which is not exposed to Python.
 
-#: The classes of what ``ProcessGroupGloo.send`` and ``recv`` return, as their symbols have them.
+#: Classes of the objects that ``ProcessGroupGloo.send`` and ``recv`` return, as in their symbols.
 _CLASSES = "N4c10d16ProcessGroupGloo8SendWork", "N4c10d16ProcessGroupGloo8RecvWork"
-#: Of a table of virtual functions, what stands in front of the functions.
+#: Size of the header in front of the functions in a table of virtual functions.
 _HEADER = 2 * ctypes.sizeof(ctypes.c_void_p)
 
 

@@ -67,24 +67,25 @@ class Link:
         self._ring = wire.ring
         self._grace = wire.known_dead_within
         listens = way.rank == 0
-        # A conduit that has opened can be listened for later: the writer's own waits for that.
+        # A reader's end tells its addresses later: only a writer's waits for them while it is opened.
         self._rendezvous = Rendezvous(
             self._tell_where if listens and not self._writes else lambda: None
         )
-        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        # Entered in place of the condition: that would run Python code, and a signal handler that raises in
+        # there would leave the lock held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        #: What is to be moved, and who waits for it. The first of them is under way.
+        #: Buffers to move, and their futures. The first one is under way.
         self._jobs: deque[tuple[Any, Future[Any]]] = deque()
         #: Why nothing moves any more.
         self._ended: BaseException | None = None
-        #: Nothing more can be moved, though what is under way may not have been told so yet.
+        #: Nothing more can be moved, though the transfers under way may not have failed yet.
         self._lost = False
-        #: Nobody wants anything of this link any more.
+        #: The link is not needed any more.
         self._let_go = False
         self._pair: Mover | None = None
         self._make_pair = make_pair
-        #: What the other end has not been told yet.
+        #: The message that the other end has not been sent yet.
         self._untold: dict[str, bytes] | str | Lost | None = None
         if theirs is not None:
             self._rendezvous.meet(theirs)
@@ -164,8 +165,7 @@ class Link:
             # As text: its frames would keep the group.
             words = str(error).partition("This is typically")[0].strip() or type(error).__name__
             if not self._writes:
-                # At once, and so before anybody is told that something has failed: what comes after that goes
-                # over another connection.
+                # At once, and so before any future fails: later transfers go over another connection.
                 self._tell(words if pair is None else Lost(words))
             self._break(f"the connection with {self._other} is lost: {words}")
         finally:

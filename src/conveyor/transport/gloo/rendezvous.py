@@ -13,7 +13,7 @@ from torch.distributed import Store
 
 from conveyor.transport.base import Wire
 
-#: Where the writer and the reader listen whose processes are on one machine.
+#: Addresses at which a writer and a reader on one machine listen.
 _ON_ONE = "127.0.0.1", "127.0.0.2"
 
 
@@ -50,7 +50,7 @@ def way_to(wire: Wire, other: int) -> Way:
     return Way((str(there), str(here)), 1)
 
 
-#: An end that is making its group says what it has within milliseconds, unless its thread gets no turn.
+#: Seconds to wait for gloo's entries. They come within milliseconds, unless the thread is not scheduled.
 _PATIENCE = 30.0
 
 
@@ -65,12 +65,13 @@ class Rendezvous(Store):  # type: ignore[misc]
         """``looks`` is called on gloo's thread when gloo has written all of its entries."""
         super().__init__()
         self._on_looks = looks
-        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        # Entered in place of the condition: that would run Python code, and a signal handler that raises in
+        # there would leave the lock held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._ours: dict[str, bytes] = {}
         self._theirs: dict[str, bytes] = {}
-        #: Gloo has written all that it has, and looks for what the other end has.
+        #: Gloo has written all of its entries, and looks for the other end's.
         self._looks = False
         self._ended: BaseException | None = None
 

@@ -110,7 +110,7 @@ class NcclConduit(GlooConduit):
             raise RuntimeError(f"there is no NCCL here: {why_not}")
         self._device = device
         self._groups = groups
-        #: By the device, where the memory is made that is filled. Nothing else is enqueued there.
+        #: By the device, the stream for which memory to fill is made. Nothing else is enqueued there.
         self._homes: dict[int, Stream] = {}
         super().__init__(wire)
 

@@ -95,7 +95,7 @@ class NcclGroup(Group):
         self._rank = rank
         self._communicator = ctypes.c_void_p()
         self._aborted = False
-        #: Of the communicator's calls: none may be under way when it is aborted.
+        #: Held during calls of the communicator: none may be under way when it is aborted.
         self._calls = threading.RLock()
 
     @staticmethod

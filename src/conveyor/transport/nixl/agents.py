@@ -30,7 +30,8 @@ def address_of(wire: Wire) -> str:
     """Return the IP address at which this end of a wire has to be reached. Empty: all ends are on this
     node."""
     addresses = [host.address for host in wire.hosts]
-    # Such hosts are on one machine, and UCX takes loopback and other interfaces for two networks.
+    # Nodes at loopback addresses are on one machine, and UCX takes loopback and other interfaces for two
+    # networks.
     loopback = next((one for one in addresses if ipaddress.ip_address(one).is_loopback), None)
     return loopback or (addresses[wire.rank] if addresses else "")
 

@@ -26,7 +26,7 @@ from conveyor.transport.pool import Pool
 
 T = TypeVar("T")
 
-#: Stretches of memory that a reader keeps for its next transfers.
+#: Number of stretches of memory that a reader keeps for its next transfers.
 _SPARE = 3
 
 
@@ -55,7 +55,7 @@ class _Shared(Generic[T]):
         self, make: Callable[[Callable[[Callable[[], object], str], None], str], T]
     ) -> None:
         self._make = make
-        #: With how many conduits use it.
+        #: By address, the object and how many conduits use it.
         self._made: dict[str, tuple[T, int]] = {}
 
     def join(self, wire: Wire) -> T:
@@ -178,7 +178,7 @@ class Reader(NixlConduit):
         super().__init__(wire)
         self._fetcher = _fetchers.join(wire)
         self._pool = Pool(keep=_SPARE)
-        #: The writer's agent, and what is known of it.
+        #: The writer's agent, and its last metadata.
         self._agent: str | None = None
         self._metadata = b""
         self._offered: dict[int, _Offered] = {}

@@ -18,7 +18,7 @@ from conveyor.transport.nixl.agents import make_agent
 
 logger = logging.getLogger("conveyor")
 
-#: How long it sleeps, in seconds, while transfers are under way that are no plain copy.
+#: Seconds that the thread sleeps between polls of transfers that are no plain copy.
 _POLL = 0.0001
 
 
@@ -62,22 +62,23 @@ class Fetcher:
 
         Raises the error that keeps NIXL from working here.
         """
-        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        # Entered in place of the condition: that would run Python code, and a signal handler that raises in
+        # there would leave the lock held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._new: deque[Fetch] = deque()
         self._closed = False
         #: Why nothing can be read any more.
         self._failed: Exception | None = None
-        #: How many conduits read from an agent, and which have none any more.
+        #: Number of conduits that read from each agent, and the agents that have no reader any more.
         self._readers: Counter[str] = Counter()
         self._left: deque[str] = deque()
-        # Of the thread alone: the agent, the versions of metadata that it has, transfers.
+        # Used by the thread alone: the agent, the versions of metadata that it has, transfers.
         self._address = address
         self._agent: Any = None
         self._known: dict[str, int] = {}
         self._under_way: list[Fetch] = []
-        #: What can never be used for something else before the agent is gone.
+        #: Buffers that cannot be used for anything else before the agent is gone.
         self._lasting: list[Any] = []
         self._failing: list[tuple[float, Fetch, BaseException]] = []
         ready: Future[None] = Future()

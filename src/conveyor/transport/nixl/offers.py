@@ -15,7 +15,7 @@ import torch
 from conveyor.transport.nixl.agents import make_agent
 from conveyor.transport.pool import fits, new_memory
 
-#: Stretches of memory that wait for their next use.
+#: Number of stretches of memory that are kept for their next use.
 _SPARE = 3
 #: How long the thread sleeps, in seconds, while readers may need it: at first, and at most.
 _SHORT, _LONG = 0.0002, 0.001
@@ -57,13 +57,14 @@ class Offers:
         self.metadata: bytes = self._agent.get_agent_metadata()
         self.version = 0
         self.failed: Exception | None = None
-        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        # Entered in place of the condition: that would run Python code, and a signal handler that raises in
+        # there would leave the lock held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._spare: list[Region] = []
-        #: Addresses of what can never be let go of before the agent.
+        #: Addresses of stretches that cannot be released before the agent.
         self._lasting: set[int] = set()
-        #: By the address of what is offered, what is to be told how that ends; and how many there have been.
+        #: Futures of the offered stretches, by address; and how many stretches have been offered so far.
         self._offered: dict[int, futures.Future[None]] = {}
         self._taken = 0
         self._closed = False
