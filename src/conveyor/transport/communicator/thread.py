@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conveyor.codec.sealed import Sealed
+from conveyor.exceptions import SystemLimitError
 from conveyor.flag import Flag
 from conveyor.futures import Future
 from conveyor.transport.communicator.abstract import Communicator
@@ -63,7 +64,7 @@ class CommunicatorThread:
             _quietly(lambda: self._start(lambda: _quietly(destroy), _NAME))
         try:
             self._start(watch, _NAME)
-        except RuntimeError:  # there is no thread to be had: it is given no time to end
+        except SystemLimitError:  # there is no thread to be had: it is given no time to end
             self.over = True
             ended()
 
