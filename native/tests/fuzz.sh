@@ -70,7 +70,7 @@ echo "== building"
 for target in "${targets[@]}"; do
     sources=() libraries=() flags=("${common[@]}")
     case $target in
-    block) sources=(arena/{arena,cap,giving_back,lifetime,view,holds,lease,pins,populate} board hazards) ;;
+    block) sources=(arena/{arena,view,holds,lease,pins,populate} board hazards) ;;
     ring) sources=(board arena/holds) ;;
     frame)
         read -r include nanobind libdir version home <<<"$where"
