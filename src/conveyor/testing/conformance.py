@@ -41,9 +41,9 @@ class Check(NamedTuple):
 def transport_checks(device: str = "cpu") -> tuple[Check, ...]:
     """List all checks, with tensors of that kind of device, for a parametrised test. ::
 
-        @pytest.mark.parametrize("check", conveyor.testing.transport_checks(), ids=str)
-        def test_my_transport(check):
-            check.run("mine")
+    @pytest.mark.parametrize("check", conveyor.testing.transport_checks(), ids=str)
+    def test_my_transport(check):
+        check.run("mine")
     """
     return tuple(
         [Check(run.__name__.strip("_"), functools.partial(_on, device, run)) for run in _CHECKS]

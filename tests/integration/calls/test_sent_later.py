@@ -225,7 +225,7 @@ def test_an_argument_that_ends_the_session_when_it_is_sent(scripts):
         class Ends:
             # What has a ref inside is decoded when it is sent, and encoded anew.
             def __reduce__(self):
-                return end, (os.getpid(), conveyor.put(1))
+                return end, (os.getpid(), conveyor.put("x" * 5000))
 
         @conveyor.remote
         class Actor:

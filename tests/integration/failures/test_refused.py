@@ -128,12 +128,13 @@ def test_a_connection_that_gets_no_thread_is_opened_the_next_time(refuse_thread,
 def test_an_outcome_without_a_thread_of_its_own_is_sent(refuse_thread, latches, wait_until):
     a, b = Actor.remote(), Actor.remote()
     latch = latches()
-    ref = b.late.remote(latch.path, 1)
+    value = "x" * 50_000  # what fits into a message needs no thread
+    ref = b.late.remote(latch.path, value)
     opened = a.open.remote([ref])
     wait_until(lambda: context.current().exports._entries, what="the ref to be asked for")
     refuse_thread("export")
     latch.open()
-    assert get(opened) == [1]
+    assert get(opened) == [value]
 
 
 def test_who_waits_for_a_ref_is_told_that_nobody_can_watch_it(refuse_thread, latches):

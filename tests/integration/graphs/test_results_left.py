@@ -8,7 +8,7 @@ import pytest
 from integration_helpers import gate_of, get, hold, large
 
 import conveyor
-from conveyor.codec.pickling import unpickler
+from conveyor.codec import KnownDefinitions
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import WaitTimeoutError
 
@@ -42,7 +42,7 @@ def session(leaves_nothing):
 @pytest.fixture
 def learning(monkeypatch):
     """``learning(f)``: have ``f()`` called when the next definitions have been learnt."""
-    learn, waiting = unpickler.learn, []
+    learn, waiting = KnownDefinitions.learn, []
 
     def learn_and_tell(*args):
         learnt = learn(*args)
@@ -50,7 +50,7 @@ def learning(monkeypatch):
             waiting.pop()()
         return learnt
 
-    monkeypatch.setattr(unpickler, "learn", learn_and_tell)
+    monkeypatch.setattr(KnownDefinitions, "learn", learn_and_tell)
     return waiting.append
 
 

@@ -62,7 +62,6 @@ def test_importing_the_package_leaves_out_what_a_session_needs(scripts):
         "channel",
         "collective",
         "dag.collective",
-        "dag.node",
         "engine",
         "experimental",
         "metrics",

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from conveyor.exceptions import SystemLimitError
 from conveyor.transport.communicator.line import Job, Line
 
 
@@ -156,7 +157,7 @@ def test_it_is_made_anew_where_no_thread_can_wait_for_its_end(line, start, caplo
     until(edge, lambda: edge.outcomes)
 
     def none(target, name):
-        raise RuntimeError("can't start new thread")
+        raise SystemLimitError(11, "can't start new thread")
 
     line._worker._start = none
     edge.add(fail)
