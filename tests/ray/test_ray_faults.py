@@ -35,6 +35,8 @@ def hosts():
 
 def test_what_ray_does_not_answer_holds_up_no_start(rt, monkeypatch):
     """Ray asked for its resources while it is busy, or gone, may take for ever, natively."""
+    import ray
+
     from conveyor.engine.ray import ray_hosts as module
 
     asked, answer = threading.Event(), threading.Event()
@@ -44,10 +46,8 @@ def test_what_ray_does_not_answer_holds_up_no_start(rt, monkeypatch):
         assert answer.wait(WAIT)
         return {}
 
-    from ray._private import state
-
     monkeypatch.setattr(module, "_SAID_AFTER", 0.0)
-    monkeypatch.setattr(state, "available_resources_per_node", resources)
+    monkeypatch.setattr(ray, "available_resources", resources)
     try:
         actor = Place.remote()
         assert asked.wait(WAIT)

@@ -138,8 +138,8 @@ def test_it_lives_as_long_as_somebody_anywhere_has_it(pair, wait_until):
 def test_its_holder_dies(pair, wait_until):
     here, _ = pair
     doomed = holder(THERE)
-    get(doomed.keep.remote([conveyor.put(np.arange(LARGE)), *get(here.put.remote(SMALL))]))
-    assert get(doomed.total.remote()) == [total(LARGE), total(SMALL)]
+    get(doomed.keep.remote([conveyor.put(np.arange(LARGE)), *get(here.put.remote(LARGE))]))
+    assert get(doomed.total.remote()) == [total(LARGE), total(LARGE)]
     wait_until(lambda: kept() == 2, WAIT)
     os.kill(get(doomed.pid.remote()), signal.SIGKILL)
     wait_until(lambda: kept() == 0, WAIT)
