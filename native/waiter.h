@@ -46,7 +46,7 @@ class Waiter {
     uint64_t now = start;
     for (;;) {
       if (bell_->count.load(std::memory_order_acquire) != seen) {
-        if (budget != limit()) budget_.store(limit(), std::memory_order_relaxed);
+        if (budget_.load(std::memory_order_relaxed) != limit()) budget_.store(limit(), std::memory_order_relaxed);
         return true;
       }
       if (now - start >= budget) return false;

@@ -184,7 +184,7 @@ void bind_memory(nb::module_& m) {
              return nb::make_tuple(s.frame.codec, s.frame.flags, s.frame.size, data);
            })
       .def_prop_ro("size", [](Snapshot& s) { return s.frame.size; })
-      .def_prop_ro("goes_as_it_is", [](Snapshot& s) { return (s.frame.flags & (kRefs | kBound | kKeeps)) == 0; })
+      .def_prop_ro("goes_as_it_is", [](Snapshot& s) { return (s.frame.flags & (kRefs | kBound | kKeeps | kExternal)) == 0; })
       .def_prop_ro("fd", [](Snapshot& s) { return s.fd ? s.fd->get() : -1; })
       .def_prop_ro("has_refs", [](Snapshot& s) { return (s.frame.flags & kRefs) != 0; })
       .def_prop_ro("codec", [](Snapshot& s) { return s.frame.codec; })

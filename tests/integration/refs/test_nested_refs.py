@@ -87,6 +87,11 @@ class Member:
     def ones(self, n):
         return np.ones(n)
 
+    def in_place(self, n):
+        array = conveyor.empty(n)
+        array[:] = 1
+        return array
+
     def die(self):
         os._exit(3)
 
@@ -468,3 +473,67 @@ DECODED = """
 def test_no_code_of_the_user_s_runs_where_actors_are_answered(scripts):
     """It may wait for what only that thread can bring about."""
     scripts.run(DECODED)
+
+
+FAILED = """
+    import threading
+    import conveyor
+
+    threads = []
+
+    class Odd(Exception):
+        def __reduce__(self):
+            return load, ()
+
+    def load():
+        threads.append(threading.current_thread().name)
+        return Odd()
+
+    @conveyor.remote
+    class Actor:
+        def fail(self):
+            raise Odd
+
+        def kinds(self, refs):
+            found = []
+            for ref in refs:
+                try:
+                    found.append(conveyor.get(ref))
+                except Odd:
+                    found.append("odd")
+            return found
+
+    a, b = Actor.remote(), Actor.remote()
+    done = a.fail.remote()
+    conveyor.wait([done])
+    print(conveyor.get(b.kinds.remote([done, a.fail.remote()])))
+    print({"conveyor-refs-in", "conveyor-watcher"} & set(threads))
+"""
+
+
+def test_an_error_is_not_loaded_where_actors_are_answered(scripts):
+    """It runs code of the user's, which may wait for what only that thread can bring about."""
+    assert scripts.run(FAILED) == "['odd', 'odd']\nset()\n"
+
+
+@pytest.mark.parametrize("size", [100, 3_000, 100_000])
+def test_what_was_made_in_place_is_more_than_a_reference_brings_along(members, size):
+    a, b, _ = members
+    graph = compiled(lambda inp: a.in_place.bind(inp))
+    for ref in (a.in_place.remote(size), graph.execute(size)):
+        assert get(ref).sum() == size
+        assert get(b.total.remote([ref])) == size
+        assert pickle.loads(pickle.dumps(ref)) is ref
+    graph.teardown()
+
+
+def test_references_of_an_actor_before_and_after_a_restart_are_others():
+    actor = conveyor.remote(Member).options(max_restarts=1).remote()
+    before = get(actor.produce.remote(["old", ["old"]]))
+    assert get(actor.consume.remote(before)) == ["old", ["old"]]
+    with pytest.raises(ActorDiedError):
+        get(actor.die.remote())
+    after = get(actor.produce.remote(["new", ["new"]]))
+    assert get(after) == ["new", ["new"]]
+    assert get(actor.consume.remote(before)) == ["old", ["old"]]
+    assert len({ref.hex() for ref in (*before, *after)}) == 4

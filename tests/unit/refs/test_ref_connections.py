@@ -97,3 +97,16 @@ def test_work_for_a_connection_that_has_ended_is_kept_nowhere(connection):
     assert not one._writer.is_alive()
     one.soon(lambda: None)
     assert one._outgoing.empty()
+
+
+def test_what_was_said_before_a_message_that_cannot_be_pickled_arrives(connection):
+    one, there = connection
+    begin = threading.Event()
+    one.soon(begin.wait)
+    for message in (1, 2, threading.Lock(), 3):
+        one.send(message)
+    begin.set()
+    there.settimeout(WAIT)
+    assert [receive_message(there)[0] for _ in range(2)] == [[1], [2]]
+    with pytest.raises(ConnectionError):
+        receive_message(there)

@@ -13,7 +13,13 @@ from typing import Any, Protocol, TypeAlias
 from conveyor import _core
 from conveyor.codec.direct import DIRECT, Located
 from conveyor.runtime import threads
-from conveyor.runtime.messages.sockets import all_of, receive_message, send_message
+from conveyor.runtime.messages.sockets import (
+    all_of,
+    pickled,
+    receive_message,
+    send_message,
+    send_pickled,
+)
 from conveyor.system_limits import explained
 
 #: Values from this size on travel as files.
@@ -146,7 +152,15 @@ class Connection:
                 messages.append(item[0])
             else:
                 self._ahead.append(item)
-        send_message(self._socket, messages, [fd] if fd >= 0 else [])
+        try:
+            data = pickled(messages)
+        except Exception:
+            if len(messages) == 1:
+                raise
+            for each in messages:  # those before the one that cannot be pickled are to be there
+                send_message(self._socket, [each])
+        else:
+            send_pickled(self._socket, data, [fd] if fd >= 0 else [])
 
     def _let_go(self) -> None:
         """Drop what is left to be sent: its snapshots, and all that they keep, are let go of."""

@@ -65,6 +65,8 @@ class ActorExports(Imports):
         another host. ``sources``: of this process."""
         super().__init__(session, inbox, ring)
         self._process = number
+        # The process of the same actor before this one has numbered refs, too, which others may still have.
+        self._numbers = itertools.count(int.from_bytes(os.urandom(6), "little") + 1)
         self._watcher = watcher
         self._connect = connect
         self._is_far = is_far

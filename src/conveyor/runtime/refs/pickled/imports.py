@@ -258,12 +258,14 @@ class Outcome:
 
     @classmethod
     def at_hand(cls, ref: Ref) -> Outcome | None:
-        """Make the outcome of a ref that is done and whose value goes in a message, if its encoding runs
-        none of the user's code. Else ``None``."""
+        """Make the outcome of a ref that is done and whose value goes in a message, if none of the user's
+        code runs for that, as it does to load an error. Else ``None``."""
+        if not ref.done() or ref.has_failed():
+            return None
         try:
             ref._settled_now()
-        except Exception as error:
-            return cls.failed(error)
+        except Exception:  # whoever encodes it on a thread of its own finds out what for
+            return None
         return None if _value_at_hand(ref, SHARE_FROM) is EMPTY else cls.of(ref)
 
     @property
@@ -399,8 +401,9 @@ class Imports:
         with self.lock:
             ref = self.known(export)
             if ref is None:
-                ref = self._copies[export] = ImportedRef(self, export)
+                ref = ImportedRef(self, export)
                 ref._parcel, ref._outcome = outcome, value
+                self._copies[export] = ref  # when it is whole: Ctrl-C may come in between
         if type(ref) is ImportedRef and ref._parcel is None:
             self.arrived(export, outcome)
         return ref
