@@ -67,6 +67,9 @@ class EffectRef(GraphRef):
             effect.get(left_until(end))
         return value
 
+    def has_failed(self) -> bool:
+        return any(part.has_failed() for part in self.parts())
+
     def done(self) -> bool:
         return self._result.done() and all(effect.done() for effect in self._effects)
 
