@@ -80,11 +80,14 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
         section.unlocked([&] { found = give_some(0, SIZE_MAX) != 0; });
       if (block == nullptr) throw ArenaFull("the arena has no addresses left");
       cold = block->touched;
-      if (bytes > block->touched) {
+      // A warm block takes no more memory. But above the cap it is for those alone who may cross that: it would keep the
+      // session there, and who is to go first would wait for who came later.
+      const size_t more = bytes > block->touched ? bytes - block->touched : 0;
+      if (more != 0 || memory_->bytes.load(std::memory_order_relaxed) > cap_) {
         // The block is ours already: nobody can take it while the lock is given up for a moment.
-        take_memory(section, bytes - block->touched, beyond_cap, may_wait);
-        touched_.fetch_add(bytes - block->touched, std::memory_order_relaxed);
-        block->touched = bytes;
+        take_memory(section, more, excess(bytes), beyond_cap, may_wait);
+        touched_.fetch_add(more, std::memory_order_relaxed);
+        block->touched += more;
       }
     } catch (...) {
       if (budget) uncount(*budget, bytes);
@@ -418,10 +421,10 @@ void Arena::count(int64_t bytes) {
 
 // At the cap, memory that is free but warm has to be found here, although that takes its time: there is
 // no other. First our own, then that of the other processes, who are asked for it.
-void Arena::take_memory(Section& section, size_t more, bool beyond_cap, bool may_wait) {
+void Arena::take_memory(Section& section, size_t more, size_t excess, bool beyond_cap, bool may_wait) {
   if (beyond_cap) return count(int64_t(more));
   auto taken = [&] {
-    if (!memory_->take(more, cap_ + excess(more))) return false;
+    if (!memory_->take(more, cap_ + excess)) return false;
     // A process that is killed before this leaves what it has taken counted: never too little.
     if (board_) board_->slot(slot_)->memory.fetch_add(more, std::memory_order_relaxed);
     return true;
@@ -430,7 +433,7 @@ void Arena::take_memory(Section& section, size_t more, bool beyond_cap, bool may
     look_at_all();
     for (;;) {
       bool found = false;
-      section.unlocked([&] { found = give_some(0, more) != 0; });
+      section.unlocked([&] { found = give_some(0, std::max<size_t>(more, 1)) != 0; });
       if (closed_) closed();
       if (taken()) return true;
       if (found) continue;

@@ -126,8 +126,10 @@ class Arena : public Shareable<Arena> {
 
   // Bytes that the method which runs on this thread was given: its arguments' blocks, which go with its end. What it sends
   // takes their place, and crosses a cap if the rest is not above it. So where arguments fill the cap their methods end,
-  // whatever the size of their results, and in a row of methods each is ahead of the one before it.
+  // whatever the size of their results, and in a row of methods each is ahead of the one before it. `kAsMuch`: a result is
+  // passed on, which takes its own place, and is ahead of the method that makes the next one.
   static thread_local size_t given;
+  static constexpr size_t kAsMuch = 1;
 
   // A block with room for `payload` bytes, for the caller alone until it is published or released; its
   // memory is there. It counts in `budget`, if there is one. `beyond_cap`: for what must get through when
@@ -191,11 +193,11 @@ class Arena : public Shareable<Arena> {
   void look(size_t at_most, size_t& from);
   void look_at_all();
   Block* block_of(size_t index);
-  // How far `more` bytes may exceed the session's cap. A graph's counts what each process sends by itself, and so none of
-  // what that is given.
-  static size_t excess(size_t more) { return given != 0 ? more + given : 0; }
+  // How far a block of so many bytes may exceed the session's cap. A graph's counts what each process sends by
+  // itself, and so none of what that is given.
+  static size_t excess(size_t bytes) { return given != 0 ? bytes + (given == kAsMuch ? bytes : given) : 0; }
   static size_t excess_of_graph(size_t more) { return given != 0 ? more : 0; }
-  void take_memory(Section& section, size_t more, bool beyond_cap, bool may_wait);
+  void take_memory(Section& section, size_t more, size_t excess, bool beyond_cap, bool may_wait);
   void charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool may_wait);
   // Until `done()`, or all that `still` leaves none of have answered, or it is `deadline`; whether it is done.
   template <class Still, class Done>

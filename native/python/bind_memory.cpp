@@ -113,6 +113,7 @@ void bind_memory(nb::module_& m) {
              auto made = std::make_shared<MadeInPlace>(arena, size, may_wait);
              return Buffer{made->block->data(), size, made, nullptr, made};
            }, "size"_a, "may_wait"_a = true)
+      .def_prop_ro_static("AS_MUCH", [](nb::handle) { return Arena::kAsMuch; })
       .def_static("note_given", [](size_t bytes) { return std::exchange(Arena::given, bytes); }, "bytes"_a)
       .def_prop_ro("returned", &Arena::returned)
       .def("give_back", [](Arena& a) {

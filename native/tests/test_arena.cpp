@@ -146,6 +146,45 @@ TEST(the_cap_is_an_error_and_no_more) {
   s.arena.release(s.arena.allocate(kMiB - kBlockHeader));
 }
 
+// Each unit is a block of 4 MiB, of which eight reach the cap.
+constexpr size_t kUnit = 4 * kMiB - kBlockHeader;
+
+TEST(above_the_cap_a_warm_block_is_for_those_alone_who_may_cross_it) {
+  Setup s(32 * kMiB);
+  std::vector<Block*> blocks;
+  const auto release = [&] { s.arena.release(blocks.back()), blocks.pop_back(); };
+  for (int i = 0; i < 8; ++i) blocks.push_back(s.arena.allocate(kUnit));
+  Arena::given = 4 * kMiB;
+  for (int i = 0; i < 2; ++i) blocks.push_back(s.arena.allocate(kUnit));
+  CHECK_THROWS(ArenaFull, s.arena.allocate(kUnit));  // the rest is more than what it was given above the cap
+  release();
+  CHECK_EQ(s.arena.bytes_touched(), 40 * kMiB);  // it is warm
+  blocks.push_back(s.arena.allocate(kUnit));
+  release();
+  Arena::given = 0;
+  CHECK_THROWS(ArenaFull, s.arena.allocate(kUnit));
+  release();
+  CHECK_THROWS(ArenaFull, s.arena.allocate(kUnit));
+  release();
+  blocks.push_back(s.arena.allocate(kUnit));  // at the cap, and not above it
+  for (Block* block : blocks) s.arena.release(block);
+}
+
+TEST(what_is_passed_on_is_ahead_of_what_makes_the_next_one) {
+  Setup s(32 * kMiB);
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(s.arena.allocate(kUnit));
+  // A method that was given 1 MiB has made 4 of it: so the next one waits.
+  Arena::given = kMiB;
+  blocks.push_back(s.arena.allocate(kUnit));
+  CHECK_THROWS(ArenaFull, s.arena.allocate(kUnit));
+  Arena::given = Arena::kAsMuch;
+  blocks.push_back(s.arena.allocate(kUnit));
+  CHECK_THROWS(ArenaFull, s.arena.allocate(kUnit));
+  Arena::given = 0;
+  for (Block* block : blocks) s.arena.release(block);
+}
+
 TEST(the_error_at_the_cap_says_who_holds_what) {
   Setup s(kMiB);
   const size_t size = 256 * 1'024 - kBlockHeader;

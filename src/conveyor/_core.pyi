@@ -604,11 +604,14 @@ class Arena:
         ``arena_full`` of ``set_codec`` if there is none. ``may_wait``: for other processes, at the cap.
         """
 
+    AS_MUCH: int
+    """For ``note_given``: a result is passed on, which takes its own place."""
+
     @staticmethod
     def note_given(bytes: int) -> int:
-        """Return what was noted last, and note that the method which this thread runs was given so many bytes of other processes' arenas: what
-        it sends crosses a memory cap if the rest is not above it. A reader with ``brings_work``, and a program,
-        note that by themselves."""
+        """Return what was noted last, and note that the method which this thread runs was given so many bytes of
+        other processes' arenas: what it sends crosses a memory cap if the rest is not above it. A reader with
+        ``brings_work``, and a program, note that by themselves."""
 
     def give_back(self) -> None:
         """Take back every block whose readers are done, and free the memory of all that are free."""

@@ -91,6 +91,9 @@ class Actor:
     def twice(self, x):
         return np.concatenate([x, x + 1])
 
+    def half(self, x):
+        return x[: len(x) // 2].copy()
+
     def two_of(self, x):
         return x, x + 1
 
@@ -785,6 +788,19 @@ def test_a_row_of_actors_passes_values_on_by_reference():
         third.first.remote(second.more.remote(first.more.remote(value(i)))) for i in range(COUNT)
     ]
     assert get(refs) == [i + 2 for i in range(COUNT)]
+
+
+@pytest.mark.parametrize("row", [("twice", "more"), ("more", "twice"), ("twice", "half")])
+def test_and_values_that_grow_on_their_way(row):
+    *makers, last = actors(len(row) + 1)
+    refs = []
+    for i in range(COUNT):
+        ref = value(i)
+        for maker, name in zip(makers, row, strict=True):
+            ref = getattr(maker, name).remote(ref)
+        refs.append(last.first.remote(ref))
+        del ref
+    assert get(refs) == [i + row.count("more") for i in range(COUNT)]
 
 
 def test_and_by_calls_of_their_own():

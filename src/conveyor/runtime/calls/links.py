@@ -382,7 +382,7 @@ class Link:
     def _submit(self, call: Any, ref: CallRef) -> int:
         if not ref.passes_on:
             return self.gate.submit(call)
-        before = _core.Arena.note_given(1)  # how much is not known
+        before = _core.Arena.note_given(_core.Arena.AS_MUCH)
         try:
             return self.gate.submit(call)
         finally:
