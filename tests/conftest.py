@@ -20,8 +20,8 @@ import warm_start
 
 import conveyor
 from conveyor.codec.pickling import blame
-from conveyor.engine.local import boot, launcher
-from conveyor.runtime.driver.processes import record
+from conveyor.driver.processes import record
+from conveyor.engines.local import boot, launcher
 
 SOURCE = Path(conveyor.__file__).parents[1]
 # Programs that tests start import from where the tests do: pytest's own path is in pyproject.toml.

@@ -119,7 +119,7 @@ def of(module: Any) -> dict[str, Any]:
 
 def spread() -> None:
     """Have sessions of this process be so from now on."""
-    from conveyor.engine.ray import engine, ray_hosts
+    from conveyor.engines.ray import engine, ray_hosts
 
     start, ray_options = engine.start, ray_hosts.ray_options
     turns = itertools.cycle(_NODES)

@@ -137,7 +137,7 @@ class Nurseries:
 
 def serve(fd, preload, wanted):
     """What a nursery does, until the tests are gone."""
-    for module in (*preload, "conveyor.engine.local.server", *wanted):
+    for module in (*preload, "conveyor.engines.local.server", *wanted):
         with suppress(ImportError):  # the fork server tries again, and says so
             importlib.import_module(module)
     gc.collect()
@@ -173,7 +173,7 @@ def serve(fd, preload, wanted):
 
 
 def _become_fork_server(state, fds):
-    from conveyor.engine.local import server
+    from conveyor.engines.local import server
 
     setup_fd, log, _, control, driver = fds
     kept = {0, 1, 2, control, driver}

@@ -1,5 +1,5 @@
 // What goes over a connection between the pumps of two hosts. Messages are a Prefix, the words of their kind, and for
-// some of them bytes. Nothing is interpreted before the handshake (engine/net/handshake.py) has let the connection in;
+// some of them bytes. Nothing is interpreted before the handshake (cluster/handshake.py) has let the connection in;
 // and what it says afterwards is trusted in nothing all the same: lengths are bounded by their kind, numbers are looked
 // up, and whatever does not fit ends the connection (Violation).
 //

@@ -60,7 +60,7 @@ std::vector<CollectiveGroup::Member> members_of(const std::vector<std::pair<uint
   return made;
 }
 
-// What `until` says of an execution that has failed; see runtime/actor/control.py.
+// What `until` says of an execution that has failed; see worker/control.py.
 constexpr int64_t kFailedElsewhere = -2;
 
 // What is being raised, in a word that no code of the user's has to give.

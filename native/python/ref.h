@@ -1,4 +1,4 @@
-// The part of a ref that every get passes through. Its Python subclass (runtime/refs/ref.py) does what is
+// The part of a ref that every get passes through. Its Python subclass (refs/ref.py) does what is
 // slow anyway: waiting for long, errors, asyncio.
 #pragma once
 

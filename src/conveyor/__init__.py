@@ -18,16 +18,16 @@ from conveyor.api.remote_function import RemoteFunction
 from conveyor.api.session import init, is_initialized, shutdown
 from conveyor.config import Config
 from conveyor.later import names_later
+from conveyor.refs.ref import Ref as ObjectRef
+from conveyor.refs.streams import StreamRef
 from conveyor.runtime.memory import empty, empty_tensor
-from conveyor.runtime.refs.ref import Ref as ObjectRef
-from conveyor.runtime.refs.streams import StreamRef
 
 if TYPE_CHECKING:
     from conveyor import channel, device, experimental, metrics, observe, testing, transport
     from conveyor.api.attach import attach
     from conveyor.direct.listing import KeptObject, objects
-    from conveyor.runtime.graph.compiled import CompiledGraph
-    from conveyor.runtime.graph.results import GraphRef
+    from conveyor.graph.compiled import CompiledGraph
+    from conveyor.graph.results import GraphRef
 
 __version__ = "0.1.0"
 
@@ -78,8 +78,8 @@ __all__ = [
 __getattr__, __dir__ = names_later(
     globals(),
     {
-        "CompiledGraph": "conveyor.runtime.graph.compiled",
-        "GraphRef": "conveyor.runtime.graph.results",
+        "CompiledGraph": "conveyor.graph.compiled",
+        "GraphRef": "conveyor.graph.results",
         "attach": "conveyor.api.attach",
         "KeptObject": "conveyor.direct.listing",
         "channel": "conveyor.channel",

@@ -1222,7 +1222,7 @@ class Gate:
         """Note the time of the executions that have been completed since."""
 
 class RefCore:
-    """The native part of ``runtime.refs.ref.Ref``: ``get`` returns from here what comes soon."""
+    """The native part of ``refs.ref.Ref``: ``get`` returns from here what comes soon."""
 
     def __init__(self, source: Any, gate: Gate | None, number: int, reader: int) -> None:
         """``number`` -1: not submitted yet."""
@@ -1240,7 +1240,7 @@ class RefCore:
     """What the value is received into by ``get``, which asks the subclass then; else ``None``."""
 
     _passed: int
-    """To whom it was passed (``runtime.calls.arguments``)."""
+    """To whom it was passed (``calls.arguments``)."""
 
     def _move(self, source: Any, gate: Gate, waiting: dict[Any, Any], pending: deque[Any]) -> None:
         """Move what ``waiting`` has for this to the end of ``pending``, and have the result come from there, in
@@ -1903,7 +1903,7 @@ class HostPump:
         """This host has it no more."""
 
     def connect(self, fd: int, host: int) -> None:
-        """A stream socket to ``host``, duplicated, which has been let in (``engine.net.handshake``). It takes
+        """A stream socket to ``host``, duplicated, which has been let in (``cluster.handshake``). It takes
         the place of the former one, and nothing is lost or comes twice."""
 
     def disconnect(self, host: int, reason: str) -> None:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from conveyor import _core
+from conveyor.graph.compiled import CompiledGraph
+from conveyor.graph.parts import Account, graph_id
 from conveyor.later import LaterModule
 from conveyor.observe.stats import GraphStats, Times, read_stats
 from conveyor.runtime import context
-from conveyor.runtime.graph.compiled import CompiledGraph
-from conveyor.runtime.graph.parts import Account, graph_id
 
 if TYPE_CHECKING:
     from opentelemetry import metrics as otel

@@ -8,8 +8,8 @@ import time
 
 import conveyor
 from conveyor.dag import InputNode
+from conveyor.graph.compiled import parts_of
 from conveyor.runtime import context
-from conveyor.runtime.graph.compiled import parts_of
 
 #: s; a bound for what should take milliseconds.
 WAIT = 60

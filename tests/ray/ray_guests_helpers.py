@@ -11,7 +11,7 @@ import ray
 from ray_nodes import WAIT, get
 
 import conveyor
-from conveyor.engine.ray import attached
+from conveyor.engines.ray import attached
 from conveyor.exceptions import ActorDiedError
 
 for pickler in cloudpickle, ray.cloudpickle:

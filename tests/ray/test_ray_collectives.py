@@ -13,6 +13,8 @@ from ray_nodes import HERE, THERE, WAIT, get
 
 import conveyor
 from conveyor import collective
+from conveyor.driver.hosts import looks
+from conveyor.driver.hosts.far_host import Handed
 from conveyor.exceptions import (
     CollectiveBrokenError,
     CollectiveMismatchError,
@@ -21,8 +23,6 @@ from conveyor.exceptions import (
 )
 from conveyor.experimental.collective import ReduceOp
 from conveyor.runtime import context
-from conveyor.runtime.driver.hosts import looks
-from conveyor.runtime.driver.hosts.far_host import Handed
 from conveyor.runtime.ranks import Membership
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

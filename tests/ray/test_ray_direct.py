@@ -13,8 +13,8 @@ import torch
 
 import conveyor
 from conveyor import get
+from conveyor.cluster import fetches
 from conveyor.dag import InputNode
-from conveyor.engine.net import fetches
 from conveyor.exceptions import ActorDiedError, InjectedFault, TaskError, WaitTimeoutError
 from conveyor.experimental import (
     CommunicatorMetadata,

@@ -12,8 +12,8 @@ import torch
 
 import conveyor
 from conveyor import get
+from conveyor.cluster.fetches import Flight, Source
 from conveyor.command.status import find_sessions
-from conveyor.engine.net.fetches import Flight, Source
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime import context
 from conveyor.testing import hold_transfers

@@ -12,9 +12,9 @@ import torch
 
 import conveyor
 from conveyor import get
+from conveyor.cluster.fetches import Source
 from conveyor.dag import InputNode
 from conveyor.direct import afar
-from conveyor.engine.net.fetches import Source
 from conveyor.exceptions import ActorDiedError, ExecutionCancelledError
 from conveyor.runtime import context
 

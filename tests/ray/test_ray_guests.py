@@ -94,7 +94,7 @@ def test_one_that_is_killed_leaves(rt, stage, wait_until):
 
 def test_its_farewell_may_be_heard_late(rt, stage, monkeypatch, wait_until):
     """Where the driver is busy, the process may be there again before it is known to have gone."""
-    from conveyor.runtime.driver import driver as attachments
+    from conveyor.driver import driver as attachments
 
     monkeypatch.setattr(attachments, "_LEAVES_WITHIN", 0.0)
     hosts = context.running()._hosts

@@ -13,8 +13,8 @@ import ray
 from ray_guests_helpers import WAIT, Plain, Stage, get, nothing_left
 
 import conveyor
-from conveyor.engine.ray import attached, courier
-from conveyor.engine.ray.greeting import Welcome
+from conveyor.engines.ray import attached, courier
+from conveyor.engines.ray.greeting import Welcome
 from conveyor.exceptions import ActorDiedError, ActorStartError, SystemLimitError
 from conveyor.runtime import threads
 

@@ -12,9 +12,9 @@ from ray_guests_helpers import Ours, Plain, Stage, nothing_left, until_it_raises
 from ray_nodes import WAIT, get
 
 import conveyor
-from conveyor.engine.ray import attached
+from conveyor.engines.ray import attached
 from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError
-from conveyor.runtime.actor import worker
+from conveyor.worker import worker
 
 for pickler in cloudpickle, ray.cloudpickle:
     pickler.register_pickle_by_value(sys.modules[__name__])
@@ -27,12 +27,12 @@ class Async(Plain):
 
 class Without(Plain):
     def __init__(self):
-        sys.modules["conveyor.engine.ray.greeting"] = None
+        sys.modules["conveyor.engines.ray.greeting"] = None
 
 
 class Other(Plain):
     def __init__(self):
-        conveyor.engine.ray.greeting.version = lambda: "Conveyor 0.0 on Python 2"
+        conveyor.engines.ray.greeting.version = lambda: "Conveyor 0.0 on Python 2"
 
 
 class Own(Plain):

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from ray_nodes import HERE, THERE, TIMEOUT, Adds, get
 
 import conveyor
-from conveyor.engine.net.handshake import new_token
-from conveyor.engine.ray import agents, greeting
+from conveyor.cluster.handshake import new_token
+from conveyor.engines.ray import agents, greeting
 from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -15,8 +15,8 @@ from ray_nodes import HERE, THERE, WAIT, get
 from ray_refs_helpers import LARGE, SMALL, holder, kept, total
 
 import conveyor
+from conveyor.cluster import depot
 from conveyor.dag import InputNode
-from conveyor.engine.net import depot
 from conveyor.exceptions import (
     ActorDiedError,
     ConveyorError,

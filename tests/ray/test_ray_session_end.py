@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 
 import conveyor
-from conveyor.runtime.driver.hosts import looks
+from conveyor.driver.hosts import looks
 from conveyor.runtime.waiting import patience
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -11,9 +11,9 @@ import pytest
 from ray_nodes import HERE, THERE, TIMEOUT, WAIT, get
 
 import conveyor
+from conveyor.cluster.tls import TlsError
 from conveyor.dag import InputNode
-from conveyor.engine.net.tls import TlsError
-from conveyor.engine.ray import agents
+from conveyor.engines.ray import agents
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import context
 
@@ -97,7 +97,7 @@ def test_what_goes_between_nodes_is_encrypted(two_nodes, leaves_nothing, monkeyp
 
 
 def test_files_that_are_not_there_are_told(two_nodes, leaves_nothing, monkeypatch, tmp_path):
-    from conveyor.engine.net.tls import make_certificate
+    from conveyor.cluster.tls import make_certificate
 
     path = tmp_path / "both.pem"
     path.write_bytes(make_certificate().pem)

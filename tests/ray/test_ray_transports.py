@@ -321,7 +321,7 @@ CHECKS = [one for one in testing.transport_checks() if one.name in ("values", "m
 @pytest.mark.parametrize("check", CHECKS, ids=str)
 def test_the_checks_of_all_transports(far, monkeypatch, check):
     """Their actors are on two nodes in turn."""
-    from conveyor.engine.ray import ray_hosts
+    from conveyor.engines.ray import ray_hosts
 
     ray_options, turns = ray_hosts.ray_options, itertools.cycle(["first", "second"])
 

@@ -9,8 +9,8 @@ SOURCES = Path(__file__).parents[2] / "src"
 TOGETHER = [
     {"dag.hooks", "dag.node"},  # nodes, and who runs them
     {
-        "engine.inline.actor",
-        "engine.inline.call",
+        "engines.inline.actor",
+        "engines.inline.call",
     },  # one, and what is asked of it
     # Waits, the threads that have them, and what others are told of both.
     {"runtime.waiting.deadlock", "runtime.waiting.lanes", "runtime.waiting.reports"},
@@ -20,11 +20,11 @@ TOGETHER = [
         "runtime.meeting",
         "runtime.protocol",
         "runtime.ranks",
-        "runtime.refs.outcome",
-        "runtime.refs.pickled.imports",
-        "runtime.refs.ref",
+        "refs.outcome",
+        "refs.pickled.imports",
+        "refs.ref",
         "runtime.waiting.aio",
-        "runtime.waiting.watcher",
+        "refs.watcher",
     },
 ]
 
@@ -72,5 +72,5 @@ def test_no_circle_of_imports():
 
 def test_the_arrows_are_seen():
     known = modules()
-    assert "conveyor.runtime.context" in set(imports(known["conveyor.runtime.refs.ref"], known))
+    assert "conveyor.runtime.context" in set(imports(known["conveyor.refs.ref"], known))
     assert "conveyor.dag.node" in set(imports(known["conveyor.dag.hooks"], known))

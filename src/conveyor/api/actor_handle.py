@@ -13,17 +13,17 @@ from conveyor.api.methods import MethodEntry, MethodTable, check_num_returns, ma
 from conveyor.api.retries import call_with_retries, take_retries, warn_of_generator
 from conveyor.api.transports import check_has_transport, check_snapshot, check_transport
 from conveyor.api.unused import METHOD_OPTIONS, take_out
+from conveyor.calls.call import METHOD, OPEN, RAY_CALL, count_of
 from conveyor.dag.methods import bind
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context, ending
-from conveyor.runtime.calls.call import METHOD, OPEN, RAY_CALL, count_of
 from conveyor.runtime.protocol import ActorId, MethodInfo, Retries, Returns, Runtime
 from conveyor.tracebacks import trimmed
 from conveyor.typevars import InstanceT, P, ResultT
 
 if TYPE_CHECKING:
     from conveyor.dag import MethodNode, OutputElementNode
-    from conveyor.runtime.refs.ref import Ref
+    from conveyor.refs.ref import Ref
 
 
 #: Stands for an option that was not given, where ``None`` means something.

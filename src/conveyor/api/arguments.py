@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 if TYPE_CHECKING:
-    from conveyor.runtime.refs.ref import Ref
+    from conveyor.refs.ref import Ref
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 from conveyor.api.actor_handle import ActorHandle
 from conveyor.api.methods import make_table
+from conveyor.driver.driver import Driver
 from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError
 from conveyor.flag import Flag
 from conveyor.later import import_later
 from conveyor.runtime import context
-from conveyor.runtime.driver.driver import Driver
 from conveyor.runtime.protocol import Attached, MethodInfo
 
 _log = logging.getLogger("conveyor")
@@ -95,7 +95,7 @@ def _name(ray: Any, handle: Any) -> str:
 
 def _described(driver: Driver, ray: Any, handle: Any, name: str) -> dict[str, MethodInfo]:
     """Ask the actor for its methods. Raises if the actor cannot take part."""
-    system_calls = import_later("conveyor.engine.ray.attached").SYSTEM_CALLS
+    system_calls = import_later("conveyor.engines.ray.attached").SYSTEM_CALLS
     asked = handle.__ray_call__.options(concurrency_group=system_calls).remote(_describing())
     try:
         said, version, methods = _answer(driver, asked.future(), name)
@@ -111,7 +111,7 @@ def _described(driver: Driver, ray: Any, handle: Any, name: str) -> dict[str, Me
         ) from error
     except ray.exceptions.RayError as error:  # it has raised that, or Ray cannot place it
         raise ActorStartError(f"cannot attach actor {name} of Ray: {error}") from error
-    own = import_later("conveyor.engine.ray.greeting").version()
+    own = import_later("conveyor.engines.ray.greeting").version()
     if said or version != own:
         raise RuntimeStateError(
             f"cannot attach actor {name} of Ray: its process {said or f'has {version}'}, and the driver has "
@@ -151,7 +151,7 @@ def _describing() -> Callable[[Any], tuple[str, str, bytes]]:
     def describe(made: Any) -> tuple[str, str, bytes]:
         try:
             from conveyor.api.rays_actors import described_here
-            from conveyor.engine.ray.greeting import version
+            from conveyor.engines.ray.greeting import version
         except ImportError as error:
             return f"cannot import this version of conveyor ({error})", "", b""
         return "", version(), described_here(made)

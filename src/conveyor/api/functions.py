@@ -11,8 +11,8 @@ from conveyor.api.methods import make_table
 from conveyor.api.transports import check_get_options, check_snapshot, check_transport
 from conveyor.checks import check_count, check_flag
 from conveyor.later import import_later
+from conveyor.refs.ref import Ref
 from conveyor.runtime import context
-from conveyor.runtime.refs.ref import Ref
 from conveyor.tracebacks import trimmed
 
 T = TypeVar("T")

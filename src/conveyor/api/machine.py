@@ -70,7 +70,7 @@ def cluster_resources() -> dict[str, float]:
     cluster = context.cluster()
     if cluster is not None:
         return cluster.cluster_resources()
-    from conveyor.engine.local.resources import visible_gpus  # the engine is slow to import
+    from conveyor.engines.local.resources import visible_gpus  # the engine is slow to import
 
     resources = {
         "CPU": float(len(os.sched_getaffinity(0))),

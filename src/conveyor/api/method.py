@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from typing import Concatenate, ParamSpec, Protocol
 
     from conveyor.api.actor_handle import ActorMethod
+    from conveyor.refs.ref import Ref
+    from conveyor.refs.streams import StreamRef
     from conveyor.runtime.protocol import Retries
-    from conveyor.runtime.refs.ref import Ref
-    from conveyor.runtime.refs.streams import StreamRef
 
     P = ParamSpec("P")
     T = TypeVar("T")

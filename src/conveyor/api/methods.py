@@ -13,9 +13,9 @@ from conveyor.api.retries import RETRIES_MARK
 from conveyor.checks import check_count
 from conveyor.dag.methods import check_arguments
 from conveyor.later import import_later
+from conveyor.refs.ref import Ref
+from conveyor.refs.streams import StreamRef
 from conveyor.runtime.protocol import MethodInfo, Returns
-from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.refs.streams import StreamRef
 
 #: Where `method` leaves what it was told; copied along by `functools.wraps`.
 MARK = "__conveyor_num_returns__"
@@ -108,7 +108,7 @@ class MethodEntry:
         """Return the arguments with stand-ins for references to memory of the method's own: their values are
         not fetched before the call."""
         unread, received = (
-            import_later("conveyor.runtime.refs.derived").UnreadRef,
+            import_later("conveyor.refs.derived").UnreadRef,
             self.info.received,
         )
         names = list(self.info.signature.parameters) if self.info.signature else []

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Literal, ParamSpec, Protocol
 
     from conveyor.api.actor_class import TypedActorClass
-    from conveyor.runtime.refs.ref import Ref
-    from conveyor.runtime.refs.streams import StreamRef
+    from conveyor.refs.ref import Ref
+    from conveyor.refs.streams import StreamRef
 
     P = ParamSpec("P")
     T = TypeVar("T")

@@ -15,16 +15,16 @@ from conveyor.api.methods import check_num_returns, signature_of
 from conveyor.api.option_types import FunctionOptionTypes
 from conveyor.api.options import ActorOptions
 from conveyor.api.unused import FUNCTION_OPTIONS, take_out
+from conveyor.calls.call import ASYNC_FUNCTION, FUNCTION, OPEN_FUNCTION
 from conveyor.dag.methods import UNPLACED, Function, bind, check_arguments, function_of
 from conveyor.exceptions import GraphError
 from conveyor.runtime import context
-from conveyor.runtime.calls.call import ASYNC_FUNCTION, FUNCTION, OPEN_FUNCTION
 from conveyor.tracebacks import trimmed
 from conveyor.typevars import P, ResultT, Unpack
 
 if TYPE_CHECKING:
     from conveyor.dag import MethodNode, OutputElementNode
-    from conveyor.runtime.refs.ref import Ref
+    from conveyor.refs.ref import Ref
 
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 _WORKER_OPTIONS = ("num_cpus", "num_gpus")

@@ -12,12 +12,12 @@ from conveyor.callers import users_level
 from conveyor.checks import check_count
 from conveyor.exceptions import ConveyorWarning
 from conveyor.later import import_later
+from conveyor.refs.derived import ElementRef, elements_of
 from conveyor.runtime.protocol import MethodInfo, Retries
-from conveyor.runtime.refs.derived import ElementRef, elements_of
 
 if TYPE_CHECKING:
+    from conveyor.refs.ref import Ref
     from conveyor.runtime.protocol import ActorId, Runtime
-    from conveyor.runtime.refs.ref import Ref
 
 #: Where ``method`` leaves what it was told of them; copied along by ``functools.wraps``.
 RETRIES_MARK = "__conveyor_retries__"
@@ -105,6 +105,6 @@ def call_with_retries(
         element: ElementRef = made[0]
         return element._whole
 
-    tries = import_later("conveyor.runtime.calls.retried").Tries
+    tries = import_later("conveyor.calls.retried").Tries
     made = tries(runtime, actor, method, make, args, kwargs, retries)
     return elements_of(made.ref(), count)

@@ -220,6 +220,6 @@ def _start(engine: str, options: dict[str, Any], debug_writes: bool | None = Non
         debug_writes = os.environ.get(_DEBUG_WRITES) == "1"
     _core.check_writes(debug_writes)
     # Imported when needed: `import conveyor` stays fast, and a broken engine hurts nobody else.
-    module = import_later(f"conveyor.engine.{engine}.engine")
+    module = import_later(f"conveyor.engines.{engine}.engine")
     runtime: Runtime = module.start(**options)
     return runtime

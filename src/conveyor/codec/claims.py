@@ -3,7 +3,7 @@
 A frame whose value refers to refs names them in its header, each as a *claim*: whoever has the frame may
 have that ref. Decoding makes the claims good. Who keeps a frame, to decode it later or again, takes the
 refs at once and holds them as long as the frame; who drops one that was not decoded gives its claims up.
-What a claim is, and what is done with it, is known above (``runtime.refs``).
+What a claim is, and what is done with it, is known above (``refs``).
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.api.actor_handle import ActorHandle, AnyActor
+from conveyor.calls.call import FUNCTION
 from conveyor.collective import membership
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime import context
-from conveyor.runtime.calls.call import FUNCTION
 from conveyor.runtime.protocol import Runtime
 
 #: Ray's names of backends, and our own: all are served by the same means.

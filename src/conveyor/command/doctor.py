@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from conveyor import __version__, _core
 from conveyor.direct.permission import let_session_read
-from conveyor.engine.local.resources import visible_gpus
+from conveyor.engines.local.resources import visible_gpus
 from conveyor.observe.units import size
 from conveyor.runtime.memory_limit import memory_groups, memory_limit, read_text
 from conveyor.runtime.process import arena_size

@@ -7,7 +7,7 @@ import socket
 import msgspec
 
 from conveyor import _core
-from conveyor.engine.net.display import PLAIN, WITH_STACKS, NodeSeen
+from conveyor.cluster.display import PLAIN, WITH_STACKS, NodeSeen
 from conveyor.local_sockets import KEY_BYTES, owner, prove
 
 #: Seconds that the driver has to answer; it gives its nodes less. Stacks take longer.

@@ -12,14 +12,14 @@ from pathlib import Path
 from msgspec import MsgspecError, to_builtins
 
 from conveyor import _core
+from conveyor.cluster.display import FILE as STATUS_FILE
+from conveyor.cluster.display import OWN_NODE
 from conveyor.command.nodes import nodes_of
-from conveyor.engine.net.display import FILE as STATUS_FILE
-from conveyor.engine.net.display import OWN_NODE
+from conveyor.driver.graphs.layer import FILE, LaidGraph, read_roster
+from conveyor.driver.processes.table import DRIVER_SLOT
+from conveyor.graph.telemetry.stacks import stack_of
 from conveyor.observe.dataflow import printable
 from conveyor.observe.units import size
-from conveyor.runtime.driver.graphs.layer import FILE, LaidGraph, read_roster
-from conveyor.runtime.driver.processes.table import DRIVER_SLOT
-from conveyor.runtime.graph.telemetry.stacks import stack_of
 from conveyor.runtime.status import ActorStatus, Label, actor_status, status_of, with_node
 
 _PROC = Path("/proc")

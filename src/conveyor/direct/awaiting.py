@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from conveyor.codec.faults import NotThere
-from conveyor.runtime.refs.ref import asyncio_waits
+from conveyor.refs.ref import asyncio_waits
 
 ResultT = TypeVar("ResultT")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from conveyor.graph.status import ExecutionStatus, GraphStatus
 from conveyor.later import names_later
-from conveyor.runtime.graph.status import ExecutionStatus, GraphStatus
 from conveyor.runtime.status import ActorStatus, EdgeWait
 
 __all__ = [

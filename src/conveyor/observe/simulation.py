@@ -20,6 +20,7 @@ from typing import Any, Union
 from msgspec.structs import replace
 
 from conveyor.exceptions import RuntimeStateError
+from conveyor.graph.parts import Account
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.observe.drawing.picture import draw_timeline
 from conveyor.observe.drawing.svg import write_svg
@@ -29,7 +30,6 @@ from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.overlap import overlapped
 from conveyor.plan.simulate import Costs, follow
 from conveyor.plan.timeline import Span, Timeline, Why
-from conveyor.runtime.graph.parts import Account
 
 #: Limit of the depth, as in ``Config``.
 _DEEPEST = 4096

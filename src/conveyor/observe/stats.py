@@ -9,12 +9,12 @@ from html import escape
 from typing import Any, NamedTuple
 
 from conveyor import _core
+from conveyor.graph.parts import Account
+from conveyor.graph.telemetry.afar import PATIENCE, Afar, Counted, Histogram, Question
+from conveyor.graph.telemetry.recording import Progress, RecorderPlace
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.observe.units import duration, size
 from conveyor.plan.model import EXECUTOR, Plan
-from conveyor.runtime.graph.parts import Account
-from conveyor.runtime.graph.telemetry.afar import PATIENCE, Afar, Counted, Histogram, Question
-from conveyor.runtime.graph.telemetry.recording import Progress, RecorderPlace
 
 
 @dataclass(frozen=True, slots=True)

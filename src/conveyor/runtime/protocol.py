@@ -16,18 +16,18 @@ from conveyor.codec.sealed import Sealed, seal
 
 if TYPE_CHECKING:
     from conveyor import _core
+    from conveyor.calls.retrying import Retrying
     from conveyor.codec import Reader
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
-    from conveyor.runtime.calls.retrying import Retrying
+    from conveyor.refs.pickled.exchange import ExportId
+    from conveyor.refs.ref import Ref
+    from conveyor.refs.watcher import Watcher
     from conveyor.runtime.chores import Chores
     from conveyor.runtime.meeting import Introductions
     from conveyor.runtime.process import Process
     from conveyor.runtime.ranks import Collectives
-    from conveyor.runtime.refs.pickled.exchange import ExportId
-    from conveyor.runtime.refs.ref import Ref
     from conveyor.runtime.waiting.lanes import Lanes
-    from conveyor.runtime.waiting.watcher import Watcher
     from conveyor.weak import WeakValues
 
 
@@ -201,7 +201,7 @@ class Functions(Protocol):
     """Calls of functions that share workers."""
 
     def call(self, call: Any) -> Any:
-        """Start a ``runtime.calls.call.Call`` in a worker that is free, or as soon as one is; a ref, or a
+        """Start a ``calls.call.Call`` in a worker that is free, or as soon as one is; a ref, or a
         list of refs where several results are wanted."""
         ...
 
@@ -269,7 +269,7 @@ class Runtime(Protocol):
 
     @property
     def graphs(self) -> Iterable[Any]:
-        """The accounts (``runtime.graph.parts.Account``) of the graphs that this process executes, as long as
+        """The accounts (``graph.parts.Account``) of the graphs that this process executes, as long as
         somebody holds the graph or one of its refs."""
         ...
 
@@ -290,7 +290,7 @@ class Runtime(Protocol):
         again: bool = ...,
     ) -> Any:
         """Start a call; one ref, or a list of refs where several results are wanted. ``what`` says what is
-        called, and ``returns`` what is wanted of it (``runtime.calls.call``). ``again``: it has failed
+        called, and ``returns`` what is wanted of it (``calls.call``). ``again``: it has failed
         before, and goes ahead of the caller's calls that have not been sent."""
         ...
 
@@ -347,7 +347,7 @@ class Runtime(Protocol):
         ...
 
     def load_graph(self, number: int, name: str, whole: bool, options: tuple[str, ...]) -> Any:
-        """The graph with this number, or a handle of it; see ``runtime.graph.handles.sharing``."""
+        """The graph with this number, or a handle of it; see ``graph.handles.sharing``."""
         ...
 
     def retain(self, actor: ActorId) -> object:

@@ -16,6 +16,7 @@ from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor import channel
+from conveyor.calls.pump import CallRef
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,
@@ -27,8 +28,7 @@ from conveyor.exceptions import (
     WaitTimeoutError,
 )
 from conveyor.runtime import context
-from conveyor.runtime.base import CallingRuntime
-from conveyor.runtime.calls.pump import CallRef
+from conveyor.worker.calling import CallingRuntime
 
 
 @conveyor.remote

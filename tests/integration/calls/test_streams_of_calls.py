@@ -20,6 +20,7 @@ import pytest
 from integration_helpers import WAIT, hold
 
 import conveyor
+from conveyor.calls import call as calls
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import (
     CapacityError,
@@ -29,7 +30,6 @@ from conveyor.exceptions import (
     SessionEndedError,
     WaitTimeoutError,
 )
-from conveyor.runtime.calls import call as calls
 
 
 class Source:

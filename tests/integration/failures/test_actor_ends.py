@@ -90,7 +90,7 @@ ENDS = {
     "graceful": "conveyor.kill(actor, graceful=True)\nassert pathlib.Path('del').exists()",
     "sigterm": "os.kill(os.getpid(), 15)",
     "sys.exit": """
-from conveyor.runtime.driver.processes import record
+from conveyor.driver.processes import record
 record._EXIT_CODE_WAIT = 60  # as in the tests' own process: on a busy machine it is told late
 try:
     conveyor.get(actor.leave.remote())

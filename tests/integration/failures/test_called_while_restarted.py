@@ -14,6 +14,7 @@ import pytest
 import conveyor
 from conveyor.command.status import find_sessions
 from conveyor.dag import InputNode
+from conveyor.driver.processes import restart
 from conveyor.exceptions import (
     ActorDiedError,
     ActorStartError,
@@ -23,7 +24,6 @@ from conveyor.exceptions import (
 )
 from conveyor.flag import Flag
 from conveyor.runtime import context
-from conveyor.runtime.driver.processes import restart
 
 WAIT = 60
 

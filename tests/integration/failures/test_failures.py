@@ -17,8 +17,8 @@ from integration_helpers import WAIT, chain, hold
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ConveyorError, TaskError, WaitTimeoutError
-from conveyor.runtime.actor.orders import Load
-from conveyor.runtime.graph.submission.source import GraphSource
+from conveyor.graph.submission.source import GraphSource
+from conveyor.worker.orders import Load
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -19,9 +19,11 @@ from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor import _core
+from conveyor.calls.call import STOP
+from conveyor.calls.links import Link
 from conveyor.codec import SentDefinitions
 from conveyor.dag import InputNode
-from conveyor.engine.events import EventLoop
+from conveyor.driver.processes.record import ActorRecord
 from conveyor.exceptions import (
     ActorDiedError,
     ActorStartError,
@@ -31,15 +33,13 @@ from conveyor.exceptions import (
     TaskError,
 )
 from conveyor.runtime import context, threads
-from conveyor.runtime.actor.control import Control
-from conveyor.runtime.actor.orders import Unload
-from conveyor.runtime.actor.requests.client import RequestClient
-from conveyor.runtime.actor.requests.messages import Done, Find, Numbered
-from conveyor.runtime.calls.call import STOP
-from conveyor.runtime.calls.links import Link
-from conveyor.runtime.driver.processes.record import ActorRecord
+from conveyor.runtime.events import EventLoop
 from conveyor.runtime.messages.connection import SHARE_FROM, received
 from conveyor.runtime.messages.sockets import receive_message, send_message
+from conveyor.worker.control import Control
+from conveyor.worker.orders import Unload
+from conveyor.worker.requests.client import RequestClient
+from conveyor.worker.requests.messages import Done, Find, Numbered
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -18,11 +18,11 @@ from integration_helpers import WAIT, chain, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.driver.processes import restart
+from conveyor.driver.processes.restart import Restarts
+from conveyor.driver.processes.supervisor import Burial, Step
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, GraphTornDownError
 from conveyor.runtime import context
-from conveyor.runtime.driver.processes import restart
-from conveyor.runtime.driver.processes.restart import Restarts
-from conveyor.runtime.driver.processes.supervisor import Burial, Step
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -14,12 +14,12 @@ from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor.dag import InputNode
+from conveyor.driver.processes import record
+from conveyor.driver.processes.supervisor import Supervisor
 from conveyor.exceptions import ActorDiedError, SessionEndedError
+from conveyor.refs.watcher import Watcher
 from conveyor.runtime import context
-from conveyor.runtime.actor.orders import End
-from conveyor.runtime.driver.processes import record
-from conveyor.runtime.driver.processes.supervisor import Supervisor
-from conveyor.runtime.waiting.watcher import Watcher
+from conveyor.worker.orders import End
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -168,7 +168,7 @@ def broken(self):
 @conveyor.remote
 class Breaks:
     def wait_for(self, other, go):
-        from conveyor.runtime.waiting.watcher import Watcher
+        from conveyor.refs.watcher import Watcher
 
         Watcher._run = broken
         other.hold.remote(go).future()

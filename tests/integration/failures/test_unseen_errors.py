@@ -12,7 +12,7 @@ from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.runtime.refs.streams import StreamRef
+from conveyor.refs.streams import StreamRef
 
 
 @conveyor.remote

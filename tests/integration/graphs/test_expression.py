@@ -14,7 +14,7 @@ from integration_helpers import supervision_of
 import conveyor
 from conveyor.dag import InputData, InputNode, MultiOutputNode
 from conveyor.exceptions import GraphError, SerializationError
-from conveyor.runtime.graph.supervision import Supervision
+from conveyor.graph.supervision import Supervision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +237,7 @@ def test_a_teardown_that_was_interrupted_is_finished_by_the_next(two, monkeypatc
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("conveyor.runtime.refs.ref.Ref.get", interrupted)
+            patch.setattr("conveyor.refs.ref.Ref.get", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 graph.teardown()
         assert graph.is_teardown

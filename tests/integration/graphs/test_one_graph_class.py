@@ -10,7 +10,7 @@ from integration_helpers import compiled, get
 
 import conveyor
 from conveyor import metrics
-from conveyor.runtime.graph.compiled import parts_of
+from conveyor.graph.compiled import parts_of
 
 
 @conveyor.remote

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.hosts import Node
 from conveyor import _core
+from conveyor.cluster.handshake import Identity, dial, new_token
+from conveyor.cluster.listener import Listener
 from conveyor.codec.errors.encoding import decode_error
-from conveyor.engine.net.handshake import Identity, dial, new_token
-from conveyor.engine.net.listener import Listener
 from conveyor.exceptions import OutOfMemoryError, SerializationError
 
 TOKEN = new_token()

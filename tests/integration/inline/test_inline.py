@@ -23,8 +23,8 @@ import pytest
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.engine.inline import engine as link
-from conveyor.engine.inline.lines import Lines
+from conveyor.engines.inline import engine as link
+from conveyor.engines.inline.lines import Lines
 from conveyor.exceptions import (
     ActorDiedError,
     ArenaFullError,
@@ -222,7 +222,7 @@ def test_an_error_has_its_live_traceback():
             assert last.f_code.co_name == "fail"
             assert last.f_locals["x"] == 3
             assert "in fail" in error.remote_traceback
-            assert "engine/inline" not in error.remote_traceback
+            assert "engines/inline" not in error.remote_traceback
 
 
 def test_ctrl_c_reaches_the_program():
@@ -620,7 +620,7 @@ def test_sys_exit_ends_the_actor_only(capsys):
 def test_options(caplog):
     with pytest.raises(RuntimeStateError, match="running already"):
         conveyor.init(engine="inline")
-    from conveyor.engine.inline.engine import start
+    from conveyor.engines.inline.engine import start
 
     with pytest.raises(TypeError, match="inline engine has no option 'colour'"):
         start(colour="red")

@@ -14,7 +14,7 @@ import pytest
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.engine.inline.graph import InlinePart
+from conveyor.engines.inline.graph import InlinePart
 from conveyor.exceptions import (
     ActorDiedError,
     DeadlockError,

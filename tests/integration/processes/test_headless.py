@@ -11,8 +11,8 @@ import pytest
 from integration_helpers import WAIT, compiled, get
 
 import conveyor
-from conveyor.engine import headless
-from conveyor.engine.headless import goes_on
+from conveyor.engines import headless
+from conveyor.engines.headless import goes_on
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
 
 #: The system call that ends the calling thread and nothing else.

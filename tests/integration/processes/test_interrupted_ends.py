@@ -243,10 +243,10 @@ def test_ctrl_c_in_shutdown_ends_the_grace_period(scripts):
 def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
     # The main thread, which it has interrupted, holds a lock that the end needs.
     body = """
-        from conveyor.engine.local import launcher
+        from conveyor.engines.local import launcher
         from conveyor.exceptions import ConveyorError
         from conveyor.runtime import context
-        from conveyor.runtime.driver.processes.supervisor import Supervisor
+        from conveyor.driver.processes.supervisor import Supervisor
 
         launcher.CLOSE_TIMEOUT = 100
         before = state()
@@ -321,7 +321,7 @@ def test_a_handler_shuts_the_session_down_while_arguments_are_encoded(scripts):
 @pytest.mark.parametrize("num_gpus", [1, 0.5])
 def test_an_interrupted_start_gives_its_gpus_back(scripts, num_gpus):
     body = """
-        from conveyor.engine.local.engine import LocalHosts, LocalSpawning
+        from conveyor.engines.local.engine import LocalHosts, LocalSpawning
         from conveyor.exceptions import ActorStartError
 
         steps = [LocalHosts.spawn, LocalSpawning.ask, LocalSpawning.wait]

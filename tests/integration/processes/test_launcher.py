@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 import warm_start
 
-from conveyor.engine.events import EventLoop
-from conveyor.engine.local import boot
-from conveyor.engine.local import launcher as launcher_module
-from conveyor.engine.local.launcher import Launcher
-from conveyor.engine.local.logs import LogPrinter
-from conveyor.engine.local.spec import ChildSpec
+from conveyor.engines.local import boot
+from conveyor.engines.local import launcher as launcher_module
+from conveyor.engines.local.launcher import Launcher
+from conveyor.engines.local.logs import LogPrinter
+from conveyor.engines.local.spec import ChildSpec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
+from conveyor.runtime.events import EventLoop
 from conveyor.runtime.waiting import patience as patience_module
 
 pytestmark = pytest.mark.cold_start

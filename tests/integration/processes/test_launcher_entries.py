@@ -41,9 +41,9 @@ def run(payload, fds):
 
 
 def drive(mode):
-    from conveyor.engine.events import EventLoop
-    from conveyor.engine.local.launcher import Launcher
-    from conveyor.engine.local.spec import ChildSpec
+    from conveyor.engines.local.launcher import Launcher
+    from conveyor.engines.local.spec import ChildSpec
+    from conveyor.runtime.events import EventLoop
 
     here = str(Path(__file__).parent)
     ended = []

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from conveyor.engine.events import EventLoop
+from conveyor.runtime.events import EventLoop
 
 WAIT = 60.0
 

@@ -19,9 +19,9 @@ from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode
+from conveyor.driver.processes import record, table
 from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
 from conveyor.runtime import context
-from conveyor.runtime.driver.processes import record, table
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

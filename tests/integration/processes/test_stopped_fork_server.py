@@ -156,7 +156,7 @@ PROGRAMS = {
             assert os.listdir(folder) == []
 """,
     "Ctrl-C while a thread begins to wait for it": """
-        from conveyor.runtime.driver.processes.restart import Restarts
+        from conveyor.driver.processes.restart import Restarts
         follow = Restarts.follow
 
         def interrupted(self, work):
@@ -183,7 +183,7 @@ PROGRAMS = {
         assert conveyor.get(late.get.remote()) == 2
 """,
     "one that is there before who waits for it has heard of that ends in good order": """
-        from conveyor.engine.local.engine import LocalSpawning
+        from conveyor.engines.local.engine import LocalSpawning
         import tempfile
         wait = LocalSpawning.wait
 

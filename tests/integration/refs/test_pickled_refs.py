@@ -365,7 +365,7 @@ def test_a_thousand_rounds_leave_nothing(a, b, wait_until, opened_since):
 
 
 def test_pickles_that_are_never_loaded_are_forgotten_at_last(a, monkeypatch):
-    from conveyor.runtime.refs.pickled import tickets
+    from conveyor.refs.pickled import tickets
 
     monkeypatch.setattr(tickets, "MAX_TICKETS", 10)
     pickles = [pickle.dumps(conveyor.put(large(i))) for i in range(30)]

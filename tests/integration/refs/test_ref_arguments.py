@@ -24,7 +24,7 @@ from conveyor.exceptions import (
     TaskError,
     WaitTimeoutError,
 )
-from conveyor.runtime.refs.ref import Ref
+from conveyor.refs.ref import Ref
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

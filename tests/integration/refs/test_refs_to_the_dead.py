@@ -12,6 +12,7 @@ from integration_helpers import WAIT, compiled, get, hold, kept, large
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.driver.graphs.service import GraphService
 from conveyor.exceptions import (
     ActorDiedError,
     ConveyorError,
@@ -19,7 +20,6 @@ from conveyor.exceptions import (
     SerializationError,
 )
 from conveyor.runtime import context
-from conveyor.runtime.driver.graphs.service import GraphService
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

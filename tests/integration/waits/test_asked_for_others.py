@@ -14,9 +14,9 @@ import conveyor
 from conveyor import _core
 from conveyor.codec import SentDefinitions
 from conveyor.dag import InputNode
+from conveyor.driver.graphs.service import GraphService
+from conveyor.graph.handles.sharing import Execute, HeldUp, Whom
 from conveyor.runtime import context
-from conveyor.runtime.driver.graphs.service import GraphService
-from conveyor.runtime.graph.handles.sharing import Execute, HeldUp, Whom
 from conveyor.runtime.messages.connection import SHARE_FROM, Connection
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

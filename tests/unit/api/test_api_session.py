@@ -80,7 +80,7 @@ def runtime() -> FakeRuntime:
 def engines(monkeypatch) -> list[FakeRuntime]:
     started: list[FakeRuntime] = []
     for name in ("local", "inline"):
-        module = types.ModuleType(f"conveyor.engine.{name}.engine")
+        module = types.ModuleType(f"conveyor.engines.{name}.engine")
 
         def start(_name: str = name, **options: Any) -> FakeRuntime:
             if "broken" in options:

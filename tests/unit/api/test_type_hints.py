@@ -12,8 +12,8 @@ import pytest
 import conveyor
 from conveyor.api import option_types, options, unused
 from conveyor.config import ConfigOptions
-from conveyor.engine.options import session_options
-from conveyor.engine.ray import engine as ray_engine
+from conveyor.engines.options import session_options
+from conveyor.engines.ray import engine as ray_engine
 
 ROOMS = (
     "conveyor",
@@ -91,7 +91,7 @@ def test_nothing_is_imported_for_them_before_they_are_asked_for():
     source = """
         import sys
         import conveyor
-        late = {"numpy", "torch", "opentelemetry", "conveyor.observe", "conveyor.runtime.graph.compiled"}
+        late = {"numpy", "torch", "opentelemetry", "conveyor.observe", "conveyor.graph.compiled"}
         assert not late & set(sys.modules), late & set(sys.modules)
         assert {"CompiledGraph", "observe"} <= set(dir(conveyor))
     """

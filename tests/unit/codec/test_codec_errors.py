@@ -690,7 +690,7 @@ def test_frames_of_the_runtime_are_left_out():
     package = anchor.__file__.rpartition("/")[0]
     space = {}
     code = "def run(f):\n    return f()\n"
-    exec(compile(code, f"{package}/runtime/actor/worker.py", "exec"), space)
+    exec(compile(code, f"{package}/worker/worker.py", "exec"), space)
 
     def user():
         try:
@@ -706,9 +706,9 @@ def test_frames_of_the_runtime_are_left_out():
     assert "KeyError: 'inner'" in carried.remote_traceback
     assert "worker.py" not in carried.remote_traceback
 
-    exec(compile("def fail():\n    1/0\n", f"{package}/runtime/actor/worker.py", "exec"), space)
+    exec(compile("def fail():\n    1/0\n", f"{package}/worker/worker.py", "exec"), space)
     try:
-        exec(compile("fail()", f"{package}/engine/local.py", "exec"), space)
+        exec(compile("fail()", f"{package}/engines/local.py", "exec"), space)
     except ZeroDivisionError as error:
         error.__traceback__ = error.__traceback__.tb_next  # without this test's own frame
         carried = decode_error(encode_error(error, "a", "a.b"))

@@ -6,30 +6,30 @@ import socket
 
 import pytest
 
-from conveyor.engine.net.fetches import FarMemoryService
-from conveyor.engine.net.station import Station
+from conveyor.cluster.fetches import FarMemoryService
+from conveyor.cluster.station import Station
+from conveyor.driver.graphs.service import GraphService
+from conveyor.driver.hosts import far_host as far_orders
+from conveyor.driver.hosts.far_host import FarOrder
+from conveyor.driver.requests.switchboard import Switchboard
 from conveyor.exceptions import RuntimeStateError
-from conveyor.runtime.actor import orders
-from conveyor.runtime.actor.control import Control
-from conveyor.runtime.actor.orders import Accept, End, HangUp, Order
-from conveyor.runtime.actor.requests import far_memory
-from conveyor.runtime.actor.requests import messages as requests
-from conveyor.runtime.actor.requests.far_memory import FarMemoryClient, FromHost, ToHost
-from conveyor.runtime.actor.requests.messages import Notice, Request
-from conveyor.runtime.driver.graphs.service import GraphService
-from conveyor.runtime.driver.hosts import far_host as far_orders
-from conveyor.runtime.driver.hosts.far_host import FarOrder
-from conveyor.runtime.driver.requests.switchboard import Switchboard
-from conveyor.runtime.graph.handles import sharing as graph_exchange
-from conveyor.runtime.graph.handles.handle import Requests
-from conveyor.runtime.graph.handles.sharing import FromOwner, ToOwner
+from conveyor.graph.handles import sharing as graph_exchange
+from conveyor.graph.handles.handle import Requests
+from conveyor.graph.handles.sharing import FromOwner, ToOwner
+from conveyor.refs.pickled import exchange
+from conveyor.refs.pickled.actor_exports import ActorExports
+from conveyor.refs.pickled.exchange import FromRendezvous, ToRendezvous
+from conveyor.refs.pickled.exports import Peer
 from conveyor.runtime.messages import message
 from conveyor.runtime.messages.message import Message, check_greeting, greeting, members
 from conveyor.runtime.messages.sockets import receive_message, send_message
-from conveyor.runtime.refs.pickled import exchange
-from conveyor.runtime.refs.pickled.actor_exports import ActorExports
-from conveyor.runtime.refs.pickled.exchange import FromRendezvous, ToRendezvous
-from conveyor.runtime.refs.pickled.exports import Peer
+from conveyor.worker import orders
+from conveyor.worker.control import Control
+from conveyor.worker.orders import Accept, End, HangUp, Order
+from conveyor.worker.requests import far_memory
+from conveyor.worker.requests import messages as requests
+from conveyor.worker.requests.far_memory import FarMemoryClient, FromHost, ToHost
+from conveyor.worker.requests.messages import Notice, Request
 
 
 def test_a_message_is_a_frozen_value():

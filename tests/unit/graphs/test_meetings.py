@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from conveyor.exceptions import TransportError
-from conveyor.runtime.actor.graphs.meetings import Meeting
 from conveyor.transport.communicator.gathering import Gathering
 from conveyor.transport.communicator.line import Line
+from conveyor.worker.graphs.meetings import Meeting
 
 RANKS = 3
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor import _core
+from conveyor.driver.hosts.far_host import CountDue, GiveUp, TellWhenCome
+from conveyor.driver.processes.far_hosts import FarHosts
+from conveyor.driver.requests.orphans import Arrivals
 from conveyor.exceptions import RuntimeStateError
 from conveyor.futures import Future
-from conveyor.runtime.driver.hosts.far_host import CountDue, GiveUp, TellWhenCome
-from conveyor.runtime.driver.processes.far_hosts import FarHosts
-from conveyor.runtime.driver.requests.orphans import Arrivals
 
 MAKER, READER, ANOTHER, HERE = (5, 1), (6, 1), (7, 1), (0, 1)
 #: Of which host each process is, by slot.

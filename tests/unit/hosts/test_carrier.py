@@ -11,10 +11,10 @@ from typing import ClassVar
 import pytest
 
 from conveyor import descriptors
-from conveyor.engine.net import answering, carrier, depot
-from conveyor.engine.net.carrier import Carrier
-from conveyor.engine.net.depot import Depot, Supply
-from conveyor.engine.net.handshake import NotHeardError
+from conveyor.cluster import answering, carrier, depot
+from conveyor.cluster.carrier import Carrier
+from conveyor.cluster.depot import Depot, Supply
+from conveyor.cluster.handshake import NotHeardError
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
 from conveyor.flag import Flag
 from conveyor.runtime.messages.sockets import all_of, receive_pickled, send_pickled

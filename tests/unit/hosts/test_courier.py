@@ -12,10 +12,10 @@ import pytest
 from no_descriptors import none_at_all
 
 from conveyor import local_sockets
-from conveyor.engine.events import EventLoop
-from conveyor.engine.ray.courier import Courier
-from conveyor.engine.ray.greeting import Farewell, Here, Welcome, read, version, write
+from conveyor.engines.ray.courier import Courier
+from conveyor.engines.ray.greeting import Farewell, Here, Welcome, read, version, write
 from conveyor.local_sockets import UnprovenPeerError, prove
+from conveyor.runtime.events import EventLoop
 
 
 class Driver:

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from no_descriptors import none_at_all
 
-from conveyor.engine.events import EventLoop
-from conveyor.engine.net.depot import Supply
-from conveyor.engine.net.display import OWN_NODE, Display, NodeSeen, in_words
+from conveyor.cluster.depot import Supply
+from conveyor.cluster.display import OWN_NODE, Display, NodeSeen, in_words
 from conveyor.futures import Future
+from conveyor.graph.telemetry.afar import SeenAll
 from conveyor.local_sockets import KEY_BYTES, prove
-from conveyor.runtime.graph.telemetry.afar import SeenAll
+from conveyor.runtime.events import EventLoop
 
 
 @pytest.fixture

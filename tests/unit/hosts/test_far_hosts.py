@@ -15,19 +15,10 @@ from unittest.mock import Mock
 import pytest
 
 from conveyor import _core
-from conveyor.engine.net.depot import Depot
-from conveyor.engine.net.handshake import HandshakeError
-from conveyor.engine.net.tls import SessionCertificate
-from conveyor.engine.ray import greeting
-from conveyor.engine.ray.agent import Agent, Secrets, Terms
-from conveyor.engine.ray.agents import AgentHost, Agents, Ready
-from conveyor.engine.ray.greeting import Elsewhere, Locality
-from conveyor.engine.ray.news import Ended
-from conveyor.engine.surroundings import surroundings
-from conveyor.exceptions import ActorStartError, RuntimeStateError
-from conveyor.runtime.actor.requests.messages import Done, Failed
-from conveyor.runtime.blueprint import Blueprint, RingPlan
-from conveyor.runtime.driver.hosts.far_host import (
+from conveyor.cluster.depot import Depot
+from conveyor.cluster.handshake import HandshakeError
+from conveyor.cluster.tls import SessionCertificate
+from conveyor.driver.hosts.far_host import (
     Adopt,
     Answer,
     Bury,
@@ -40,10 +31,19 @@ from conveyor.runtime.driver.hosts.far_host import (
     Stand,
     TellWhenCome,
 )
-from conveyor.runtime.driver.processes.far_hosts import FarHosts
-from conveyor.runtime.driver.requests.switchboard import RequestLine, RequestLines, Switchboard
+from conveyor.driver.processes.far_hosts import FarHosts
+from conveyor.driver.requests.switchboard import RequestLine, RequestLines, Switchboard
+from conveyor.engines.ray import greeting
+from conveyor.engines.ray.agent import Agent, Secrets, Terms
+from conveyor.engines.ray.agents import AgentHost, Agents, Ready
+from conveyor.engines.ray.greeting import Elsewhere, Locality
+from conveyor.engines.ray.news import Ended
+from conveyor.engines.surroundings import surroundings
+from conveyor.exceptions import ActorStartError, RuntimeStateError
+from conveyor.runtime.blueprint import Blueprint, RingPlan
 from conveyor.runtime.messages.sockets import receive_pickled
 from conveyor.runtime.process import ArenaSize, Place
+from conveyor.worker.requests.messages import Done, Failed
 
 ARENA = ArenaSize(1 << 24, 1 << 24, 0.0)
 

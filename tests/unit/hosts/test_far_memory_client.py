@@ -10,10 +10,10 @@ import weakref
 import pytest
 
 from conveyor import descriptors
-from conveyor.engine.net.fetches import FarMemoryService
-from conveyor.runtime.actor.requests.far_memory import FarMemoryClient
+from conveyor.cluster.fetches import FarMemoryService
 from conveyor.runtime.far_memory import Brought, Wanted
 from conveyor.runtime.messages.sockets import Files
+from conveyor.worker.requests.far_memory import FarMemoryClient
 
 WAIT = 60
 WANTED = Wanted((3, 1), 7, 0, bytes(16), joined=True)

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from conveyor import descriptors
-from conveyor.engine.net import answering, depot, fetches
-from conveyor.engine.net import fetches as source
-from conveyor.engine.net.fetches import Fetches, Waiter
-from conveyor.engine.net.memories import Memories
+from conveyor.cluster import answering, depot, fetches
+from conveyor.cluster import fetches as source
+from conveyor.cluster.fetches import Fetches, Waiter
+from conveyor.cluster.memories import Memories
 from conveyor.exceptions import SystemLimitError
 from conveyor.flag import Flag
 from conveyor.runtime.far_memory import SMALL, RoomAt, Wanted

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from conveyor.graph.submission import source as holdups
+from conveyor.graph.submission.source import HoldUps
+from conveyor.graph.telemetry.afar import Afar
 from conveyor.plan.model import EXECUTOR
-from conveyor.runtime.graph.submission import source as holdups
-from conveyor.runtime.graph.submission.source import HoldUps
-from conveyor.runtime.graph.telemetry.afar import Afar
 
 
 class Epoch:

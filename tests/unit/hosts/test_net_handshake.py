@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from no_descriptors import is_turned_away, none_at_all
 
-from conveyor.engine.net import addresses, handshake
-from conveyor.engine.net.handshake import (
+from conveyor.cluster import addresses, handshake
+from conveyor.cluster.handshake import (
     HandshakeError,
     Identity,
     NotHeardError,
@@ -26,8 +26,8 @@ from conveyor.engine.net.handshake import (
     let_in,
     new_token,
 )
-from conveyor.engine.net.listener import Listener
-from conveyor.engine.net.tls import Tls, make_certificate
+from conveyor.cluster.listener import Listener
+from conveyor.cluster.tls import Tls, make_certificate
 
 TOKEN = new_token()
 HERE, THERE = Identity(0, "1.2.3"), Identity(1, "1.2.3")

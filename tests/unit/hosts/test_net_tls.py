@@ -12,11 +12,11 @@ import time
 
 import pytest
 
-from conveyor.engine.net import handshake
-from conveyor.engine.net import listener as listener_module
-from conveyor.engine.net import relay as relay_module
-from conveyor.engine.net import tls as tls_module
-from conveyor.engine.net.handshake import (
+from conveyor.cluster import handshake
+from conveyor.cluster import listener as listener_module
+from conveyor.cluster import relay as relay_module
+from conveyor.cluster import tls as tls_module
+from conveyor.cluster.handshake import (
     HandshakeError,
     Identity,
     ask_admission,
@@ -26,9 +26,9 @@ from conveyor.engine.net.handshake import (
     secured,
     wrapped_in,
 )
-from conveyor.engine.net.listener import Listener
-from conveyor.engine.net.relay import relayed
-from conveyor.engine.net.tls import (
+from conveyor.cluster.listener import Listener
+from conveyor.cluster.relay import relayed
+from conveyor.cluster.tls import (
     CertificateFiles,
     SessionCertificate,
     Tls,

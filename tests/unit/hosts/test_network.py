@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor import _core
+from conveyor.calls import link_segment
+from conveyor.driver.network.network import Network
+from conveyor.driver.processes.record import Introduced
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
-from conveyor.runtime.calls import link_segment
-from conveyor.runtime.driver.network.network import Network
-from conveyor.runtime.driver.processes.record import Introduced
 from conveyor.runtime.process import Place
 
 

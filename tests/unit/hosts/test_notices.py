@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor import _core
-from conveyor.engine.events import EventLoop
-from conveyor.engine.net import redials
-from conveyor.engine.net.redials import Redials
-from conveyor.engine.ray.agent import Agent
-from conveyor.engine.ray.agents import Agents
-from conveyor.engine.ray.news import LostHost
-from conveyor.engine.ray.ray_hosts import RayHosts
+from conveyor.cluster import redials
+from conveyor.cluster.redials import Redials
+from conveyor.engines.ray.agent import Agent
+from conveyor.engines.ray.agents import Agents
+from conveyor.engines.ray.news import LostHost
+from conveyor.engines.ray.ray_hosts import RayHosts
 from conveyor.exceptions import SystemLimitError
+from conveyor.runtime.events import EventLoop
 
 
 def pump(*events, overslept=0.0, come=()):

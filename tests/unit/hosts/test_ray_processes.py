@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from conveyor import descriptors
-from conveyor.engine.events import EventLoop
-from conveyor.engine.ray import ends, processes
-from conveyor.engine.ray.processes import Processes, Resident
+from conveyor.engines.ray import ends, processes
+from conveyor.engines.ray.processes import Processes, Resident
+from conveyor.runtime.events import EventLoop
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 from interrupted import goes_on, interrupted_when_entered
 
-from conveyor.engine.events import EventLoop
-from conveyor.engine.ray import ray_hosts
-from conveyor.engine.ray.starts import Starts
+from conveyor.engines.ray import ray_hosts
+from conveyor.engines.ray.starts import Starts
+from conveyor.runtime.events import EventLoop
 
 
 @pytest.mark.parametrize("of", ["under_way", "asking"])

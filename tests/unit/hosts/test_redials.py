@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from conveyor.engine.net import redials
-from conveyor.engine.net.handshake import HandshakeError
-from conveyor.engine.net.redials import Redials
+from conveyor.cluster import redials
+from conveyor.cluster.handshake import HandshakeError
+from conveyor.cluster.redials import Redials
 from conveyor.flag import Flag
 
 

@@ -3,11 +3,11 @@
 from concurrent.futures import Future
 from types import SimpleNamespace
 
-from conveyor.engine.net.addresses import Listening
-from conveyor.engine.ray.agents import AgentHost, Ready
-from conveyor.engine.ray.greeting import Locality
-from conveyor.engine.ray.ray_hosts import RayHosts
-from conveyor.engine.ray.started import Started
+from conveyor.cluster.addresses import Listening
+from conveyor.engines.ray.agents import AgentHost, Ready
+from conveyor.engines.ray.greeting import Locality
+from conveyor.engines.ray.ray_hosts import RayHosts
+from conveyor.engines.ray.started import Started
 from conveyor.runtime.process import ArenaSize
 
 ARENA = ArenaSize(1 << 24, 1 << 24, 0.0)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from conveyor.engine.events import EventLoop
+from conveyor.runtime.events import EventLoop
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from conveyor.engine.local import logs
-from conveyor.engine.local.logs import LogPrinter
+from conveyor.engines.local import logs
+from conveyor.engines.local.logs import LogPrinter
 
 PID = 7
 

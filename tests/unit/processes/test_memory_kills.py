@@ -2,7 +2,7 @@
 
 import pytest
 
-from conveyor.engine.local.engine import MemoryKills
+from conveyor.engines.local.engine import MemoryKills
 
 
 class Machine:

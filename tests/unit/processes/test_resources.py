@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from conveyor.engine.local.resources import GpuPool, visible_gpus
+from conveyor.engines.local.resources import GpuPool, visible_gpus
 from conveyor.exceptions import ActorStartError, ConveyorError
 
 

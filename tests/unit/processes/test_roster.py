@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from conveyor.runtime.driver.graphs import layer as module
-from conveyor.runtime.driver.graphs.layer import Roster, read_roster
+from conveyor.driver.graphs import layer as module
+from conveyor.driver.graphs.layer import Roster, read_roster
 
 
 def read(roster):

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from conveyor.engine.local import tunables
-from conveyor.engine.local.tunables import with_huge_heap
+from conveyor.engines.local import tunables
+from conveyor.engines.local.tunables import with_huge_heap
 
 OURS = "glibc.malloc.hugetlb=1"
 
@@ -70,7 +70,7 @@ PIECES = """
 import ctypes
 import os
 
-from conveyor.engine.local.tunables import fill_huge_heap
+from conveyor.engines.local.tunables import fill_huge_heap
 
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p

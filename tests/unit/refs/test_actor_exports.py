@@ -10,14 +10,14 @@ import pytest
 from conveyor import _core
 from conveyor.codec import set_up_codec
 from conveyor.exceptions import RuntimeStateError, SystemLimitError
+from conveyor.refs.pickled import actor_exports, exports
+from conveyor.refs.pickled.actor_exports import ActorExports
+from conveyor.refs.pickled.exports import Exported, Exports, Peer
+from conveyor.refs.pickled.imports import Outcome
+from conveyor.refs.ref import Ref
 from conveyor.runtime import threads
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.messages.sockets import receive_message
-from conveyor.runtime.refs.pickled import actor_exports, exports
-from conveyor.runtime.refs.pickled.actor_exports import ActorExports
-from conveyor.runtime.refs.pickled.exports import Exported, Exports, Peer
-from conveyor.runtime.refs.pickled.imports import Outcome
-from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.sources import Sources
 
 set_up_codec()

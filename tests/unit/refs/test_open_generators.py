@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from conveyor.runtime.calls.generators import OpenGenerators
+from conveyor.calls.generators import OpenGenerators
 
 KEY = (1, 2)
 #: s; a bound for what takes milliseconds.

@@ -2,7 +2,7 @@
 
 import threading
 
-from conveyor.runtime.calls.retrying import Retrying
+from conveyor.calls.retrying import Retrying
 
 
 class Call:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from conveyor.runtime.refs.items import Items
-from conveyor.runtime.refs.ref import EMPTY
+from conveyor.refs.items import Items
+from conveyor.refs.ref import EMPTY
 
 
 class Reader:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from conveyor.runtime.refs.ref import EMPTY
-from conveyor.runtime.refs.together import get_or_wait, get_together
+from conveyor.refs.ref import EMPTY
+from conveyor.refs.together import get_or_wait, get_together
 
 
 class Inbox:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor import _core
-from conveyor.runtime.actor.graphs.conduits import EdgeWire
-from conveyor.runtime.graph.edges.beside import Whereabouts
+from conveyor.graph.edges.beside import Whereabouts
+from conveyor.worker.graphs.conduits import EdgeWire
 
 
 class Ring:

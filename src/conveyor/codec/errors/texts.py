@@ -30,7 +30,8 @@ def notes_of(error: BaseException) -> tuple[str, ...]:
 
 _PACKAGE = os.path.dirname(os.path.abspath(conveyor.exceptions.__file__))
 # Frames of these are the way to the user's code, the same in every traceback.
-_OURS = tuple(os.path.join(_PACKAGE, room, "") for room in ("runtime", "engine"))
+_ROOMS = ("calls", "driver", "engines", "graph", "refs", "runtime", "worker")
+_OURS = tuple(os.path.join(_PACKAGE, room, "") for room in _ROOMS)
 _LONGEST = 100_000
 _MOST_TEXTS = 128
 

@@ -14,8 +14,8 @@ import conveyor.compat.ray.experimental as _experimental
 from conveyor import *  # noqa: F403
 from conveyor.api.transports import check_transport
 from conveyor.direct.managers.registry import is_two_sided
-from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.refs.staying import located
+from conveyor.refs.ref import Ref
+from conveyor.refs.staying import located
 
 __all__ = [*conveyor.__all__, "experimental", "get", "put"]
 

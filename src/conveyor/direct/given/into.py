@@ -33,7 +33,7 @@ from conveyor.direct.structure.leaves import Path, is_leaf, leaves_of, named
 from conveyor.direct.structure.objects import Pickled, Walked, is_data, taken_apart
 from conveyor.direct.structure.skeleton import Skeleton
 from conveyor.garbage import uncollected
-from conveyor.runtime.refs.ref import Ref
+from conveyor.refs.ref import Ref
 
 #: Device, address and bytes of a target.
 Place = tuple[str, int, int]

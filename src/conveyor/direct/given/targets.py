@@ -14,8 +14,8 @@ from conveyor.direct.memory import is_tensor
 from conveyor.direct.structure.leaves import is_leaf
 from conveyor.direct.structure.objects import taken_apart
 from conveyor.exceptions import SerializationError
-from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.refs.streams import StreamRef
+from conveyor.refs.ref import Ref
+from conveyor.refs.streams import StreamRef
 
 
 def set_target_for_ref(ref: Ref, target: Any) -> None:

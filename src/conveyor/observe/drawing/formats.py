@@ -8,12 +8,12 @@ import webbrowser
 from html import escape
 from pathlib import Path
 
+from conveyor.graph.parts import Account
 from conveyor.observe.drawing.picture import compose
 from conveyor.observe.drawing.svg import write_svg
 from conveyor.observe.drawing.text import write_ascii, write_dot, write_mermaid
 from conveyor.observe.stats import read_stats
 from conveyor.plan.model import Plan
-from conveyor.runtime.graph.parts import Account
 
 #: Format to the file's ending; ``ascii`` goes into no file.
 _ENDINGS = {"svg": "svg", "dot": "dot", "mermaid": "mmd", "ascii": ""}

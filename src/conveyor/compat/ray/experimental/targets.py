@@ -6,8 +6,8 @@ from typing import Any
 
 import conveyor
 from conveyor.direct.given import targets
-from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.refs.staying import located
+from conveyor.refs.ref import Ref
+from conveyor.refs.staying import located
 
 __all__ = ["set_target_device_for_ref", "set_target_for_ref"]
 

@@ -1,0 +1,114 @@
+"""Description, in the user's terms, of the part of a call that cannot be sent: for the error, after sending
+has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import TYPE_CHECKING, Any
+
+from conveyor.calls.call import (
+    ASYNC_FUNCTION,
+    ASYNC_NEXT,
+    CLOSE,
+    FUNCTION,
+    NEXT,
+    OPEN,
+    OPEN_FUNCTION,
+    START,
+    Call,
+    count_of,
+)
+from conveyor.codec import blamed
+from conveyor.codec.direct import Direct
+from conveyor.exceptions import SerializationError
+
+if TYPE_CHECKING:
+    from conveyor.codec.pickling.blame import Given
+
+
+#: Calls whose first argument is a generator's key, which is none of the user's.
+_KEYED = frozenset((OPEN, OPEN_FUNCTION, NEXT, ASYNC_NEXT, CLOSE))
+
+
+#: Results that cannot be sent because the method does not say what it is.
+_ADVICE = {
+    GeneratorType: "a generator: have the method yield the items itself, or decorate it with "
+    "@conveyor.method(num_returns='streaming'), and they stream",
+    AsyncGeneratorType: "an asynchronous generator: have the method yield the items itself (async def with "
+    "yield), and they stream",
+    CoroutineType: "a coroutine: write the method, or what its decorator makes of it, with async def, or "
+    "decorate it with functools.wraps",
+}
+
+
+def blame_constructor(
+    error: SerializationError, cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> SerializationError:
+    """Rewrite ``error`` of starting an actor in the user's terms."""
+    return blamed(error, _of_constructor(cls, args, kwargs))
+
+
+def blame_call(error: SerializationError, actor: str, call: Call) -> SerializationError:
+    """Rewrite ``error`` of a call of ``actor``, which may be the one that makes it, in the user's terms."""
+    return blamed(error, _of_call(actor, call))
+
+
+def blame_result(
+    error: SerializationError, actor: str, call: Call, result: Any
+) -> SerializationError:
+    """Rewrite ``error`` of answering a call of ``actor`` with ``result`` in the user's terms."""
+    if advice := _ADVICE.get(type(result)):
+        return SerializationError(f"{actor}.{call[0]} has returned {advice}")
+    return blamed(error, _of_result(actor, call, result))
+
+
+def _of_constructor(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Given]:
+    from conveyor.codec.pickling.blame import Given  # needed for nothing but the error
+
+    yield Given.definition("actor class", cls)
+    yield from arguments(cls.__name__, args, kwargs)
+
+
+def _of_call(actor: str, call: Call) -> Iterator[Given]:
+    from conveyor.codec.pickling.blame import Given
+
+    name, args, kwargs, _, what = call
+    if what == START:
+        if isinstance(args[0], type):
+            yield from _of_constructor(args[0], args[1:], kwargs or {})
+        return
+    if what in _KEYED:
+        args = args[1:]
+    if what in (FUNCTION, ASYNC_FUNCTION, OPEN_FUNCTION):
+        yield Given.definition("function", args[0])
+        args = args[1:]
+    yield from arguments(f"{actor}.{name}", args, kwargs or {})
+
+
+def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Given]:
+    """Describe the arguments of ``label``."""
+    from conveyor.codec.pickling.blame import Given
+
+    for i, value in enumerate(args):
+        yield Given.argument(i, label, value)
+    for name, value in kwargs.items():
+        yield Given.argument(name, label, value)
+
+
+def _of_result(actor: str, call: Call, result: Any) -> Iterator[Given]:
+    from conveyor.codec.pickling.blame import Given
+
+    name, _, _, returns, what = call
+    label = f"{actor}.{name}"
+    if what in (NEXT, ASYNC_NEXT):
+        yield Given.result(f"an item of {label}", _users(result[0]))
+    elif count_of(returns) > 1:
+        for i, value in enumerate(result):
+            yield Given.result(f"result {i} of {label}", _users(value))
+    else:
+        yield Given.result(f"the result of {label}", _users(result))
+
+
+def _users(result: Any) -> Any:
+    return result.value if type(result) is Direct else result

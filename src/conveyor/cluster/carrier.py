@@ -1,0 +1,382 @@
+"""Connections between processes of two nodes. Each process believes to have one end of a pair of sockets.
+
+Each process has the other end of a socket of its node. The node carries a message that comes there to the
+other node; processes there fetch its files when they need them, since a message only names its files.
+Messages of one connection stay in order, so a message whose files are on their way holds up the next ones.
+
+The engine carries messages from node to node, and loses none while both nodes are there.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from conveyor.cluster.answering import break_off
+from conveyor.cluster.depot import Depot, Supply
+from conveyor.exceptions import SystemLimitError
+from conveyor.runtime import threads
+from conveyor.runtime.messages.sockets import Files, Missing, receive_pickled, send_pickled
+from conveyor.runtime.process import close_all
+from conveyor.system_limits import explained
+
+#: Limit of what is in flight over one line, in bytes, and the bytes that each file counts as.
+_MOST_UNTAKEN, _OF_A_FILE = 4 << 20, 64 << 10
+
+
+class Body(Struct, frozen=True):
+    """A file that goes with a message: its number in the depot of the host that sends it. ``stays``: more
+    messages with it may come, until the host says that it is unwanted."""
+
+    number: int
+    size: int
+    stays: bool
+
+
+class Parcel(Struct, frozen=True):
+    """Message from node to node. A line is a connection of two processes."""
+
+
+class Carried(Parcel, frozen=True):
+    """A message. ``missing``: why its files do not go with it."""
+
+    line: int
+    data: bytes
+    bodies: tuple[Body, ...]
+    missing: Missing | None = None
+
+    @property
+    def cost(self) -> int:
+        """Cost of the message while it is in flight, in bytes."""
+        return len(self.data) + _OF_A_FILE * len(self.bodies)
+
+
+class Taken(Parcel, frozen=True):
+    """Notice that the process has taken messages of that line. ``cost``: theirs."""
+
+    line: int
+    cost: int
+
+
+class HungUp(Parcel, frozen=True):
+    """Notice that nothing comes over that line any more."""
+
+    line: int
+
+
+class Unwanted(Parcel, frozen=True):
+    """Notice that no message with that file comes any more."""
+
+    number: int
+
+
+class Released(Parcel, frozen=True):
+    """Notice to the node that has a file: nobody asks for that file any more."""
+
+    number: int
+
+
+class _Known:
+    """A file of the other host, which messages on their way to processes here come with."""
+
+    def __init__(self, size: int, stays: bool) -> None:
+        self.size = size
+        #: Whether more may come with it.
+        self.stays = stays
+        #: Held by whoever fetches it.
+        self.turn = threading.Lock()
+        self.uses = 0
+        self.fd = -1
+
+
+class _Line(Struct, eq=False):
+    number: int
+    sock: socket.socket
+    incoming: queue.SimpleQueue[Carried | None]
+    #: Cost of messages that were sent and not taken, and of those that were taken and not reported yet.
+    untaken: int = 0
+    taken: int = 0
+    #: Whether nobody takes messages any more.
+    over: bool = False
+
+
+class Carrier:
+    """Traffic over the connections between the processes of this node and those of one other node."""
+
+    def __init__(self, depot: Depot, supply: Supply, send: Callable[[Parcel], object]) -> None:
+        """``depot``: this host's; ``supply``: of the other one. ``send(parcel)`` has it come to the other
+        host's :meth:`receive`, behind those before it."""
+        self._depot, self._supply, self._send = depot, supply, send
+        # Reentrant: a finalizer may drop what is held.
+        self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)
+        self._lines: dict[int, _Line] = {}
+        self._known: dict[int, _Known] = {}
+        #: Held files by inode: the number in the depot, and whether the other node has heard of the file.
+        self._held: dict[int, tuple[int, bool]] = {}
+        # The numbers that the other host may still ask for.
+        self._lent: set[int] = set()
+        self._closed = False
+
+    @property
+    def trouble(self) -> str:
+        """Why connecting to the other node currently fails; see :attr:`Supply.trouble`."""
+        return self._supply.trouble
+
+    def open(self, number: int, sock: socket.socket) -> None:
+        """Have line ``number`` end in ``sock``, which is the carrier's from now on."""
+        line = _Line(number, sock, queue.SimpleQueue())
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._lines[number] = line
+        if closed:
+            sock.close()
+            return
+        try:
+            reader = threads.start(self._read, "line-in", line)
+        except BaseException:
+            self._send(HungUp(number))
+            self._end(line)
+            raise
+        try:
+            threads.start(self._write, "line-out", line, reader)
+        except BaseException:
+            break_off(sock)
+            reader.join()
+            self._end(line)
+            raise
+
+    def receive(self, parcel: Parcel) -> None:
+        """Handle a message of the other node. Waits for nothing."""
+        self.handlers[type(parcel)](self, parcel)
+
+    def hold(self, fd: int) -> None:
+        """Messages with that file may be sent more than once: it is fetched with the first. Where no
+        descriptor is left to keep it with, it goes with each of them."""
+        inode = os.fstat(fd).st_ino
+        with self._lock:
+            if inode not in self._held and not self._closed:
+                # A failure here must not keep the news of the value from others.
+                with suppress(OSError):
+                    self._held[inode] = self._put(fd), False
+
+    def let_go(self, fd: int) -> None:
+        """Let go of a file of which no process of the other node has anything any more."""
+        with self._lock:
+            number, told = self._held.pop(os.fstat(fd).st_ino, (0, False))
+            if told:
+                self._send(Unwanted(number))
+            elif number:
+                self._drop(number)
+
+    def close(self) -> None:
+        """End all lines, since the other node is lost or the session over. Waits for no thread: one may be
+        dialling."""
+        with self._lock:
+            self._closed = True
+            lines = list(self._lines.values())
+            for line in lines:
+                line.over = True
+            self._room.notify_all()
+            self._held.clear()
+        self._supply.close()
+        for line in lines:
+            break_off(line.sock)
+            line.incoming.put(None)
+        with self._lock:
+            for known in list(self._known.values()):
+                known.stays = False
+            for number, known in list(self._known.items()):
+                self._look(number, known)  # others go with the message that they are used by
+            lent = list(self._lent)
+        for number in lent:
+            self._drop(number)
+
+    # Messages of processes of this node
+
+    def _read(self, line: _Line) -> None:
+        try:
+            with suppress(OSError):
+                while self._has_room(line):
+                    data, fds = receive_pickled(line.sock)
+                    try:
+                        self._pass_on(line, data, fds)
+                    finally:
+                        close_all(fds)
+        finally:
+            self._send(HungUp(line.number))
+            line.incoming.put(None)
+
+    def _has_room(self, line: _Line) -> bool:
+        """Wait until the process at the other end has taken enough of what was sent, so that a sender that is
+        faster than it waits, too. False: the other end takes nothing any more."""
+        with self._lock:
+            self._room.wait_for(lambda: line.untaken < _MOST_UNTAKEN or line.over)
+            return not line.over
+
+    def _pass_on(self, line: _Line, data: bytes, fds: Files) -> None:
+        # With the lock until it has been sent: else a file that is let go of meanwhile would be told to be
+        # unwanted ahead of a message with it, and then be waited for without end.
+        with self._lock:
+            bodies: list[Body] = []
+            missing = fds.missing
+            try:
+                with explained("keep a value for another host"):
+                    for fd in fds:
+                        bodies.append(self._body(fd))
+            except BaseException as error:  # nobody hears of them
+                for body in bodies:
+                    if not body.stays:
+                        self._drop(body.number)
+                bodies.clear()
+                if not isinstance(error, (SystemLimitError, MemoryError)):
+                    raise
+                missing = Missing.of(error)
+            parcel = Carried(line.number, data, tuple(bodies), missing)
+            line.untaken += parcel.cost
+            self._send(parcel)
+
+    def _body(self, fd: int) -> Body:
+        """Describe a file that goes with a message, for the other node. Call with the lock."""
+        told = os.fstat(fd)
+        held = self._held.get(told.st_ino)
+        if held is None:
+            return Body(self._put(fd), told.st_size, False)
+        self._held[told.st_ino] = held[0], True
+        return Body(held[0], told.st_size, True)
+
+    def _put(self, fd: int) -> int:
+        """Put a file into the depot and return its number there. Call with the lock."""
+        if self._closed:  # nobody would ever take it away
+            raise ConnectionError("the other host is lost, or the session over")
+        number = self._depot.put(fd)
+        self._lent.add(number)
+        return number
+
+    def _drop(self, number: int) -> None:
+        self._lent.discard(number)
+        self._depot.drop(number)
+
+    # Messages for them
+
+    def _write(self, line: _Line, reader: threading.Thread) -> None:
+        over = False
+        while (parcel := line.incoming.get()) is not None:
+            if not over:
+                over = not self._deliver(line, parcel)
+            self._used(parcel)
+            line.taken += parcel.cost
+            if line.taken >= _MOST_UNTAKEN // 4:
+                self._send(Taken(line.number, line.taken))
+                line.taken = 0
+        break_off(line.sock)
+        reader.join()
+        self._end(line)
+
+    def _end(self, line: _Line) -> None:
+        """Drop a line that nobody reads from, or writes to, any more."""
+        line.sock.close()
+        with self._lock:
+            self._lines.pop(line.number, None)  # and nothing is put there any more
+        while not line.incoming.empty():
+            if (parcel := line.incoming.get()) is not None:
+                self._used(parcel)
+
+    def _deliver(self, line: _Line, parcel: Carried) -> bool:
+        """False: nobody is there, or what goes with it is nowhere, and so the line ends. Where there is no
+        room here for its files, the message comes without them, and with the reason."""
+        missing, fds = parcel.missing, list[int]()
+        try:
+            try:
+                fds = [self._file(body) for body in parcel.bodies]
+            except (SystemLimitError, MemoryError) as error:
+                missing = Missing.of(error)
+            send_pickled(line.sock, parcel.data, fds, missing)
+        except (OSError, MemoryError):
+            break_off(line.sock)
+            return False
+        return True
+
+    def _file(self, body: Body) -> int:
+        with self._lock:
+            known = self._known[body.number]
+        with known.turn:
+            if known.fd < 0:
+                known.fd = self._supply.fetch(body.number, body.size)
+        return known.fd
+
+    def _used(self, parcel: Carried) -> None:
+        for body in parcel.bodies:
+            with self._lock:
+                known = self._known.get(body.number)
+                if known is not None:
+                    known.uses -= 1
+                    self._look(body.number, known)
+
+    def _look(self, number: int, known: _Known) -> None:
+        """Let go of a file that nobody needs. Call with the lock."""
+        if known.uses or known.stays:
+            return
+        del self._known[number]
+        if known.fd >= 0:
+            os.close(known.fd)
+        self._send(Released(number))
+
+    # Messages of the other node
+
+    def _carried(self, parcel: Carried) -> None:
+        with self._lock:
+            for body in parcel.bodies:
+                known = self._known.get(body.number)
+                if known is None:
+                    known = _Known(body.size, body.stays)
+                    self._known[body.number] = known
+                known.uses += 1
+            line = self._lines.get(parcel.line)
+            if line is not None:
+                line.incoming.put(parcel)
+                return
+        self._used(parcel)
+
+    def _hung_up(self, parcel: HungUp) -> None:
+        with self._lock:
+            line = self._lines.get(parcel.line)
+            if line is not None:
+                line.over = True
+                self._room.notify_all()
+        if line is not None:
+            line.incoming.put(None)
+
+    def _taken(self, parcel: Taken) -> None:
+        with self._lock:
+            line = self._lines.get(parcel.line)
+            if line is not None:
+                line.untaken -= parcel.cost
+                self._room.notify_all()
+
+    def _unwanted(self, parcel: Unwanted) -> None:
+        with self._lock:
+            known = self._known.get(parcel.number)
+            if known is not None:
+                known.stays = False
+                self._look(parcel.number, known)
+
+    def _released(self, parcel: Released) -> None:
+        self._drop(parcel.number)
+
+    #: The handler of each kind of parcel.
+    handlers: ClassVar[Mapping[type[Parcel], Callable[[Carrier, Any], None]]] = {
+        Carried: _carried,
+        Taken: _taken,
+        HungUp: _hung_up,
+        Unwanted: _unwanted,
+        Released: _released,
+    }

@@ -1,0 +1,520 @@
+"""The driver's runtime: owns the session's process table, and assembles the parts that run the session.
+
+The parts know each other in one direction: the table of processes, the supervisor that starts them and cleans
+up after their deaths, the network of links between them, the deployed graphs, and the dispatcher of the
+actors' requests. Each knows only the parts before it. If an earlier part has to tell a later one something,
+the callback is handed in here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+
+from conveyor import _core, descriptors
+from conveyor.calls.call import start
+from conveyor.calls.constructor import keep
+from conveyor.calls.links import Link
+from conveyor.config import Config
+from conveyor.dag import DAGNode, MethodNode
+from conveyor.driver.graphs.layer import Layer
+from conveyor.driver.graphs.laying import Laying
+from conveyor.driver.hosts.far_host import Home
+from conveyor.driver.hosts.looks import HERE
+from conveyor.driver.hosts.protocol import Hosts
+from conveyor.driver.network.collectives import DriverCollectives
+from conveyor.driver.network.introductions import DriverIntroductions
+from conveyor.driver.network.network import Network
+from conveyor.driver.processes.birth import Household
+from conveyor.driver.processes.far_hosts import FarHosts
+from conveyor.driver.processes.record import Actor, ActorRecord
+from conveyor.driver.processes.supervisor import Burial, Step, Supervisor
+from conveyor.driver.processes.table import BOARD_SLOTS, DRIVER_SLOT, Table
+from conveyor.driver.requests.orphans import ask_readers
+from conveyor.driver.requests.switchboard import Connections, Switchboard
+from conveyor.exceptions import RuntimeStateError
+from conveyor.graph.assembly import compiled_graph
+from conveyor.graph.compiled import CompiledGraph
+from conveyor.graph.edges.layout import task_labels, tasks_by_actor
+from conveyor.graph.executor import Laid, Member
+from conveyor.graph.handles.sharing import SharedGraphs
+from conveyor.graph.supervision import ProcessAccount
+from conveyor.plan import lower
+from conveyor.plan.model import Plan
+from conveyor.refs.pickled.exports import Exports
+from conveyor.refs.ref import Ref
+from conveyor.refs.values import with_bound_values
+from conveyor.runtime import context, ending, threads
+from conveyor.runtime.chores import Chores
+from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
+from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo, ProcessOptions
+from conveyor.runtime.threads import Background
+from conveyor.runtime.uninterrupted import uninterrupted
+from conveyor.runtime.waiting.patience import Patience
+from conveyor.system_limits import CLOSED, explained
+from conveyor.weak import WeakSet
+from conveyor.worker.calling import CallingRuntime
+
+#: Seconds that an attached actor may take to leave before it is attached again.
+_LEAVES_WITHIN = 10.0
+
+
+class _Foreign:
+    """An attached actor, by its key: holds the lock for attaching it."""
+
+    def __init__(self) -> None:
+        # Held while the actor is attached: several threads may ask for it, and it would refuse all but the
+        # first. Reentrant, since a signal handler may ask, too.
+        self.turn = threading.RLock()
+
+
+class Attachments:
+    """The attached actors of a session."""
+
+    def __init__(self, table: Table, supervisor: Supervisor) -> None:
+        self._table, self._supervisor = table, supervisor
+        #: By the key of ``Attached``.
+        self._foreign: dict[str, _Foreign] = {}
+
+    def attach(self, attached: Attached) -> ActorId:
+        """Have that actor take part in the session, until it ends or is killed."""
+        with self._foreign.setdefault(attached.key, _Foreign()).turn:
+            for record in self._table:
+                known = record.actor.options.attached
+                if known is not None and known.key == attached.key:
+                    if record.alive:
+                        return record.id
+                    record.exited.wait(_LEAVES_WITHIN)  # it was killed, or has died
+            options = ProcessOptions(None, 0, {}, attached=attached)
+            # Nobody counts its handles: the actor was there before them, and outlives them.
+            actor = Actor(attached.name, attached.methods, None, options, None, shared=True)
+            return self._supervisor.start(actor, lambda link: link.call(start((object,)))).id
+
+
+logger = logging.getLogger("conveyor")
+
+
+class LastSteps:
+    """Steps that are all taken, in order and once, whatever one of them raises, and however often a signal
+    handler interrupts the waiting thread."""
+
+    def __init__(self, *steps: Callable[[], object], hurry: Callable[[], object]) -> None:
+        """``hurry()`` is called when the waiting thread is interrupted. Each step can be repeated: if no
+        thread can be had for the steps, one that was broken off is begun again."""
+        self._steps = deque(steps)
+        self._hurry = hurry
+        self._turn = threading.RLock()
+        self._taking = False
+        self._errors: list[Exception] = []
+
+    @property
+    def over(self) -> bool:
+        return not self._steps
+
+    def take_all(self) -> None:
+        """Take the steps that are left, and raise the first error of theirs, or of a signal handler
+        meanwhile: the handler's comes first. If one of the steps calls this, or a thread that a step may be
+        waiting for, it returns at once."""
+        if self._taking and isinstance(threading.current_thread(), Background):
+            return
+        interrupt: BaseException | None = None
+        while self._steps:
+            try:
+                if interrupt is not None:
+                    self._hurry()
+                if not uninterrupted(self._take, self._hurry):
+                    return
+            except BaseException as error:
+                if interrupt is None:
+                    interrupt = error
+        errors, self._errors = self._errors, []
+        if interrupt is None and errors:
+            interrupt = errors.pop(0)
+        for other in errors:
+            logger.error("a step of the session's end has failed", exc_info=other)
+        try:
+            if interrupt is not None:
+                raise interrupt
+        finally:
+            del interrupt  # it refers to this frame
+
+    def _take(self) -> bool:
+        with self._turn:  # whoever comes second waits for the first
+            if self._taking:
+                return False
+            self._taking = True
+            try:
+                while self._steps:
+                    try:
+                        self._steps[0]()
+                    except Exception as error:
+                        self._errors.append(error)
+                    self._steps.popleft()
+            finally:
+                self._taking = False
+            return True
+
+
+class Driver(CallingRuntime):
+    """The runtime of the process that the user started."""
+
+    def __init__(self, hosts: Hosts, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
+        """``grace``: seconds that actors have for an orderly end."""
+        self._eventfd = self._arena_fd = self._garbage_event = self._life_event = -1
+        self._hosts = hosts
+        try:
+            with explained("start a session"):
+                uninterrupted(lambda: self._begin(hosts, arena, grace))
+        except BaseException:  # the system has refused something: nothing is left of the session
+            uninterrupted(self._undo)
+            raise
+
+    def _undo(self) -> None:
+        """Close everything that a failed start has opened."""
+        self._hosts.close()
+        self._close_descriptors()
+        if hasattr(self, "chores"):
+            self.chores.waker.close()
+        if hasattr(self, "process"):
+            self.process.close()
+        if context.running() is self:
+            context.install(None)
+
+    def _begin(self, hosts: Hosts, arena: ArenaSize | None, grace: float) -> None:
+        arena = arena or arena_size()
+        board = _core.Board.create(BOARD_SLOTS)
+        board.prepare(DRIVER_SLOT, "driver")
+        self._eventfd = descriptors.event()
+        self._arena_fd = _core.Arena.create_fd(arena.file)
+        self._garbage_event = descriptors.event()
+        self._life_event = descriptors.event()
+        process = Process(board, DRIVER_SLOT, self._eventfd, self._arena_fd, arena)
+        super().__init__(process, Chores(_core.Waker(self._garbage_event), self._wake))
+        board.alive_unwatched(DRIVER_SLOT)
+        _core.outlive_all()
+        self.graphs: WeakSet[ProcessAccount] = WeakSet()
+        self.exports = Exports(
+            os.urandom(8).hex(),
+            self.inbox,
+            process.ring,
+            self.watcher,
+            self.process.identity,
+            board.gone,
+            self.chores,
+        )
+        self._shared_graphs = SharedGraphs(self.graphs)
+        self.places = hosts.places
+        household = Household(
+            process,
+            self.exports.session,
+            self._arena_fd,
+            self._eventfd,
+            self.label,
+            self.pump,
+            hosts.places,
+        )
+        self.table = Table(board, self.label, hosts.on_thread)
+
+        def own_view() -> _core.ArenaView:
+            return process.own_view(self._arena_fd)
+
+        self.abroad = FarHosts(process, own_view)
+        process.name_host = self.abroad.host_name
+        process.look_afar = lambda slots: self.abroad.looks.look_at(slots, hosts.on_thread())
+        self.supervisor = Supervisor(
+            self.table, household, hosts, self.chores, grace, self._life_event, self.abroad
+        )
+        ask_readers(self.exports.orphans, self.table, self.abroad, process, self.chores)
+        self._attachments = Attachments(self.table, self.supervisor)
+        self.network = Network(self.table, self.chores, self.abroad)
+        self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
+        self.afar, self.afar_later = self.layer.afar, self.layer.afar_later
+        self.comes_back, self.end_unmade = self.layer.comes_back, self.layer.end_unmade
+        self._connections = Connections(self.exports, self._shared_graphs, process)
+        self.introductions = DriverIntroductions(self.table, self.network, own_view)
+        self.collectives = DriverCollectives(
+            self.table, self.supervisor, self.network, self.abroad, process, own_view
+        )
+        self.switchboard = Switchboard(
+            hosts,
+            self.table,
+            self.supervisor,
+            self.network,
+            self.layer,
+            self._connections,
+            self.introductions,
+            self.collectives,
+            self.watcher,
+            self.abroad,
+        )
+        self.supervisor.on_request_socket = self.switchboard.add
+        self.supervisor.on_settled = self.switchboard.settled
+        self.supervisor.on_start = self._note_link
+        self.supervisor.end_waits = self._end_waits
+        self.supervisor.burial = self._burial()
+        self._last_steps = self._shutdown_steps(hosts)
+        self.at_shutdown: Callable[[], None] = lambda: None
+        home = Home(
+            self.abroad.open,
+            self.switchboard.heard,
+            self.abroad.gone,
+            self.abroad.host_of,
+            self.abroad.looks.kept_afar,
+            partial(self.abroad.looks.when_come, HERE),
+            self.abroad.looks.come,
+            self.abroad.reached,
+            process,
+        )
+        hosts.start(self.supervisor.on_exit, home)
+        hosts.watch(self._garbage_event, self._on_garbage)
+        hosts.watch(self._life_event, self._on_life_words)
+        context.install(self)  # last: a caller that is interrupted now finds the driver there
+
+    def _shutdown_steps(self, hosts: Hosts) -> LastSteps:
+        """Return the steps of the session's end, in order."""
+        return LastSteps(
+            self._begin_end,
+            self.process.hang_up,
+            self.introductions.begin_end,
+            self.collectives.begin_end,
+            # What they ask the driver for meanwhile is answered.
+            self.supervisor.end_all,
+            self.pump.close,
+            self.process.sweeper.close,
+            self.process.keeping.close,
+            self._connections.close,
+            self.introductions.end,
+            self.collectives.end,
+            self.watcher.close,
+            self._end_hearing,
+            hosts.close,
+            self.supervisor.close,
+            self.abroad.close,
+            self._forget_all,
+            self._close_descriptors,
+            self.process.close,
+            hurry=self.supervisor.hurry,
+        )
+
+    def _burial(self) -> Burial:
+        """Return the steps after the death of a process, in order."""
+        supervisor, exports = self.supervisor, self.exports
+        return Burial(
+            Step("everybody takes it for dead", supervisor.announce, unborn=True),
+            Step("what its slot says of it is kept", ActorRecord.bury),
+            # Before anybody is told that it has ended: errors say whether it comes back.
+            Step("whether it is started again is settled", supervisor.decide),
+            Step("how it has ended can be said", lambda r: r.told.set(), unborn=True),
+            # Before its slot is another process's: tickets name their readers by slot.
+            Step("no ref waits for it", lambda r: exports.actor_ended(r.reader), unborn=True),
+            Step("graphs that it executed are taken down", self.layer.executor_ended, unborn=True),
+            Step("its requests are not served", self.switchboard.remove, unborn=True),
+            Step("the driver's link is let go of", self._forget_link, unborn=True),
+            Step("what its process had is closed", supervisor.forget_process, unborn=True),
+            Step("who waits for its end is told", lambda r: r.exited.set(), unborn=True),
+            Step("nothing is kept for its channels", self.introductions.actor_ended, unborn=True),
+            Step("groups of it alone are closed", self.collectives.actor_ended, unborn=True),
+            # After `exited`: whoever lays a link for it just now looks at that.
+            Step("its links are nobody's any more", self.network.ended, unborn=True),
+            Step("its successor is started", supervisor.succeed),
+        )
+
+    # Actors
+
+    def create_actor(self, spec: ActorSpec) -> ActorId:
+        actor = Actor(
+            spec.cls.__name__,
+            spec.methods,
+            spec.name,
+            spec.process,
+            spec.max_concurrency,
+            spec.max_restarts,
+            keep(spec.cls, spec.args, spec.kwargs, always=spec.max_restarts != 0),
+        )
+        record = self.supervisor.start(
+            actor, lambda link: link.call(start((spec.cls, *spec.args), spec.kwargs)), later=True
+        )
+        return record.id
+
+    def attach(self, attached: Attached) -> ActorId:
+        """Have that actor take part in the session, until it ends or is killed."""
+        return self._attachments.attach(attached)
+
+    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
+        return self.table.find(name)
+
+    def link(self, actor: ActorId) -> Link:
+        self.table.check_open()
+        return self.supervisor.link(actor)
+
+    def _note_link(self, record: ActorRecord) -> None:
+        if record.calls is not None:
+            self.links[record.id.index] = record.calls
+
+    def _forget_link(self, record: ActorRecord) -> None:
+        with self.table.lock:
+            if self.links.get(record.id.index) is record.calls:
+                self.links.pop(record.id.index, None)
+
+    def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
+        self.supervisor.kill(actor, no_restart, graceful)
+
+    def retain(self, actor: ActorId) -> object:
+        release = partial(self.supervisor.release, actor)
+        self.table.retain(actor)
+        try:
+            return self.chores.will(release)
+        except BaseException:  # no memory: there will be no handle
+            self.chores.soon(release)
+            raise
+
+    def share(self, actor: ActorId) -> None:
+        self.table.share(actor)
+
+    # Graphs
+
+    def compile(
+        self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
+    ) -> CompiledGraph:
+        supervisor = self.supervisor
+        plan = lower(root, config, placement, supervisor.hosts_of, supervisor.have_gpus)
+        with explained(f"lay the channels of {config.name or 'the graph'}"):
+            return compiled_graph(self, plan, config, self.graphs)
+
+    def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
+        here, labels = self.process.place(RESULT_BIT), task_labels(plan)
+        tasks = [with_bound_values(tasks) for tasks in tasks_by_actor(plan)]
+        return self._laid(self.layer.lay(here, config, plan, tasks, labels, begun))
+
+    def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
+        return self._laid(self.layer.lay_again(number, first, patience))
+
+    def _laid(self, laying: Laying) -> Laid:
+        return Laid(laying.channels(), list(laying.records), laying.layout.segment)
+
+    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+        self._shared_graphs.forget(number)
+        return self.layer.unlay(number)
+
+    def drop(self, number: int) -> None:
+        self.chores.soon(lambda: self.unlay(number))
+
+    def label(self, graph: int, node: int) -> str | None:
+        """Return the name of a graph's task, for waits on the actor that runs the task."""
+        with suppress(RuntimeError):  # another thread compiles just now: then without a name
+            for compiled in list(self.graphs):
+                label = compiled.supervision.label(graph, node)
+                if label is not None:
+                    return label
+        return self.layer.label(graph, node)  # another process's, or one that is laid just now
+
+    def share_graph(self, graph: CompiledGraph, account: object) -> bool:
+        return self._shared_graphs.share(graph, account, self.ending)
+
+    def load_graph(
+        self, number: int, name: str, whole: bool = False, options: tuple[str, ...] = ()
+    ) -> CompiledGraph:
+        return self._shared_graphs.load(number, name)
+
+    # What finalizers ask for
+
+    def _wake(self) -> None:
+        # Not one of `Chores` itself: the descriptor is closed when the session has ended.
+        if not self.table.closed:
+            os.eventfd_write(self._garbage_event, 1)
+
+    def _on_garbage(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._garbage_event)
+        self.chores.do()
+
+    def _on_life_words(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._life_event)
+        self.supervisor.on_life_words()
+
+    # The end
+
+    def abandon(self) -> None:
+        """Disown the session in a forked child: it is the parent's."""
+        self.table.closed = True  # without its lock, which a thread of the parent may have had
+        error = RuntimeStateError("this graph belongs to the process that this one was forked from")
+        for graph in list(self.graphs):
+            graph.supervision.orphan(error)
+
+    @property
+    def ending(self) -> bool:
+        return self.table.closed
+
+    def shutdown(self) -> None:
+        if os.getpid() != self.pid:
+            return  # a forked child: the session is its parent's
+        if self._eventfd >= 0 and descriptors.lost(self._eventfd):
+            self._lose()
+        # A signal handler may have interrupted a call of this thread's that holds some of them.
+        links = (link.lock for link in list(self.links.values()))
+        try:
+            with threads.lent(
+                *self.supervisor.locks,
+                self.pump.lock,
+                self.exports.lock,
+                self.introductions.lock,
+                *links,
+            ):
+                self._last_steps.take_all()
+        finally:
+            if self._last_steps.over:  # else another thread takes them, or the next call will
+                self.at_shutdown()
+
+    def _lose(self) -> None:
+        """Give the session up: code of this process has closed the session's descriptors. Nothing is heard of
+        the session's processes any more, which end by themselves, as if this one had ended."""
+        self._eventfd = -1
+        _core.skip_descriptors()
+        ending.fault = ending.fault or f"code of this process {CLOSED}"
+        steps = self._begin_end, self.process.hang_up, self._hosts.close
+        self._last_steps = LastSteps(*steps, hurry=bool)
+
+    def fail(self, why: str) -> None:
+        ending.fault = why
+        self._begin_end()  # the rest at shutdown
+
+    def _begin_end(self) -> None:
+        self.table.close()
+        self.process.ended = True  # before anybody looks again
+        error = ending.error()
+        for graph in list(self.graphs):
+            graph.supervision.close(error)
+        self.end_links()
+
+    def _end_waits(self) -> None:
+        """End the actors' waits: the actors need the rest of the time for their own end."""
+        self.collectives.end_waits()
+        board = self.process.board
+        board.leave(DRIVER_SLOT)
+        for record in self.table:
+            if record.alive:
+                board.ring(record.slot, _core.ATTENTION_BIT)
+
+    def _end_hearing(self) -> None:
+        self.chores.waker.close()
+        self._hosts.unwatch(self._garbage_event)
+        self._hosts.unwatch(self._life_event)
+        self.switchboard.close()
+
+    def _forget_all(self) -> None:
+        self.layer.clear()
+        self.chores.clear()
+
+    def _close_descriptors(self) -> None:
+        """Close each descriptor once, however often this is called."""
+        for name in ("_eventfd", "_arena_fd", "_garbage_event", "_life_event"):
+            fd = getattr(self, name)
+            setattr(self, name, -1)
+            if fd >= 0:
+                os.close(fd)

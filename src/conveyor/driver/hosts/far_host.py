@@ -1,0 +1,261 @@
+"""A remote node, as the driver sees it: its processes share no memory with the driver's node.
+
+Such a node has a process table and a pump of its own, and an agent that does there what the driver does here:
+see :mod:`conveyor.cluster.station`. The driver sends it orders (:class:`FarOrder`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from conveyor import _core
+from conveyor.codec import Reader
+from conveyor.futures import Future
+from conveyor.graph.telemetry.afar import Look, LookAtAll, Seen, SeenAll
+from conveyor.runtime.blueprint import Blueprint
+from conveyor.runtime.kept import KeptAt
+from conveyor.runtime.meeting import Side
+from conveyor.runtime.messages.message import Message
+from conveyor.runtime.process import ArenaSize, Process
+from conveyor.runtime.waiting.inquiry import Frames, LookAtWaits, WaitsThere
+
+
+class FarOrder(Message, frozen=True):
+    """An order to a remote node."""
+
+
+class Adopt(FarOrder, frozen=True):
+    """Make what a process needs of its node: the process is about to begin there."""
+
+    slot: int
+    incarnation: int
+    name: str
+
+
+class Stand(FarOrder, frozen=True):
+    """Add a proxy of a process of node ``host`` there."""
+
+    slot: int
+    incarnation: int
+    host: int
+    name: str
+
+
+class Bury(FarOrder, frozen=True):
+    """Remove a process or proxy: it is dead, or not needed, and its slot is about to be another's."""
+
+    slot: int
+    incarnation: int
+
+
+class Reach(FarOrder, frozen=True):
+    """Connect to node ``host``, which waits there, and again whenever the connection breaks. The outcome is
+    told later, so that a node that does not answer holds up nothing else."""
+
+    host: int
+    address: tuple[str, int]
+
+
+class Locate(FarOrder, frozen=True):
+    """Note where node ``host`` accepts connections. The node is not to be connected to: it connects
+    itself."""
+
+    host: int
+    address: tuple[str, int]
+
+
+class GiveUp(FarOrder, frozen=True):
+    """Give node ``host`` up: it is lost. When this is done, nothing of ``host`` arrives there any more."""
+
+    host: int
+
+
+class CountDue(FarOrder, frozen=True):
+    """Count the frames published there that node ``to`` is to have. The answer is
+    :data:`conveyor.runtime.waiting.inquiry.Frames`."""
+
+    to: int
+
+
+class TellWhenCome(FarOrder, frozen=True):
+    """Send message ``number`` when these frames of node ``host`` have come there, or no frame of it comes any
+    more."""
+
+    host: int
+    frames: Frames
+    number: int
+
+
+class Spread(FarOrder, frozen=True):
+    """Make a segment, and join it to the segments that other nodes have under the same number. ``homes``: the
+    nodes of the processes that submit over its limits, by their slots. ``joined``: other nodes have it,
+    too."""
+
+    number: int
+    blueprint: Blueprint
+    homes: dict[int, int]
+    joined: bool
+
+
+class BreakGroup(FarOrder, frozen=True):
+    """Break the collective group of that segment. ``session``: because the session ends."""
+
+    number: int
+    members: tuple[Reader, ...]
+    session: bool
+
+
+class Forget(FarOrder, frozen=True):
+    """Let go of a segment."""
+
+    number: int
+
+
+class Hand(FarOrder, frozen=True):
+    """Give a process the descriptors of a segment, and those that introduce other processes to it. They come
+    with ``ticket`` over its control socket."""
+
+    slot: int
+    incarnation: int
+    ticket: int
+    segment: int
+    processes: tuple[Reader, ...]
+
+
+class Answer(FarOrder, frozen=True):
+    """Send a process the pickled answer to its request, with the given descriptors, if there are any.
+    ``line``: with its end of that connection; see
+    :meth:`conveyor.driver.hosts.far_host.FarHost.carry`. ``memory``: with its end of a connection
+    over which its node fetches memory of others."""
+
+    slot: int
+    incarnation: int
+    data: bytes
+    segment: int = 0
+    processes: tuple[Reader, ...] = ()
+    line: int = 0
+    memory: bool = False
+
+
+class Cut(FarOrder, frozen=True):
+    """Tell a process that it cannot be answered any more, so that it waits for no answer."""
+
+    slot: int
+    incarnation: int
+
+
+class MarkRefused(FarOrder, frozen=True):
+    """Mark the link of that segment as refused, and have the caller look."""
+
+    segment: int
+    slot: int
+
+
+class MarkClosed(FarOrder, frozen=True):
+    """Mark ``side`` of the channel of that segment as closed, and have the process at the other end look: the
+    end was closed before the two processes met."""
+
+    segment: int
+    side: Side
+    slot: int
+
+
+class Handed(Struct, frozen=True):
+    """Substitute for descriptors, given to a process of another node: see
+    :class:`conveyor.driver.hosts.far_host.Answer`."""
+
+    segment: int = 0
+    processes: tuple[Reader, ...] = ()
+    line: int = 0
+    memory: bool = False
+
+
+class Home(Struct, frozen=True):
+    """Callbacks of the driver, for engines that have nodes beside the driver's.
+
+    pump: gives the pump of the driver's node. It is made with the seconds that a node may be without a
+        connection, and the IP address to which other nodes connect.
+    heard: takes a request of a process of another node, with the slot and incarnation.
+    gone: is told of a node that is no more, by number.
+    host_of: the number of the node of the process that has a slot.
+    kept_afar: the values that processes of other nodes store for others.
+    when_come: calls the first function when these frames of a node have come to the driver's, or nothing of
+        that node comes any more; it calls the second one if that is not told, since the session is over.
+    come: is told the number of a :class:`TellWhenCome` whose frames have come.
+    reached: is told the outcome of a :class:`Reach`: both nodes, and why they cannot connect, if so.
+    process: the driver's own, which gets the fetcher of other nodes' memory as soon as there are any.
+    """
+
+    pump: Callable[[float, str], _core.HostPump]
+    heard: Callable[[int, int, bytes], None]
+    gone: Callable[[int], None]
+    host_of: Callable[[int], int]
+    kept_afar: Callable[[], list[KeptAt]]
+    when_come: Callable[[int, Frames, Callable[[], object], Callable[[], object]], None]
+    come: Callable[[int], None]
+    reached: Callable[[int, int, Exception | None], None]
+    process: Process
+
+    @property
+    def arena(self) -> ArenaSize:
+        """Arena size of each process on the driver's node."""
+        return self.process.arena_size
+
+    @property
+    def driver(self) -> Reader:
+        """Slot and incarnation of the driver's process."""
+        return self.process.identity
+
+
+class FarHost(Protocol):
+    """A remote node, as the driver sees it."""
+
+    #: Its number in the session; the driver's is 0.
+    number: int
+    #: Its name for users.
+    name: str
+    #: Arena size of each process there.
+    arena: ArenaSize
+    #: Where it accepts connections of other nodes.
+    address: tuple[str, int]
+
+    def send(self, order: FarOrder) -> Future[Any]:
+        """Have the node carry an order out; return its outcome. The loss of the node is an error."""
+        ...
+
+    def look(self, look: Look) -> Future[Seen]:
+        """Have the node look at actors of a graph that are there. No order has to wait for that."""
+        ...
+
+    def look_at_all(self, look: LookAtAll) -> Future[SeenAll]:
+        """Have the node look at all processes that are there."""
+        ...
+
+    def look_at_waits(self, look: LookAtWaits) -> Future[WaitsThere]:
+        """Have the node say what the processes there wait for."""
+        ...
+
+    def kept(self) -> Future[list[KeptAt]]:
+        """Return the values that the processes there store for others."""
+        ...
+
+    def tell(self, order: FarOrder) -> Future[Any]:
+        """Have the node carry an order out that nobody waits for: a node that cannot is given up."""
+        ...
+
+    def carry(self, sock: socket.socket) -> int:
+        """Have the data of ``sock``, which is the node's from now on, carried to a process there, and back.
+        Return the number under which the process is given its end."""
+        ...
+
+    def hold(self, fd: int) -> None:
+        """Hold a file that processes there are sent messages with, so that it goes there once."""
+        ...
+
+    def let_go(self, fd: int) -> None:
+        """Let go of a file of :meth:`hold`: no process there has anything of it any more."""
+        ...

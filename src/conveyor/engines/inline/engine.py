@@ -1,0 +1,587 @@
+"""The runtime of a session without other processes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NoReturn
+
+from conveyor import _core, descriptors
+from conveyor.calls.arguments import take
+from conveyor.calls.call import Call, count_of, with_arguments
+from conveyor.calls.constructor import keep
+from conveyor.calls.unsendable import blame_call
+from conveyor.config import Config
+from conveyor.dag import DAGNode, MethodNode
+from conveyor.driver.processes.record import Actor as Lasting
+from conveyor.engines.inline.actor import Actor, Start
+from conveyor.engines.inline.call import CallJob, Outbox
+from conveyor.engines.inline.crossing import ArrivalError, Crossing, Failure
+from conveyor.engines.inline.layer import Layer
+from conveyor.engines.inline.lines import DEAD_SLOT, Host, Lines
+from conveyor.engines.inline.loop import DEFAULT_CONCURRENCY, Loop
+from conveyor.engines.inline.turns import Turns
+from conveyor.engines.options import session_options
+from conveyor.engines.program_end import ProgramEnd
+from conveyor.exceptions import (
+    ConveyorError,
+    RuntimeStateError,
+    SerializationError,
+    SessionEndedError,
+)
+from conveyor.graph.compiled import CompiledGraph
+from conveyor.graph.executor import refuse_own
+from conveyor.plan import lower
+from conveyor.refs.derived import elements_of
+from conveyor.refs.pickled.exports import Exports
+from conveyor.refs.ref import Ref
+from conveyor.refs.streams import StreamRef
+from conveyor.refs.values import RefFailed, lacking, wait_for, wait_for_all, with_values
+from conveyor.runtime import context, ending
+from conveyor.runtime.chores import Chores
+from conveyor.runtime.meeting import ClosedWord, Meeting, Side, channel_blueprint
+from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size, close_all
+from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo, NameTakenError
+from conveyor.runtime.ranks import Joined
+from conveyor.weak import WeakSet
+from conveyor.worker.calling import CallingRuntime
+from conveyor.worker.forked import flush_files
+
+
+def start(**given: Any) -> InlineRuntime:
+    """Start a session in this process, with the options of ``engines.options``.
+
+    ``log_to_driver``, ``env_vars``, ``preload`` and ``raise_descriptor_limit`` have no effect: what actors
+    print is printed, their environment and modules are the driver's, and there are no processes that
+    descriptors are needed for. The grace period is what an end waits for methods that run, for
+    coroutines, and for ``__conveyor_exit__`` where it is one.
+    """
+    options = session_options("inline", **given)
+    runtime = InlineRuntime(options.arena, options.grace)
+    runtime.at_shutdown = ProgramEnd(runtime, options.grace, options.handle_sigterm).cancel
+    return runtime
+
+
+class ActorLink:
+    """Link to one actor, but not to the actor that is made again after its death."""
+
+    def __init__(self, actor: Actor, caller: Host | None) -> None:
+        """``caller``: the actor that calls; ``None`` is the program."""
+        self._actor = actor
+        self._caller = caller
+
+    @property
+    def gone(self) -> bool:
+        return not self._actor.alive
+
+    def call(self, call: Call, again: bool = False) -> Any:
+        """Start a call. Returns a reference, or a list of them if the call has several results. ``again``: go
+        ahead of calls that wait for arguments, which may be the result of this very call."""
+        ref = self._start(call, again)
+        return elements_of(ref, count_of(call[3]))
+
+    def _start(self, asked: Call, again: bool) -> Ref:
+        actor, caller = self._actor, self._caller
+        args, kwargs = asked[1], asked[2] or {}
+        # A waiting call has its arguments in the outbox, and nowhere else.
+        call = CallJob(actor, with_arguments(asked, (), None))
+        ref = call.expect()
+        if (again or caller not in actor.outboxes) and lacking(args, kwargs) is None:
+            try:
+                actor.check_alive()
+                call.pack(args, kwargs)
+            except RefFailed as failed:
+                call.settle(error=failed.error)
+                return ref
+            except BaseException:
+                call.withdraw()
+                raise
+            else:
+                call.submit()
+                return ref
+        try:
+            waits, taken = take(asked)
+        except BaseException as error:
+            call.withdraw()
+            if isinstance(error, SerializationError):
+                raise blame_call(error, actor.name, asked) from error.__cause__
+            raise
+        with actor.host.lines.lock:
+            outbox = actor.outboxes.get(caller)
+            if outbox is None:
+                outbox = actor.outboxes[caller] = Outbox(actor, caller)
+            outbox.add(call, (waits[1], waits[2] or {}, taken))
+        return ref
+
+
+class InlineIntroductions:
+    """Broker of channels; see ``runtime.meeting.Introductions``. Both ends are in this process, so nobody
+    waits for the other end, and none dies alone."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        #: The depths of channels that were not used yet, and the meetings of those of which one end was.
+        self._depths: dict[int, int] = {}
+        self._meetings: dict[int, Meeting] = {}
+
+    def open(self, depth: int) -> int:
+        number = next(self._numbers)
+        self._depths[number] = depth
+        return number
+
+    def hold(self, number: int, side: Side) -> None:
+        """Do nothing: every end is in this process."""
+
+    def meet(self, number: int, side: Side, alone: bool) -> Meeting:
+        with self._lock:
+            return self._meeting(number)
+
+    def awaits(self, number: int, side: Side) -> bool:
+        return False  # nobody waits
+
+    def close(self, number: int, side: Side) -> None:
+        with self._lock:
+            ClosedWord(self._meeting(number).segment, side).mark()
+        self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+
+    def _meeting(self, number: int) -> Meeting:
+        """Return the meeting of a channel. Each of its two ends asks for it once; the first call makes it."""
+        depth = self._depths.pop(number, None)
+        if depth is None:
+            return self._meetings.pop(number)
+        process = self._process
+        segment = channel_blueprint(depth, process.identity, process.identity).make()
+        segment.close_fd()
+        view = process.arena_of(*process.identity)
+        meeting = Meeting(segment, *process.identity, None, view)
+        self._meetings[number] = meeting
+        return meeting
+
+    def death(self, meeting: Meeting) -> ConveyorError:
+        return SessionEndedError("the session has ended: it has been shut down")
+
+
+class InlineCollectives:
+    """Refuses groups; see ``runtime.ranks.Collectives``."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Any] = {}
+        self.entered: dict[str, Any] = {}
+        self.until: Callable[[], int] | None = None
+
+    def open(self, actors: Sequence[ActorId], driver: int | None = None) -> int:
+        self._refuse()
+
+    def join(self, number: int) -> Joined:
+        self._refuse()
+
+    def leave(self, joined: Joined) -> None:
+        self._refuse()
+
+    def close(self, number: int) -> None:
+        self._refuse()
+
+    def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
+        self._refuse()
+
+    def death(self, joined: Joined, rank: int) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RuntimeStateError(
+            "the inline engine has no collective groups: it runs one method after the other, and the ranks "
+            "of a group wait for each other in theirs. Use conveyor.init(engine='local')"
+        )
+
+
+logger = logging.getLogger("conveyor")
+
+_SLOT = 0
+
+
+class _Retained:
+    """Share of a handle, or of a graph, in keeping its actor alive."""
+
+    __slots__ = ("_actor", "_runtime")
+
+    def __init__(self, runtime: InlineRuntime, actor: ActorId) -> None:
+        self._runtime = runtime
+        self._actor = actor
+
+    def __del__(self) -> None:
+        # Nothing ends in a forked child, nor when the session has ended.
+        if context.running() is self._runtime:
+            self._runtime.release(self._actor)
+
+
+class InlineFunctions:
+    """Calls of functions by one worker: functions never run side by side."""
+
+    def __init__(self, runtime: InlineRuntime, start: Callable[[], Any]) -> None:
+        self._runtime = runtime
+        self._start = start
+        self._worker: Any = None
+
+    def call(self, call: Call) -> Any:
+        return self._runtime.link(self.least_busy()._id).call(call)
+
+    def least_busy(self) -> Any:
+        worker = self._worker
+        if worker is None or not self._runtime.actor(worker._id).alive:
+            self._worker = worker = self._start()
+        return worker
+
+
+class InlineRuntime(CallingRuntime):
+    """Actors and graphs in this process. The program and its actors share the one runtime."""
+
+    def __init__(self, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
+        """``grace``: seconds that the session's end waits for event loops."""
+        arena = arena or arena_size()
+        board = _core.Board.create(DEAD_SLOT + 1)
+        board.prepare(_SLOT, "driver")
+        self._fds = [descriptors.event()]
+        self._fds.append(_core.Arena.create_fd(arena.file))
+        eventfd, arena_fd = self._fds
+        # There is no thread to wake: dropped streams are closed with the next one.
+        chores = Chores(_core.Waker(), lambda: None)
+        super().__init__(Process(board, _SLOT, eventfd, arena_fd, arena), chores)
+        # Values come from this very process.
+        self.process.adopt(_SLOT, board.incarnation(_SLOT), arena_fd, eventfd)
+        board.alive_unwatched(_SLOT)
+        self.introductions = InlineIntroductions(self.process)
+        self.collectives = InlineCollectives()
+        self.lines = Lines(self.process)
+        self.exports = Exports(
+            os.urandom(8).hex(),
+            self.inbox,
+            lambda: board.ring(_SLOT, _core.ATTENTION_BIT),
+            self.watcher,
+            self.process.identity,
+            board.gone,
+            chores,
+        )
+        self._layer = Layer(self)
+        self.graphs = self._layer.accounts
+        self._crossing = Crossing(self.process, CALL_STRIDE)
+        self._actors: dict[int, Actor] = {}
+        self._names: dict[str, ActorId] = {}
+        self._inline_functions: dict[Hashable, InlineFunctions] = {}
+        self._loops: WeakSet[Loop] = WeakSet()
+        self._of_class: Counter[str] = Counter()
+        self._actor_numbers = itertools.count(1)
+        # Actors that finalizers have noted: these may run in any thread, in the middle of anything.
+        self._released: deque[ActorId] = deque()
+        self._tidying = threading.Lock()
+        self._closed = False
+        self._grace = grace
+        self.at_shutdown: Callable[[], None] = lambda: None
+
+    def wait(
+        self, refs: Sequence[Any], num_returns: int, timeout: float | None
+    ) -> tuple[list[Any], list[Any]]:
+        refs = list(refs)
+        if self.lines.current().inside and timeout is None and num_returns == len(refs):
+            # Waiting for all is waiting for each, and that finds cycles.
+            for ref in refs:
+                if isinstance(ref, Ref) and not isinstance(ref, StreamRef):
+                    wait_for(ref)
+        return super().wait(refs, num_returns, timeout)
+
+    @property
+    def _inside(self) -> Host | None:
+        """Return the actor whose code runs on this thread, if any."""
+        inside = self.lines.current().inside
+        return inside[-1] if inside else None
+
+    # Actors
+
+    def create_actor(self, spec: ActorSpec) -> ActorId:
+        self._check_open()
+        self._tidy()
+        lasting = Lasting(
+            spec.cls.__name__,
+            spec.methods,
+            spec.name,
+            spec.process,
+            spec.max_concurrency,
+            spec.max_restarts,
+            keep(spec.cls, spec.args, spec.kwargs, always=spec.max_restarts != 0),
+            shared=self._inside is not None,
+        )
+        actor = self._new_actor(lasting)
+        try:
+            args, kwargs = self._constructor_arguments(spec, actor)
+        except BaseException:
+            actor.end("was never started")
+            raise
+        if actor.start_failure is None:
+            actor.start = Start(actor, spec.cls, args, kwargs)
+            actor.host.submit(actor.start, lambda: self._enter(actor))
+        else:
+            with self.lines.lock:
+                self._enter(actor)
+        return actor.id
+
+    def _enter(self, actor: Actor) -> None:
+        """Have others find the actor, with the lock held: its constructor comes before what they call."""
+        try:
+            self._check_name(actor.lasting)
+        except NameTakenError:
+            actor.end("was never started")
+            raise
+        self._actors[actor.id.index] = actor
+        if actor.lasting.name is not None:
+            self._names[actor.lasting.name] = actor.id
+
+    def _check_name(self, lasting: Lasting) -> None:
+        if lasting.name is not None and self._named(lasting.name) is not None:
+            raise NameTakenError(lasting.name)
+
+    def _new_actor(self, lasting: Lasting) -> Actor:
+        with self.lines.lock:
+            # Unnamed actors of one class are told apart, so that every message names exactly one.
+            self._of_class[lasting.class_name] += 1
+            count = self._of_class[lasting.class_name]
+            numbered = lasting.class_name if count == 1 else f"{lasting.class_name}#{count}"
+            self._check_name(lasting)
+            identity = ActorId(next(self._actor_numbers), lasting.name or numbered)
+            actor = self._make_actor(identity, lasting)
+        if lasting.options.env_vars:
+            logger.warning(
+                "%s: env_vars have no effect inline, where all actors share one environment",
+                actor.name,
+            )
+        return actor
+
+    def _make_actor(self, identity: ActorId, lasting: Lasting) -> Actor:
+        host: Host
+        if any(method.is_async for method in lasting.methods.values()):
+            capacity = lasting.max_concurrency or DEFAULT_CONCURRENCY
+            host = Loop(self.lines, identity.name, capacity)
+            self._loops.add(host)
+        else:
+            host = Turns(self.lines, identity.name, lasting.max_concurrency or 1)
+        return Actor(identity, lasting, host, self._crossing)
+
+    def _constructor_arguments(
+        self, spec: ActorSpec, actor: Actor
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        label = f"{actor.name}.__init__"
+        args: tuple[Any, ...] = ()
+        kwargs: dict[str, Any] = {}
+        try:
+            # The class as well: it has to be something that can be sent. What arrives is the same
+            # class, since this process has it.
+            wait_for_all(spec.args, spec.kwargs)
+            message = (spec.cls, *with_values(spec.args, spec.kwargs))
+            _, args, kwargs = self._crossing.carry(message, shared=False)
+        except RefFailed as failed:
+            actor.start_failure = Failure(failed.error, actor.name, label, True)
+        except ArrivalError as error:
+            actor.start_failure = Failure(error.error, actor.name, f"{actor.name}.call", True)
+        return args, kwargs
+
+    def actor(self, actor: ActorId) -> Actor:
+        """Return the actor that a handle stands for."""
+        self._check_open()
+        found = self._actors.get(actor.index)
+        if found is None:
+            raise RuntimeStateError(f"actor {actor.name} belongs to another session")
+        if found.comes_back:
+            found.lasting.restarts += 1
+            return self._make_again(found)
+        return found
+
+    def known(self, actor: ActorId) -> Actor:
+        """Return the actor that a handle stands for; a dead one is not made again."""
+        return self._actors[actor.index]
+
+    def revive(self, actor: ActorId) -> Actor:
+        """Return the living actor; a dead one is made again. ``ActorDiedError`` if that cannot be done."""
+        found = self.actor(actor)
+        return found if found.alive else self._make_again(found)
+
+    def _make_again(self, dead: Actor) -> Actor:
+        lasting = dead.lasting
+        if lasting.ended or lasting.kept is None:
+            raise dead.death()
+        with self.lines.lock:
+            if self._actors.get(dead.id.index) is not dead:
+                return self._actors[dead.id.index]
+            actor = self._actors[dead.id.index] = self._make_actor(dead.id, lasting)
+        try:
+            cls, args, kwargs = lasting.kept.call()
+        except Exception as error:
+            actor.start_failure = Failure(error, actor.name, f"{actor.name}.__init__", True)
+            return actor
+        actor.start = Start(actor, cls, args, kwargs)
+        actor.host.submit(actor.start)
+        return actor
+
+    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
+        actor = self._named(name)
+        if actor is None:
+            known = ", ".join(sorted(filter(self._named, list(self._names)))) or "none"
+            raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
+        if self._inside is not None:
+            actor.lasting.shared = True
+        return actor.id, actor.lasting.class_name, actor.lasting.methods
+
+    def _named(self, name: str) -> Actor | None:
+        identity = self._names.get(name)
+        actor = None if identity is None else self._actors.get(identity.index)
+        return actor if actor is not None and (actor.alive or actor.comes_back) else None
+
+    def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
+        self._check_open()
+        found = self._actors.get(actor.index)
+        if found is not None:
+            how = "conveyor.kill(graceful=True)" if graceful else "conveyor.kill()"
+            verb = "ended" if graceful else "killed"
+            text = f"was {verb} by {how}"
+            found.end(text, for_good=no_restart, orderly=graceful, finish=graceful)
+            if graceful:
+                found.host.join(self._grace)
+
+    def retain(self, actor: ActorId) -> object:
+        found = self._actors.get(actor.index)
+        if found is not None:
+            found.lasting.handles += 1
+        return _Retained(self, actor)
+
+    def release(self, actor: ActorId) -> None:
+        self._released.append(actor)
+        self._tidy()
+
+    def abandon(self) -> None:
+        error = RuntimeStateError("this graph belongs to the process that this one was forked from")
+        for account in list(self.graphs):
+            account.supervision.orphan(error)
+
+    def share(self, actor: ActorId) -> None:
+        found = self._actors.get(actor.index)
+        if found is not None:
+            found.lasting.shared = True
+
+    def _tidy(self) -> None:
+        """End actors that nobody can reach any more."""
+        # Not twice at a time: it may be a finalizer that asks, in the middle of this.
+        while self._released and self._tidying.acquire(blocking=False):
+            try:
+                actor = self._actors.get(self._released.popleft().index)
+                if actor is None:
+                    continue
+                lasting = actor.lasting
+                lasting.handles -= 1
+                if lasting.handles <= 0 and lasting.name is None and not lasting.shared:
+                    actor.retire()
+                    if not actor.alive:
+                        self._actors.pop(actor.id.index, None)
+            finally:
+                self._tidying.release()
+
+    # Calls
+
+    def link(self, actor: ActorId) -> ActorLink:
+        self.chores.do()  # no other thread would
+        return ActorLink(self.actor(actor), self._inside)
+
+    def functions(self, kind: Hashable, start: Callable[[], Any]) -> InlineFunctions:
+        return self._inline_functions.setdefault(kind, InlineFunctions(self, start))
+
+    # Graphs
+
+    def compile(
+        self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
+    ) -> CompiledGraph:
+        self._check_open()
+        plan = lower(root, config, placement)
+        inside = self._inside
+        for actor in self._actors.values():
+            if actor.host is inside:
+                refuse_own(plan, actor.id)
+        return self._layer.compile(plan, config)
+
+    def share_graph(self, graph: CompiledGraph, account: object) -> bool:
+        return self._layer.shared.share(graph, account, self._closed)
+
+    def load_graph(
+        self, number: int, name: str, whole: bool, options: tuple[str, ...]
+    ) -> CompiledGraph:
+        return self._layer.shared.load(number, name)
+
+    # The end
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ending.ended()
+
+    @property
+    def ending(self) -> bool:
+        return self._closed
+
+    def fail(self, why: str) -> None:
+        ending.fault = why
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        if os.getpid() != self.pid:
+            return  # a forked child: the session is its parent's
+        # A signal that ends the program is handled inside of the method that the main thread runs.
+        if self._inside is not None and not ending.begun_here():
+            raise RuntimeStateError("a session is shut down by the driver, not by an actor")
+        with self.lines.lock:
+            if self._closed:
+                return
+            self._closed = True
+        error = ending.error()
+        for account in list(self.graphs):
+            account.supervision.close(error)
+        self._layer.close()
+        try:
+            self._end_actors(error)
+        finally:
+            self._close(error)
+
+    def _end_actors(self, error: SessionEndedError) -> None:
+        interrupt: KeyboardInterrupt | None = None
+        hosts = [actor.host for actor in self._actors.values() if actor.alive]
+        for actor in list(self._actors.values()):
+            try:
+                actor.end("ended with its session", error=error)
+            except KeyboardInterrupt as raised:
+                # Of what one does at its end: the others have theirs.
+                interrupt = interrupt or raised
+        end = _core.monotonic() + self._grace
+        hosts += [loop for loop in list(self._loops) if loop not in hosts]
+        late = [x.name for x in hosts if not x.join(max(end - _core.monotonic(), 0.0))]
+        if late and self._grace > 0:
+            logger.warning(
+                "not ended within the grace period of %g s: %s", self._grace, ", ".join(late)
+            )
+        flush_files()  # an instance may be part of a circle, of which a collection closes files in any order
+        if interrupt is not None:
+            try:
+                raise interrupt
+            finally:
+                del interrupt  # its traceback has this frame
+
+    def _close(self, error: SessionEndedError) -> None:
+        with ExitStack() as steps:  # the last one first, and each whatever another has raised
+            steps.callback(self.at_shutdown)
+            steps.callback(self.process.close)
+            steps.callback(self.process.sweeper.close)
+            steps.callback(self.process.keeping.close)
+            steps.callback(close_all, (fd for fd in self._fds if not descriptors.lost(fd)))
+            steps.callback(self._crossing.close)
+            steps.callback(self.watcher.close)
+            steps.callback(self.pump.close)
+            steps.callback(self.exports.close, error)

@@ -1,0 +1,270 @@
+"""Hosts of actors as processes of this machine, and the start of a session of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from conveyor import system_limits
+from conveyor.driver.driver import Driver
+from conveyor.driver.hosts.far_host import Home
+from conveyor.driver.hosts.protocol import Settle, Spawned
+from conveyor.engines.local.launcher import PRINT_TIMEOUT, Launcher
+from conveyor.engines.local.logs import LogPrinter
+from conveyor.engines.local.resources import GpuClaim, GpuPool
+from conveyor.engines.local.spec import ChildSpec, SpawnRequest
+from conveyor.engines.options import session_options
+from conveyor.engines.program_end import ProgramEnd
+from conveyor.engines.surroundings import surroundings
+from conveyor.runtime.events import EventLoop
+from conveyor.runtime.memory_limit import memory_groups, read_text
+from conveyor.runtime.protocol import ProcessOptions
+from conveyor.runtime.uninterrupted import uninterrupted
+
+_RECORD_BYTES = 8192  # the kernel's log gives one record for each read, none is longer
+
+
+class MemoryKills:
+    """Tells the out-of-memory killer's victims from others that ended by SIGKILL.
+
+    The kernel's own log names its victims, where it may be read. Otherwise its counters are compared
+    with what they were: of this process's memory cgroup, and of the machine.
+    """
+
+    def __init__(self, root: str = "/") -> None:
+        """``root``: where ``proc``, ``sys`` and ``dev`` are."""
+        self._root = root
+        self._counter = _cgroup_counter(self._root)
+        self._in_cgroup = self._read_cgroup()
+        self._on_machine = self._read_machine()
+
+    def killed(self, pid: int) -> bool | None:
+        """Whether ``pid``, which has ended by SIGKILL, was a victim; ``None``: it may have been."""
+        in_cgroup, on_machine = self._read_cgroup(), self._read_machine()
+        if on_machine is not None and on_machine == self._on_machine:
+            return False
+        more = in_cgroup is not None and self._in_cgroup is not None and in_cgroup > self._in_cgroup
+        if not more and not self._logged(pid):
+            return None
+        # One kill explains one end; others may still have to be explained.
+        if self._on_machine is not None:
+            self._on_machine += 1
+        if more and self._in_cgroup is not None:
+            self._in_cgroup += 1
+        return True
+
+    def _read_cgroup(self) -> int | None:
+        return None if self._counter is None else _count(self._counter)
+
+    def _read_machine(self) -> int | None:
+        return _count(os.path.join(self._root, "proc/vmstat"))
+
+    def _logged(self, pid: int) -> bool:
+        found = False
+        with suppress(OSError):
+            log = os.path.join(self._root, "dev/kmsg")
+            fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                name = re.compile(rb"[Kk]illed process %d[ ,(]" % pid)
+                while not found:
+                    try:
+                        record = os.read(fd, _RECORD_BYTES)
+                    except BrokenPipeError:  # records were overwritten meanwhile
+                        continue
+                    if not record:
+                        break
+                    found = name.search(record) is not None
+            finally:
+                os.close(fd)
+        return found
+
+
+def _count(path: str) -> int | None:
+    with suppress(OSError, ValueError):
+        for line in read_text(path).splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None
+
+
+def _cgroup_counter(root: str) -> str | None:
+    """The file that counts the kills in this process's memory cgroup."""
+    for group in memory_groups(root):
+        for name in ("memory.events", "memory.oom_control"):
+            counter = os.path.join(group, name)
+            if _count(counter) is not None:
+                return counter
+    return None
+
+
+#: Seconds for which whoever starts an actor waits for the fork server; then a thread does.
+_ANSWER_TIMEOUT = 0.5
+#: Dead actors whose last lines of stderr are kept.
+_TAILS_KEPT = 1000
+
+
+class LocalHosts:
+    """Starts and ends processes for the driver."""
+
+    places = False
+
+    def __init__(
+        self, log_to_driver: bool, env_vars: Mapping[str, str], preload: Sequence[str]
+    ) -> None:
+        self._env_vars = env_vars
+        self._events = EventLoop()
+        self._printer = LogPrinter(show=log_to_driver)
+        self._gpus = GpuPool()
+        self._memory_kills = MemoryKills()
+        self._out_of_memory: dict[int, bool | None] = {}
+        self._dead: deque[int] = deque()
+        self._claims: dict[int, GpuClaim] = {}
+        self._on_exit: Callable[[int, int], None] = lambda pid, status: None
+        self._launcher = Launcher(self._events, self._exited, self._output, wanted=preload)
+
+    def start(self, on_exit: Callable[[int, int], None], _home: Home) -> None:
+        self._on_exit = on_exit
+        self._launcher.start()
+
+    def on_thread(self) -> bool:
+        return self._events.on_thread()
+
+    def spawn(
+        self,
+        name: str,
+        payload: bytes,
+        fds: Sequence[int],
+        options: ProcessOptions,
+        on_spawned: Callable[[int], object],
+        _settle: Settle,
+    ) -> LocalSpawning:
+        return LocalSpawning(self, name, payload, fds, options, on_spawned)
+
+    def kill(self, pid: int) -> None:
+        self._launcher.kill(pid)
+
+    def end_headless(self, pid: int) -> None:
+        self._launcher.end_headless(pid)
+
+    def watch(self, fd: int, callback: Callable[[], object]) -> None:
+        self._events.add(fd, callback)
+
+    def unwatch(self, fd: int) -> None:
+        self._events.remove(fd)
+
+    def close(self) -> None:
+        try:
+            self._launcher.close()
+        finally:
+            self._printer.close(PRINT_TIMEOUT)
+            self._events.close()
+
+    def _exited(self, pid: int, status: int) -> None:
+        claim = self._claims.pop(pid, None)
+        if claim is not None:
+            claim.release()
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            self._out_of_memory[pid] = self._memory_kills.killed(pid)
+        self._on_exit(pid, status)
+        # Tails are kept for error reports, of the latest dead only.
+        self._dead.append(pid)
+        if len(self._dead) > _TAILS_KEPT:
+            forgotten = self._dead.popleft()
+            self._printer.forget(forgotten)
+            self._out_of_memory.pop(forgotten, None)
+            self._launcher.went_on.discard(forgotten)
+
+    def _output(self, pid: int, stream: str, data: bytes) -> None:
+        self._printer.feed(pid, stream, data)
+
+
+class LocalSpawning:
+    """A process that the fork server is asked for.
+    :class:`conveyor.driver.hosts.protocol.Spawning`."""
+
+    def __init__(
+        self,
+        hosts: LocalHosts,
+        name: str,
+        payload: bytes,
+        fds: Sequence[int],
+        options: ProcessOptions,
+        on_spawned: Callable[[int], object],
+    ) -> None:
+        self._hosts, self._name, self._on_spawned = hosts, name, on_spawned
+        self._payload, self._fds, self._options = payload, fds, options
+        self._claim = GpuClaim(hosts._gpus, options.num_gpus)
+        self._request: SpawnRequest | None = None
+        self._forked = False
+
+    def ask(self) -> bool:
+        """Ask the fork server for the process, and return whether it has answered. It answers within
+        milliseconds unless it is stopped."""
+        if self._options.num_gpus:
+            # An interrupt of this thread must not lose GPUs between their being taken and noted.
+            uninterrupted(self._claim.take)
+        launcher = self._hosts._launcher
+        self._request = launcher.request(self._spec(), self._fds, self._spawned)
+        return launcher.ask(self._request, 0.0 if launcher.is_silent else _ANSWER_TIMEOUT)
+
+    def wait(self) -> Spawned:
+        """Return the process, once the fork server has answered."""
+        assert self._request is not None
+        hosts, pid = self._hosts, self._hosts._launcher.wait(self._request)
+        return Spawned(
+            pid,
+            lambda: hosts._printer.stderr_tail(pid),
+            lambda: hosts._out_of_memory.get(pid),
+            lambda: hosts.end_headless(pid),
+            lambda: pid in hosts._launcher.went_on,
+        )
+
+    def give_up(self, why: str) -> None:
+        """Give the process up, and give its GPUs back."""
+        uninterrupted(partial(self._give_up, f"it {why}"))
+
+    def _give_up(self, why: str) -> None:
+        if self._request is not None:
+            self._hosts._launcher.give_up(self._request, why)
+        if not self._forked:
+            self._claim.release()
+
+    def _spawned(self, pid: int) -> None:
+        """Note that the process is there; on the hosts' thread."""
+        self._forked = True  # from now on the GPUs are given back by its exit
+        self._hosts._printer.add(pid, self._name)
+        self._hosts._claims[pid] = self._claim
+        self._on_spawned(pid)
+
+    def _spec(self) -> ChildSpec:
+        around = surroundings()
+        return ChildSpec(
+            name=self._name,
+            payload=self._payload,
+            cwd=around.cwd,
+            sys_path=around.sys_path,
+            argv=around.argv,
+            environ=dict(os.environ),
+            env_vars={**self._hosts._env_vars, **self._options.env_vars},
+            num_cpus=self._options.num_cpus,
+            gpu_ids=self._claim.ids,
+            main_file=around.main_file,
+            main_module=around.main_module,
+        )
+
+
+def start(**given: Any) -> Driver:
+    """Start a session of local processes, with the options of ``engines.options``."""
+    options = session_options("local", **given)
+    if options.raise_descriptor_limit:
+        system_limits.raise_descriptor_limit()
+    hosts = LocalHosts(options.log_to_driver, options.env_vars, options.preload)
+    driver = Driver(hosts, options.arena, options.grace)
+    driver.at_shutdown = ProgramEnd(driver, options.grace, options.handle_sigterm).cancel
+    return driver

@@ -1,0 +1,417 @@
+"""Node agent of a Ray node that shares no memory with the driver's: a Ray actor there, for as long as the
+session.
+
+The agent has its node's station, accepts connections of other nodes, connects to them, and hands descriptors
+to the processes that Ray starts on its node, as the driver does on its own. The driver sends orders as calls
+of Ray, which come in order. The agent sends news as the result of a call that waits for them. The agent holds
+no resources. The processes of its node watch the agent, and end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from conveyor import __version__, _core, descriptors, system_limits
+from conveyor.cluster.addresses import Listening
+from conveyor.cluster.carrier import Carrier, HungUp, Parcel
+from conveyor.cluster.depot import Depot, Supply
+from conveyor.cluster.fetches import Fetches
+from conveyor.cluster.handshake import (
+    FOR_FETCHING,
+    FOR_READING,
+    Identity,
+    dial_host,
+    hand_over,
+)
+from conveyor.cluster.listener import Listener
+from conveyor.cluster.memories import Memories
+from conveyor.cluster.redials import Redials
+from conveyor.cluster.station import Station, Told
+from conveyor.cluster.tls import Credentials, Tls
+from conveyor.codec import Reader
+from conveyor.driver.hosts.far_host import FarOrder
+from conveyor.driver.hosts.protocol import Page
+from conveyor.engines.ray import greeting
+from conveyor.engines.ray.news import (
+    Arrived,
+    Asked,
+    Come,
+    Ended,
+    LostHost,
+    News,
+    Reached,
+    Sent,
+    Unclaimed,
+)
+from conveyor.engines.ray.processes import Processes, Resident
+from conveyor.engines.ray.tail import tail
+from conveyor.engines.ray.visitors import Visitors
+from conveyor.exceptions import ActorStartError
+from conveyor.graph.telemetry.afar import Look, LookAtAll, Seen, SeenAll
+from conveyor.runtime.events import EventLoop, guarded
+from conveyor.runtime.kept import KeptAt, kept_on
+from conveyor.runtime.memory_limit import memory_limit
+from conveyor.runtime.process import ArenaSize
+from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere, due_to
+
+#: Timeout of the first connection to another node, in seconds.
+_PATIENCE = 10.0
+#: Number of the driver's node.
+_DRIVER = 0
+#: Process snapshot of a process that was cleaned up before it had ended, as nobody wanted it any more.
+_NO_PAGE: Page = (0, 0, 0, 0, 0, 0, "")
+
+
+class Terms(Struct, frozen=True):
+    """Bootstrap of an agent. ``version``: of the driver's Conveyor and Python. ``address``: where the
+    driver's node accepts connections. ``window``: seconds without a connection after which a node is taken
+    for lost. ``session``: the session's number in the driver's process table. ``listening``: where the agent
+    listens."""
+
+    number: int
+    version: str
+    driver: Reader
+    address: tuple[str, int]
+    arena: ArenaSize
+    window: float
+    session: int
+    listening: Listening = Listening()
+
+
+class Secrets(Struct, frozen=True):
+    """Secrets that let an agent into the session: the token and, over TLS, the credentials that the agent
+    shows and accepts. They come by a method call, whose arguments Ray's control plane does not store; it
+    stores those of a constructor for as long as the actor lives."""
+
+    token: bytes
+    tls: Credentials | None = None
+
+    def __repr__(self) -> str:
+        return "Secrets(...)"  # keeps the secrets out of logs and error texts
+
+
+class Ready(Struct, frozen=True):
+    """Notice of an agent that it is connected to the driver's node. ``address``: where other nodes connect.
+    ``courier``: where the processes of its node connect. ``door``: where attached actors do. ``locality``:
+    where the agent runs."""
+
+    address: tuple[str, int]
+    courier: str
+    door: str
+    arena: ArenaSize
+    locality: greeting.Locality
+
+
+class _Expected(Resident, eq=False, kw_only=True):
+    number: int
+    slot: int
+    incarnation: int
+    visits: bool = False
+    stderr: str = ""
+
+
+class Agent:
+    """The Ray actor. Ray calls each of its four concurrency groups (orders, news, looks, waits) on a thread
+    of its own; the rest happens on the event loop's thread, but connecting to other nodes, which may wait."""
+
+    def __init__(self, terms: Terms) -> None:
+        if greeting.version() != terms.version:
+            raise ActorStartError(
+                f"there is {greeting.version()}, and the driver is {terms.version}: install the same on both"
+            )
+        system_limits.raise_descriptor_limit()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._terms = terms
+        self._token = b""
+        self._tls: Tls | None = None
+        self._news: queue.SimpleQueue[News | Sent | Unclaimed | None] = queue.SimpleQueue()
+        self._events = EventLoop()
+        #: Addresses of all known nodes.
+        self._places: dict[int, tuple[str, int]] = {}
+        self._redials = Redials(partial(self._dial, patience=terms.window), terms.window)
+        arena = replace(terms.arena, cap=min(terms.arena.cap, max(memory_limit() // 2, 1 << 20)))
+        told = Told(
+            self._asked, self._headless, self._reach, self._locate, self._line, self._memory
+        )
+        self._station = Station(
+            terms.number, terms.driver, arena, self._events, told, terms.window, terms.session
+        )
+        self._processes = Processes(self._events)
+        self._visitors = Visitors(self._events)
+        self._expected: dict[int, _Expected] = {}  # by the number under which they connect
+        self._living: dict[int, _Expected] = {}  # by slot
+        self._identity = Identity(terms.number, __version__)
+        self._depot = Depot()
+        self._memories = Memories(self._station.board)
+        self._fetches = Fetches(
+            self._station.host_of,
+            partial(self._dial_for, FOR_READING),
+            self._station.board.note_fetched,
+        )
+        self._carrier = Carrier(
+            self._depot,
+            Supply(partial(self._dial_for, FOR_FETCHING, _DRIVER)),
+            lambda parcel: self._news.put(Sent(parcel)),
+        )
+
+    def begin(self, secrets: Secrets) -> Ready:
+        """Accept connections of other nodes, and connect to the driver's node."""
+        import ray
+
+        address = ray.util.get_node_ip_address()
+        node: str = ray.get_runtime_context().get_node_id()
+        system_limits.name_process(f"the agent of node {address} ({node[:8]})")
+        pump = self._station.pump
+        self._token = secrets.token
+        if secrets.tls is not None:
+            self._tls = Tls(secrets.tls)
+        self._listener = self._terms.listening.begin(
+            address,
+            lambda at: Listener(at, self._token, self._identity, self._let_in, tls=self._tls),
+        )
+        self._events.add(pump.notice_fd, self._on_notice)
+        self._locate(_DRIVER, self._terms.address)
+        self._redials.prepare(_DRIVER)
+        self._dial(_DRIVER, _PATIENCE)
+        self._processes.courier.start()
+        self._visitors.courier.start()
+        return Ready(
+            self._listener.address,
+            self._processes.courier.address,
+            self._visitors.courier.address,
+            self._station.arena,
+            greeting.Locality.own(),
+        )
+
+    def do(self, order: FarOrder) -> Any:
+        """Carry out an order of the driver, and return its outcome."""
+        return self._station.do(order)
+
+    def receive(self, parcel: Parcel) -> None:
+        """Take a message of the driver's node that belongs to a connection between two processes."""
+        self._carrier.receive(parcel)
+
+    def expect(
+        self,
+        number: int,
+        slot: int,
+        told: greeting.Told,
+        segments: list[int],
+        visits: bool = False,
+    ) -> bytes:
+        """Expect a process under that number, for that slot; return the secret that it has to prove. The
+        process will get ``told``, and its ends of these segments. ``visits``: the process is that of an
+        attached actor, which the session does not end."""
+        incarnation = self._station.local(slot).incarnation
+        fds = greeting.made_for(told, self._station.given_at_birth(slot, segments))
+        one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds, visits=visits)
+        one.on_end = partial(self._ended, one)
+        self._expected[number] = one
+        courier = self._hosts_of(one).courier
+        try:
+            return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
+        except BaseException:
+            del self._expected[number]
+            one.close_fds()
+            raise
+
+    def disown(self, number: int) -> bool:
+        """Stop expecting the process of that number, which does not come or is not wanted any more. Return
+        whether it had not come. If it had, there is or was news of it."""
+        one = self._expected.pop(number, None)
+        if one is not None:
+            self._events.call(partial(self._disown, one))
+        return one is not None
+
+    def _disown(self, one: _Expected) -> None:
+        self._hosts_of(one).courier.forget(one.number)
+        self._close(one)
+
+    def _hosts_of(self, one: _Expected) -> Processes | Visitors:
+        return self._visitors if one.visits else self._processes
+
+    def kill(self, slot: int, incarnation: int) -> None:
+        """Kill a process. An attached actor leaves instead, when its method has returned."""
+        one = self._living.get(slot)
+        if one is None or one.incarnation != incarnation:
+            return
+        if one.visits:
+            self._visitors.tell_to_leave(one.pid)
+        else:
+            self._processes.signal(one, signal.SIGKILL)
+
+    def look(self, look: Look) -> Seen:
+        """Return the status of a graph's actors on this node."""
+        return self._station.look(look)
+
+    def look_at_all(self, look: LookAtAll) -> SeenAll:
+        """Return the status of all processes of this node."""
+        to_driver = {_DRIVER: self._carrier.trouble} if self._carrier.trouble else {}
+        troubles = {**self._fetches.troubles(), **to_driver}
+        return SeenAll(self._station.look_at_all(look), troubles)
+
+    def look_at_waits(self, look: LookAtWaits) -> WaitsThere:
+        """Return the waits of all processes of this node."""
+        return self._station.look_at_waits(look)
+
+    def kept(self) -> list[KeptAt]:
+        """Return the values that the processes of this node store for others."""
+        return kept_on(self._station.board, None)
+
+    def leave(self) -> None:
+        """End the agent: the session is over, and all processes of this node have ended."""
+        import ray
+
+        self._station.pump.stop()
+        self._events.call(self._visitors.see_off)  # otherwise they would see the agent die
+        self._news.put(None)
+        ray.actor.exit_actor()
+
+    def news(self) -> list[News | Sent | Unclaimed]:
+        """Return the news for the driver. Wait until there are any, or the session is over."""
+        found = [self._news.get()]
+        with suppress(queue.Empty):
+            while True:
+                found.append(self._news.get_nowait())
+        return [news for news in found if news is not None]
+
+    # Processes, on the events' thread
+
+    def _arrived(self, one: _Expected, pid: int, stderr: str) -> list[int]:
+        if self._expected.pop(one.number, None) is None:
+            raise OSError("nobody wants it any more")
+        self._hosts_of(one).add(one, pid)
+        if not one.visits:
+            one.stderr = stderr  # the stderr of an attached actor is the program's own
+        self._living[one.slot] = one
+        self._events.call(partial(self._sent, one))
+        return one.fds
+
+    def _sent(self, one: _Expected) -> None:
+        self._close(one)
+        if one.pid:  # otherwise it was refused after all
+            self._news.put(Arrived(one.number, one.pid))
+
+    def _refused(self, one: _Expected, why: str) -> None:
+        self._expected.pop(one.number, None)
+        if one.visits and one.pid:  # added before its descriptors could not be sent
+            self._living.pop(one.slot, None)
+            self._visitors.forget(one)
+            one.pid = 0
+        self._close(one)
+        self._news.put(Arrived(one.number, 0, why))
+
+    def _close(self, one: _Expected) -> None:
+        one.close_fds()
+        if self._station.has(one.slot, one.incarnation):  # otherwise it is cleaned up already
+            self._station.local(one.slot).close_passed()
+
+    def _ended(self, one: _Expected) -> None:
+        if self._living.get(one.slot) is one:
+            del self._living[one.slot]
+        page, left = _NO_PAGE, False
+        if self._station.has(one.slot, one.incarnation):  # else the slot may be another's
+            page, left = self._station.last_page(one.slot)
+        self._news.put(
+            Ended(
+                one.number,
+                one.wait_status(),
+                page,
+                left,
+                tail(one.stderr),
+                one.went_on,
+                due_to(self._station.pump, _DRIVER),
+            )
+        )
+
+    def _asked(self, slot: int, incarnation: int, data: bytes) -> None:
+        self._news.put(Asked((slot, incarnation), data))
+
+    def _headless(self, slot: int) -> None:
+        one = self._living.get(slot)
+        if one is not None and not one.visits:
+            self._processes.end_headless(one)
+
+    # Other nodes
+
+    def _line(self, number: int) -> socket.socket:
+        try:
+            here, there = descriptors.socket_pair()
+        except OSError:
+            self._news.put(Sent(HungUp(number)))  # the other end is there already
+            raise
+        self._carrier.open(number, here)
+        return there
+
+    def _memory(self) -> socket.socket:
+        here, there = descriptors.socket_pair()
+        try:
+            self._fetches.serve(here)
+        except BaseException:
+            there.close()
+            raise
+        return there
+
+    def _dial_for(self, purpose: int, host: int) -> socket.socket:
+        own = replace(self._identity, purpose=purpose)
+        address, window = self._places[host], self._terms.window
+        return dial_host(host, address, self._token, own, window, self._tls)
+
+    def _let_in(self, sock: socket.socket, other: Identity) -> None:
+        if other.purpose == FOR_FETCHING:
+            self._depot.serve(sock)
+            return
+        if other.purpose == FOR_READING:
+            self._memories.serve(sock)
+            return
+        with suppress(OSError):  # it was given up
+            hand_over(sock, self._station.pump, other.host)
+
+    def _locate(self, host: int, address: tuple[str, int]) -> None:
+        self._places[host] = address
+
+    def _reach(self, host: int, address: tuple[str, int]) -> None:
+        self._locate(host, address)
+        self._redials.prepare(host)
+        first = partial(self._dial, host, _PATIENCE)
+        self._redials.begin(host, first, lambda error: self._news.put(Reached(host, error)))
+
+    def _dial(self, host: int, patience: float) -> None:
+        address = self._places[host]
+        sock = dial_host(host, address, self._token, self._identity, patience, self._tls)
+        hand_over(sock, self._station.pump, host)
+
+    def _on_notice(self) -> None:
+        for kind, host, reason in self._station.pump.events():
+            # Guarded: an error does not keep the next ones from being handled.
+            guarded(partial(self._heed, kind, host, reason))
+        for header, slot, incarnation in self._station.pump.left():
+            self._news.put(Unclaimed(header, (slot, incarnation)))
+        for number in self._station.pump.come():
+            self._news.put(Come(number))
+
+    def _heed(self, kind: int, host: int, reason: str) -> None:
+        if kind == _core.HOST_CONNECTED:
+            self._redials.greeted(host)
+        elif kind == _core.HOST_DISCONNECTED:
+            self._redials.broken(host)
+        elif kind == _core.HOST_LOST:
+            self._redials.lost(host)
+            self._fetches.lose(host)
+            if host == _DRIVER:
+                self._end()
+            self._news.put(LostHost(host, reason))
+
+    def _end(self) -> None:
+        """Kill all processes of this node, and the agent: the driver's node is lost, and the session over."""
+        self._processes.kill_all()
+        os.kill(os.getpid(), signal.SIGKILL)

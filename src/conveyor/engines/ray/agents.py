@@ -1,0 +1,394 @@
+"""The driver's side of all node agents: one for each Ray node that shares no memory with the driver's."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from conveyor import __version__, _core
+from conveyor.cluster.addresses import Listening
+from conveyor.cluster.depot import Depot
+from conveyor.cluster.display import OWN_NODE, Display, NodeSeen, in_words
+from conveyor.cluster.fetches import Fetches
+from conveyor.cluster.handshake import (
+    FOR_FETCHING,
+    FOR_READING,
+    Identity,
+    dial_host,
+    hand_over,
+    new_token,
+)
+from conveyor.cluster.listener import Listener
+from conveyor.cluster.memories import Memories
+from conveyor.cluster.tls import Credentials, Tls
+from conveyor.codec import Reader, claims
+from conveyor.codec.header import unpack
+from conveyor.driver.hosts.far_host import Home
+from conveyor.engines.ray import greeting
+from conveyor.engines.ray.agent import Agent, Ready, Secrets, Terms
+from conveyor.engines.ray.agent_host import AgentHost
+from conveyor.engines.ray.greeting import Elsewhere
+from conveyor.engines.ray.news import News, Sent, Unclaimed
+from conveyor.exceptions import ActorStartError
+from conveyor.futures import Future, wait
+from conveyor.graph.telemetry.afar import PATIENCE, STACKS, LookAtAll
+from conveyor.runtime.events import EventLoop, guarded
+
+_log = logging.getLogger("conveyor")
+
+#: Seconds back in which a stop of this program may be why a node is lost.
+_LATELY = 10.0
+#: Seconds that an agent has to end in good order.
+_LEAVE_SECONDS = 2.0
+#: Concurrency groups of an agent's methods, with one thread each: looks delay neither orders nor news.
+_GROUPS = {"orders": 1, "news": 1, "looks": 1, "waits": 1}
+
+
+class Agents:
+    """All node agents of the session. Nothing is opened before the first one starts."""
+
+    def __init__(
+        self,
+        ray: Any,
+        events: EventLoop,
+        window: float,
+        on_news: Callable[[AgentHost, News], object],
+        on_loss: Callable[[AgentHost], object],
+        tls: Credentials | None = None,
+        check: Callable[[], object] = lambda: None,
+        listening: Listening | None = None,
+    ) -> None:
+        """``window``: seconds that a node may be without a connection. ``on_news(host, news)`` and
+        ``on_loss(host)`` are called on the thread of ``events``. ``tls``: the credentials that each node
+        shows and accepts. ``check()`` raises if Ray must not be asked for anything any more. ``listening``:
+        where all nodes listen, if not at any port of Ray's address."""
+        self._check = check
+        self._listening = listening or Listening()
+        self._ray, self._events, self._window = ray, events, window
+        self._credentials = tls
+        self._tls = None if tls is None else Tls(tls)
+        self._on_news, self._on_loss = on_news, on_loss
+        self._home: Home | None = None
+        self._token = new_token()
+        self._numbers = itertools.count(1)
+        #: Held while an agent starts.
+        self._starting = threading.Lock()
+        self._listener: Listener | None = None
+        self._display: Display | None = None
+        self._pump: _core.HostPump | None = None
+        self._depot = Depot()
+        self._memories: Memories | None = None
+        self._fetches: Fetches | None = None
+        self._by_node: dict[str, AgentHost] = {}
+        self._closed = self._refuses = False
+        #: Answer of the agent that is starting now.
+        self._begun: Future[Ready] = Future()
+        #: Held to add a node, and to close: an actor may be started while the session ends.
+        self._adding = threading.Lock()
+
+    def start(self, home: Home) -> None:
+        """Allow agents to be started from now on."""
+        self._home = home
+
+    def at(self, node: Elsewhere) -> AgentHost:
+        """Return the agent of that node. Start one if there is none, or it is lost. ``ActorStartError`` if
+        the agent cannot be started."""
+        with self._starting:
+            host = self._by_node.get(node.node)
+            if host is None or host.lost:
+                self._check_open(node)
+                host = self._start(node)
+                try:
+                    with self._adding:
+                        self._check_open(node)
+                        self._by_node[node.node] = host
+                except ActorStartError as error:  # `_by_node` does not have it: end it here
+                    host.forget(str(error))
+                    self._kill(host.agent)
+                    raise
+            return host
+
+    def _check_open(self, node: Elsewhere) -> None:
+        if self._refuses:
+            raise ActorStartError(
+                f"the session has ended, and Ray has placed it on node {node.address}"
+            )
+
+    def _start(self, node: Elsewhere) -> AgentHost:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        assert self._home is not None
+        number, address = next(self._numbers), self._open()
+        terms = Terms(
+            number,
+            greeting.version(),
+            self._home.driver,
+            address,
+            self._home.arena,
+            self._window,
+            self._home.process.board.session,
+            self._listening,
+        )
+        name = f"{node.address} ({node.node[:8]})"
+        strategy = NodeAffinitySchedulingStrategy(node.node, soft=False)
+        made = self._ray.remote(
+            num_cpus=0, concurrency_groups=_GROUPS, scheduling_strategy=strategy
+        )(Agent)
+        agent = made.remote(terms)
+        try:
+            secrets = Secrets(self._token, self._credentials)
+            ref = agent.begin.options(concurrency_group="orders").remote(secrets)
+            ready = self._wait_for(ref, node)
+        except BaseException as error:
+            self._kill(agent)
+            if not isinstance(error, Exception):
+                raise
+            cause = getattr(error, "cause", None) or error
+            raise ActorStartError(
+                f"Ray has placed it on node {name}, which shares no memory with the driver's, and the two "
+                f"cannot be connected: {cause}"
+            ) from error
+        dial_depot = partial(self._dial, number, ready.address, FOR_FETCHING)
+        at = number, name, agent
+        host = AgentHost(*at, ready, self.lose, self._depot, dial_depot, self._check)
+        self._hear(host)
+        return host
+
+    def _dial(self, number: int, address: tuple[str, int], purpose: int) -> socket.socket:
+        identity = Identity(0, __version__, purpose=purpose)
+        return dial_host(number, address, self._token, identity, self._window, self._tls)
+
+    def _dial_memories(self, number: int) -> socket.socket:
+        host = self.by_number(number)
+        if host is None:
+            raise ConnectionError("the host is lost")
+        return self._dial(number, host.address, FOR_READING)
+
+    def _wait_for(self, ref: Any, node: Elsewhere) -> Ready:
+        """Return the agent's answer to ``begin``. ``ActorStartError`` if the session ends before."""
+        begun: Future[Ready] = Future()
+        with self._adding:
+            self._check_open(node)
+            self._begun = begun
+
+        def tell(future: Any) -> None:
+            error = future.exception()
+            with suppress(InvalidStateError):  # the session has ended
+                if error is None:
+                    begun.set_result(future.result())
+                else:
+                    begun.set_exception(error)
+
+        ref.future().add_done_callback(tell)
+        return begun.result()
+
+    def _open(self) -> tuple[str, int]:
+        """Accept connections of nodes from now on; return the address."""
+        assert self._home is not None
+        if self._listener is None:
+            process = self._home.process
+            self._memories = Memories(process.board, process.slot)
+            self._fetches = Fetches(
+                self._home.host_of,
+                self._dial_memories,
+                process.board.note_fetched,
+                process.slot,
+                self._home.kept_afar,
+            )
+            process.far_memory = process.hosts_memory = self._fetches
+            listener = self._listening.begin(
+                self._ray.util.get_node_ip_address(),
+                lambda at: Listener(
+                    at, self._token, Identity(0, __version__), self._let_in, tls=self._tls
+                ),
+            )
+            try:
+                # Nobody knows the listener's address yet, so the pump is there before the first connection.
+                self._pump = self._home.pump(self._window, listener.address[0])
+                self._events.add(self._pump.notice_fd, self._on_notice)
+            except BaseException:
+                listener.close()
+                raise
+            self._listener = listener
+            self._display = Display(self._events, self._gather)
+        return self._listener.address
+
+    def _gather(self, stacks: bool) -> list[NodeSeen]:
+        """Return the status of the processes of all nodes that answer in time."""
+        patience = STACKS if stacks else PATIENCE
+        asked = [(host, host.look_at_all(LookAtAll(stacks))) for host in self._hosts()]
+        wait([answer for _, answer in asked], patience)
+        names = {0: OWN_NODE, **{host.number: f"node {host.name}" for host, _ in asked}}
+        own = {host.number: host.carrier.trouble for host, _ in asked}
+        own.update(self._fetches.troubles() if self._fetches is not None else {})
+        seen = [NodeSeen.of(host.name, answer, patience, names) for host, answer in asked]
+        return [NodeSeen(OWN_NODE, troubles=in_words(own, names)), *seen]
+
+    def _hosts(self) -> list[AgentHost]:
+        return list(self._by_node.values())
+
+    def _let_in(self, sock: socket.socket, other: Identity) -> None:
+        if other.purpose == FOR_FETCHING:
+            self._depot.serve(sock)
+            return
+        if other.purpose == FOR_READING:
+            assert self._memories is not None
+            self._memories.serve(sock)
+            return
+        assert self._pump is not None
+        with suppress(OSError):  # it was given up
+            hand_over(sock, self._pump, other.host)
+
+    def _hear(self, host: AgentHost) -> None:
+        """Ask the node's agent for its next news."""
+        try:
+            self._check()
+            ref = host.agent.news.options(concurrency_group="news").remote()
+        except Exception as error:  # for example, Ray is disconnected
+            self.lose(host, f"its agent cannot be asked for news ({error})")
+            return
+        ref.future().add_done_callback(
+            lambda result: self._events.call(partial(self._heard, host, result))
+        )
+
+    def _heard(self, host: AgentHost, result: Any) -> None:
+        if host.lost or self._closed:
+            return
+        error = result.exception()
+        if error is not None:
+            ended = f"its agent has ended ({str(error).partition(chr(10))[0]})"
+            self.lose(host, self._silence(ended))
+            return
+        self._hear(host)
+        for news in result.result():
+            # Guarded: an error does not keep the next ones from being handled.
+            if isinstance(news, Sent):
+                guarded(partial(host.carrier.receive, news.parcel))
+            elif isinstance(news, Unclaimed):
+                guarded(partial(_withdraw, news.header, news.process))
+            else:
+                guarded(partial(self._on_news, host, news))
+
+    def _on_notice(self) -> None:
+        assert self._pump is not None
+        for kind, number, reason in self._pump.events():
+            host = next((one for one in self._by_node.values() if one.number == number), None)
+            if kind == _core.HOST_LOST and host is not None:
+                self.lose(host, self._silence(reason))
+        for header, slot, incarnation in self._pump.left():
+            guarded(partial(_withdraw, header, (slot, incarnation)))
+        for number in self._pump.come():
+            assert self._home is not None
+            guarded(partial(self._home.come, number))
+
+    def _silence(self, why: str) -> str:
+        """Add to the reason of a node's silence, over TLS, another one that is possible there."""
+        if self._tls is None:
+            return why
+        return (
+            f"{why}. Over TLS a thread of Python carries what nodes say: if native code of this program, or "
+            f"of that node's, has kept the interpreter to itself for node_timeout seconds "
+            f"({self._window:g}), they have not heard of each other; init(node_timeout=) may be longer"
+        )
+
+    def _own_part(self, why: str) -> str:
+        """Put before the reason of a node's loss that this program was stopped, if it was, for too long: a
+        node that hears nothing of this program for ``node_timeout`` seconds ends."""
+        assert self._pump is not None
+        try:
+            stopped = self._pump.overslept(_LATELY)
+        except OSError:  # the pump has no memory left, and gives all nodes up
+            return why
+        if stopped < self._window / 2:
+            return why
+        return (
+            f"this program did not run for {stopped:.1f} s (it was stopped, or its machine was), and a node "
+            f"that does not hear of it for node_timeout seconds ({self._window:g}) gives it up, and ends: "
+            f"{why}"
+        )
+
+    def lose(self, host: AgentHost, why: str) -> None:
+        """Give a node up. On any thread."""
+        self._events.call(partial(self._lose, host, why))
+
+    def part(self, host: AgentHost, number: int, why: str) -> None:
+        """Give up one of two nodes without a connection between them, as they cannot be in one graph.
+        ``host`` has reported it of the node ``number``. The one that the driver's node has no connection to
+        either is given up, otherwise the later one."""
+        other = self.by_number(number)
+        if other is None or other.lost:
+            return
+        assert self._pump is not None
+        mute = [one for one in (host, other) if not self._pump.connected(one.number)]
+        goes = mute[0] if len(mute) == 1 else max(host, other, key=lambda one: one.number)
+        if goes is host:
+            self.lose(host, f"it has no connection to node {other.name}: {why}")
+        else:
+            self.lose(other, f"node {host.name} has no connection to it: {why}")
+
+    def by_number(self, number: int) -> AgentHost | None:
+        """Return the node with that number, or ``None``."""
+        return next((one for one in self._hosts() if one.number == number), None)
+
+    def _lose(self, host: AgentHost, why: str) -> None:
+        if host.lost or self._closed:
+            return
+        why = self._own_part(why)
+        _log.warning("node %s is lost, and the actors there with it: %s", host.name, why)
+        assert self._pump is not None
+        assert self._home is not None
+        self._pump.give_up(host.number, why)
+        host.forget(why)  # after `give_up`: whoever waits for the node finds its processes dead
+        if self._fetches is not None:
+            self._fetches.lose(host.number)
+        self._home.gone(host.number)
+        self._on_loss(host)
+        self._kill(host.agent)
+
+    def _kill(self, agent: Any) -> None:
+        # Ray may be disconnected by now, and its actors with it.
+        with suppress(Exception):
+            self._check()
+            self._ray.kill(agent)
+
+    def refuse(self) -> None:
+        """Start no agent from now on, and end the wait for one that is starting: Ray may never place it."""
+        with self._adding:
+            self._refuses = True
+        with suppress(InvalidStateError):
+            self._begun.set_exception(ActorStartError("the session has ended"))
+
+    def close(self) -> None:
+        """End all agents. Their processes have ended before."""
+        self.refuse()
+        with self._adding:
+            self._closed = True
+            hosts = self._hosts()
+        left = [host.leave() for host in hosts]
+        wait(left, _LEAVE_SECONDS)
+        for host in hosts:
+            host.forget("the session is over")
+            self._kill(host.agent)
+        self._depot.close()
+        if self._fetches is not None and self._memories is not None:
+            self._fetches.close()
+            self._memories.close()
+        if self._display is not None:
+            self._display.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._pump is not None:
+            self._events.remove(self._pump.notice_fd)
+
+
+def _withdraw(header: bytes, process: Reader) -> None:
+    """Withdraw the claims that a frame's header makes for a process, which will never make them good."""
+    _, made, _, _ = unpack(header)
+    claims.withdraw(made, (process,))

@@ -1,0 +1,454 @@
+"""Attached actors: actors of the user's own Ray program that take part in a session.
+
+In the actor's process, which runs methods for Ray, a thread becomes the loop of an actor of the session.
+Ray's own calls go on beside it. On the driver's side the process is one of the session like any other, except
+that the session never ends it. When the session ends, or lets go of the actor, the thread takes out of the
+process what the session has brought, and Ray's actor is as it was. An attached actor on another node is let
+in by the agent of that node, as other actors there are.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from conveyor import descriptors
+from conveyor.driver.hosts.far_host import Home
+from conveyor.driver.hosts.protocol import Settle, Spawned, Spawning
+from conveyor.engines.ray import shell
+from conveyor.engines.ray.connected import Connected
+from conveyor.engines.ray.greeting import (
+    MESSAGE_BYTES,
+    Birth,
+    Elsewhere,
+    Farewell,
+    Locality,
+    Told,
+    made_for,
+    read_file,
+    write,
+)
+from conveyor.engines.ray.ray_hosts import RayHosts
+from conveyor.engines.ray.started import Started
+from conveyor.engines.ray.starts import ENDED
+from conveyor.engines.ray.visitors import Visitors
+from conveyor.engines.surroundings import surroundings
+from conveyor.exceptions import ActorStartError
+from conveyor.local_sockets import owner
+from conveyor.runtime import context, threads
+from conveyor.runtime.messages.message import check_greeting
+from conveyor.runtime.process import close_all
+from conveyor.runtime.protocol import Attached, ProcessOptions
+from conveyor.runtime.uninterrupted import uninterrupted
+from conveyor.worker import forked
+from conveyor.worker.calls.instance import Instance
+from conveyor.worker.leaving import end_waits, everybody_is_gone, leave
+from conveyor.worker.orders import Hello
+from conveyor.worker.worker import Worker
+
+_log = logging.getLogger("conveyor")
+
+#: Concurrency group of Ray's own calls, which wait for no call of the program's.
+SYSTEM_CALLS = "_ray_system"
+
+
+# The driver's side.
+
+
+class _Guest(Started, eq=False, kw_only=True):
+    """Attached actor, from the request until it has left."""
+
+    attached: Attached
+
+
+class RayHostsWithGuests(RayHosts):
+    """Engine on Ray that also lets attached actors in."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._visitors = Visitors(self._events)
+
+    def start(self, on_exit: Callable[[int, int], None], home: Home) -> None:
+        super().start(on_exit, home)
+        self._visitors.courier.start()
+
+    def spawn(
+        self,
+        name: str,
+        payload: bytes,
+        fds: Sequence[int],
+        options: ProcessOptions,
+        on_spawned: Callable[[int], object],
+        settle: Settle,
+    ) -> Spawned | Spawning:
+        if options.attached is None:
+            return super().spawn(name, payload, fds, options, on_spawned, settle)
+        self._check_connected(name)
+        guest = _Guest(
+            number=next(self._numbers),
+            name=name,
+            asked={},
+            on_spawned=on_spawned,
+            attached=options.attached,
+        )
+        told = Told(name, surroundings(), payload)
+        try:
+            # Ray may not have placed the actor, or its process may be busy. The session's end ends the wait.
+            with self._starts.under_way(guest.number, partial(self._end_attaching, guest)):
+                uninterrupted(partial(self._invite, guest, told, fds))
+                guest.done.wait()
+                if guest.elsewhere is not None and not guest.error:
+                    guest.done.clear()
+                    uninterrupted(partial(self._invite_abroad, guest, told, settle))
+                    guest.done.wait()
+            if guest.error:
+                raise ActorStartError(f"cannot attach Ray's actor {name!r}: {guest.error}")
+        except BaseException:
+            self._events.call(partial(self._turn_away, guest))
+            raise
+        host = guest.host
+        return Spawned(
+            guest.key,
+            str,
+            lambda: None,
+            lambda: None,
+            lambda: False,
+            "" if host is None else host.name,
+            lambda: None if guest.ended is None else (guest.ended.page, guest.ended.left),
+            lambda: "" if host is None or guest.ended is not None else host.lost,
+            stays=True,
+        )
+
+    def _invite(self, guest: _Guest, told: Told, fds: Sequence[int]) -> None:
+        with self._starts.asking(f"attach Ray's actor {guest.name!r}"):
+            guest.fds += made_for(told, fds)
+            door = self._visitors.courier
+            key = door.expect(
+                guest.number, partial(self._comes, guest), partial(self._refused, guest)
+            )
+            waits = Locality.own()
+            self._call_in(
+                guest, Birth(door.address, guest.number, key, {}, waits, node=self._own_node)
+            )
+
+    def _invite_abroad(self, guest: _Guest, told: Told, settle: Settle) -> None:
+        """Have the agent of the actor's node let it in."""
+        assert guest.elsewhere is not None
+        with self._starts.asking(f"attach Ray's actor {guest.name!r}"):
+            host = self._agents.at(guest.elsewhere)
+            place, payload, segments = settle(host)
+            guest.host, guest.place = host, place
+            self._abroad[guest.number] = guest
+            told = Told(told.name, told.around, payload)
+            key = host.expect(guest.number, place[0], told, segments, visits=True)
+            self._call_in(guest, Birth(host.door, guest.number, key, {}, host.locality, stay=True))
+
+    def _call_in(self, guest: _Guest, birth: Birth) -> None:
+        """Have Ray call :func:`join` in the actor's process, with the bootstrap."""
+        call = guest.attached.handle.__ray_call__.options(concurrency_group=SYSTEM_CALLS)
+        joined = call.remote(join, birth)
+
+        def tell(future: Any) -> None:
+            error = None if future.cancelled() else future.exception()
+            said = future.result() if error is None and not future.cancelled() else None
+            self._events.call(partial(self._has_joined, guest, error, said))
+
+        joined.future().add_done_callback(tell)
+
+    # On the event loop's thread.
+
+    def _comes(self, guest: _Guest, pid: int, _stderr: str) -> Sequence[int]:
+        if guest.unwanted:
+            raise OSError("nobody wants it any more")
+        self._visitors.add(guest, pid)
+        guest.on_end = partial(self._report, guest)
+        self._living[pid] = guest
+        self._events.call(partial(self._sent, guest))
+        return guest.fds
+
+    def _refused(self, guest: _Guest, why: str) -> None:
+        """Undo what :meth:`_comes` has done, where what the actor needs could not be sent, and refuse it."""
+        if guest.pid:
+            self._living.pop(guest.pid, None)
+            self._visitors.forget(guest)
+            guest.pid = 0
+        guest.refuse(why)
+
+    def _has_joined(
+        self, guest: _Guest, error: BaseException | None, said: Elsewhere | None
+    ) -> None:
+        """Act on the end of the call that was to bring the actor here: its error, or where the actor is."""
+        if guest.pid and isinstance(error, self._ray.exceptions.RayTaskError):
+            # It came, and failed to start afterwards. Its farewell does not say why, but Ray's error does.
+            _log.warning("actor %s of Ray cannot take part: %s", guest.name, _why(error))
+        if guest.pid or guest.error or (error is None and guest.host is not None):
+            return  # on another node: its agent tells the rest
+        self._visitors.courier.forget(guest.number)
+        guest.close_fds()
+        if isinstance(said, Elsewhere):
+            guest.elsewhere = said
+            guest.done.set()
+        elif guest.host is None:
+            guest.refuse(_why(error))
+        else:  # news of its arrival may be on their way from the agent still
+            guest.host.disown(guest.number).add_done_callback(
+                lambda asked: self._events.call(partial(self._not_come, guest, error, asked))
+            )
+
+    def _not_come(self, guest: _Guest, error: BaseException | None, asked: Future[bool]) -> None:
+        if asked.exception() is not None or asked.result():
+            self._abroad.pop(guest.number, None)
+            guest.refuse(_why(error))
+
+    def _end_attaching(self, guest: _Guest) -> None:
+        """End the start, because the session is over."""
+        guest.refuse(ENDED)
+        self._turn_away(guest)
+
+    def _turn_away(self, guest: _Guest) -> None:
+        """Give the actor up, since its start was broken off."""
+        guest.unwanted = True
+        self._visitors.courier.forget(guest.number)
+        guest.close_fds()
+        if guest.host is not None and not guest.pid:
+            self._abroad.pop(guest.number, None)
+            guest.host.disown(guest.number)
+            guest.host.kill(*guest.place)  # for the case that it had come already
+        elif guest.pid:
+            self._kill(guest)
+
+    # On any thread.
+
+    def _kill(self, actor: Started) -> None:
+        if isinstance(actor, _Guest) and actor.host is None:
+            self._visitors.tell_to_leave(actor.pid)
+        else:
+            super()._kill(actor)  # an agent knows which processes are attached actors
+
+    def end_headless(self, pid: int) -> None:
+        if not isinstance(self._living.get(pid), _Guest):
+            super().end_headless(pid)
+
+    def close(self) -> None:
+        self._events.call(self._see_off)
+        super().close()
+
+    def _see_off(self) -> None:
+        """Let all attached actors leave by themselves: the session is over, and nobody waits for them."""
+        self._visitors.see_off()
+        for key, actor in list(self._living.items()):
+            if isinstance(actor, _Guest):
+                del self._living[key]
+
+
+def _why(error: BaseException | None) -> str:
+    """Return the reason why the actor does not take part, from the error of its call."""
+    cause = getattr(error, "cause", None)
+    return str(cause if isinstance(cause, ActorStartError) else error)
+
+
+# The actor's side.
+
+_lock = threading.Lock()
+#: Pid of the driver in whose session this process takes part; 0 while it joins one.
+_host: int | None = None
+
+
+class _Instance(Instance):
+    """Instance of an actor that Ray has made."""
+
+    def __init__(self, name: str, made: Any) -> None:
+        super().__init__(name)
+        self._made = made
+
+    def start(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.started = True
+        self._object = self._made
+
+    def end(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
+        self._generators.close_all()
+        self._object = self._made = None  # the object lives on, so no end method runs
+
+
+class GuestWorker(Worker):
+    """Loop of an attached actor. It ends without its process."""
+
+    def serve(self) -> tuple[int, bool]:
+        """Serve until told to leave. Return the exit code, and whether a method has left by ``sys.exit``."""
+        board, slot = self.process.board, self.process.slot
+        board.guard_signals(slot)
+        board.live(slot)
+        code, left = 0, False
+        try:
+            self._serve()
+        except SystemExit as error:
+            code = forked.exit_code(error)
+            if self.process.inbox.inherited:
+                forked.leave(error)
+            board.leave(slot)
+            left = True
+        except BaseException:
+            code = 1
+            sys.excepthook(*sys.exc_info())
+        finally:
+            self._leave()
+        return code, left
+
+    def withdraw(self) -> None:
+        """Leave the session before anything was done in it. Called on the thread that would have served."""
+        self.process.board.live(self.process.slot)
+        self._leave()
+
+    def _leave(self) -> None:
+        self.handlers.clear()
+        self.instance.end(lambda _: None)
+        leave(self.runtime, self.control)
+
+    def depart(self) -> None:
+        """Leave the session when the method that runs has returned. On any thread."""
+        self.end()
+        self.process.ring()
+
+
+def join(made: Any, birth: Birth) -> Elsewhere | None:
+    """Take part in the session of that bootstrap. Ray runs this beside the actor's calls. ``made``: the
+    actor's object. Return where the process is, if that is another node than the one where it is expected.
+
+    Raises:
+        ActorStartError: the actor cannot take part.
+    """
+    global _host
+    with _lock:
+        if _host is not None:
+            raise ActorStartError(
+                f"its process (pid {os.getpid()}) takes part in a session of process {_host}, which it has "
+                "not left: it can be in one at a time, and leaves one when the method that it runs for it "
+                "has returned"
+            )
+        if context.running() is not None:
+            raise ActorStartError(
+                f"its process (pid {os.getpid()}) has started a session of its own (conveyor.init())"
+            )
+        _host = 0
+    connection: socket.socket | None = None
+    fds: list[int] = []
+    try:
+        connection = shell.meet_at(birth)
+        if connection is None:
+            _host = None
+            return shell.where()
+        _host, _ = owner(connection)
+        fds = shell.welcomed(connection)
+        threads.start(_take_part, "guest", made, connection, fds)
+    except BaseException:
+        if connection is not None:
+            if fds:  # it was let in, so its leaving has to be told
+                _say_farewell(connection, 1)
+            connection.close()
+        close_all(fds)
+        _host = None
+        raise
+    return None
+
+
+def _take_part(made: Any, connection: socket.socket, fds: list[int]) -> None:
+    global _host
+    told, driver, *handed = fds
+    code, left = 1, False
+    try:
+        code, left = _be_guest(made, connection, driver, told, handed)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        del made
+        gc.collect()  # cycles of the session's objects hold memory and descriptors
+        os.close(told)
+        os.close(driver)
+        with connection:  # closed before this process may join another session
+            _say_farewell(connection, code)
+        _host = None
+        if left:
+            _end_as_on_ray()
+
+
+def _say_farewell(connection: socket.socket, code: int) -> None:
+    with suppress(OSError):  # the driver may be gone
+        connection.sendmsg([write(Farewell(code))], [], socket.MSG_NOSIGNAL)
+
+
+def _be_guest(
+    made: Any,
+    connection: socket.socket,
+    driver: int,
+    told: int,
+    handed: list[int],
+) -> tuple[int, bool]:
+    try:
+        import ray
+
+        cluster = Connected(ray)
+        hello: Hello = pickle.loads(check_greeting(read_file(told).payload))
+        instance = _Instance(hello.name, made)
+    except BaseException:
+        close_all(handed)  # later the worker closes them
+        raise
+    worker = GuestWorker(hello, handed, instance)
+    worker.runtime.end_at_once = worker.depart
+    over = -1
+    try:
+        try:
+            over = descriptors.own(os.eventfd(0, os.EFD_CLOEXEC))
+            watch = threads.start(_watch, "with-driver", worker, connection, driver, over)
+        except BaseException:
+            worker.withdraw()
+            raise
+        try:
+            context.install(worker.runtime)
+            context.place_on(cluster)
+            return worker.serve()
+        finally:
+            os.eventfd_write(over, 1)
+            watch.join()
+    finally:
+        if over >= 0:
+            os.close(over)
+
+
+def _watch(worker: GuestWorker, connection: socket.socket, driver: int, over: int) -> None:
+    """Have the worker leave if the driver says so, the session has ended, or the driver is gone. Several of
+    these may come, one after the other, while a method still runs."""
+    poll = select.poll()
+    for fd in (connection.fileno(), driver, over):
+        poll.register(fd, select.POLLIN)
+    while True:
+        ready = {fd for fd, _ in poll.poll()}
+        if over in ready:
+            return
+        worker.depart()
+        if driver in ready:
+            everybody_is_gone(worker.runtime)
+            return
+        said = b""
+        with suppress(OSError):
+            said = connection.recv(MESSAGE_BYTES)
+        if not said:  # the session is over: nothing comes for waits in it
+            poll.unregister(connection.fileno())
+            end_waits(worker.runtime)
+
+
+def _end_as_on_ray() -> None:
+    """Have Ray end the actor in good order: a method has left by ``sys.exit``, which does so on Ray, too."""
+    import ray
+
+    ray.get_runtime_context().current_actor.__ray_terminate__.remote()

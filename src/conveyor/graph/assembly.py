@@ -1,0 +1,108 @@
+"""Assembly of a graph in the process that executes it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from conveyor.config import Config
+from conveyor.graph.compiled import CompiledGraph, GraphParts
+from conveyor.graph.epoch import Epoch
+from conveyor.graph.executor import Executor
+from conveyor.graph.handles.sharing import reducer_of
+from conveyor.graph.parts import Upkeep
+from conveyor.graph.results import GraphRef, Results
+from conveyor.graph.submission.arguments import Options, reserved_inputs
+from conveyor.graph.submission.entry import MOVED_REFS, GateEntry
+from conveyor.graph.submission.source import GraphSource
+from conveyor.graph.submission.submitter import BellWays, Entry, ShortWay, Submitter, Ways
+from conveyor.graph.supervision import ProcessAccount, Supervision
+from conveyor.graph.views import GraphView
+from conveyor.plan.model import Plan
+from conveyor.weak import WeakSet
+
+#: Called with the number of a graph before anything of it is deployed.
+Begun: TypeAlias = Callable[[int], object]
+
+
+def whole(executor: Executor, make: Callable[[Begun], CompiledGraph]) -> CompiledGraph:
+    """Return the graph that ``make(begun)`` deploys and puts together. If it raises, nothing of the graph
+    stays.
+
+    A signal handler may raise, too, at any moment: nobody has the graph yet who would take it down. Dropping
+    a graph twice does no harm.
+    """
+    numbers: list[int] = []
+    try:
+        return make(numbers.append)
+    except BaseException:
+        for number in numbers:
+            executor.drop(number)
+        raise
+
+
+def compiled_graph(
+    executor: Executor, plan: Plan, config: Config, accounts: WeakSet[ProcessAccount]
+) -> CompiledGraph:
+    """Deploy the graph of ``plan``. Its account is entered among ``accounts``."""
+    return whole(executor, lambda begun: _compiled(executor, plan, config, accounts, begun))
+
+
+def _compiled(
+    executor: Executor,
+    plan: Plan,
+    config: Config,
+    accounts: WeakSet[ProcessAccount],
+    begun: Begun,
+) -> CompiledGraph:
+    results = Results(plan, executor.keep)
+    supervision = supervise(executor, plan, config, begun)
+    account = ProcessAccount(supervision)
+    source = GraphSource(account, results, executor)
+    entry = GateEntry(supervision, results, source, _debug_ref() if config.debug else GraphRef)
+    accounts.add(account)
+    ways = BellWays(executor.process)
+    return assemble(account, entry, ways, supervision, short_way=entry.short_way)
+
+
+def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> Supervision:
+    """Deploy the graph of ``plan``, and return its supervision."""
+    laid = executor.lay(plan, config, begun)
+    number, process = laid.number, executor.process
+    name = config.name or f"graph {number}"
+    make_epoch = functools.partial(Epoch, plan, config, name, process, MOVED_REFS)
+    first = make_epoch(laid, 0)
+    process.limit_spin(number, config.spin_us)
+    # From here on the graph is taken down when it is garbage.
+    return Supervision(executor, plan, config, number, name, make_epoch, first)
+
+
+def assemble(
+    account: ProcessAccount,
+    entry: Entry[Any],
+    ways: Ways,
+    upkeep: Upkeep,
+    how: str = "",
+    short_way: ShortWay | None = None,
+) -> CompiledGraph:
+    """Put the graph together from these parts. how: the way its actors run, if they are no processes.
+    short_way: see ``Submitter``."""
+    plan, config = account.plan, account.config
+    options = Options(reserved_inputs(plan), config.submit_timeout, config.deadline)
+    return CompiledGraph(
+        GraphParts(
+            account.number,
+            account.name,
+            Submitter(account.name, entry, ways, options, short_way),
+            upkeep,
+            GraphView(account, how),
+            reducer_of(plan, account),
+        )
+    )
+
+
+def _debug_ref() -> type[GraphRef]:
+    from conveyor.graph.origins import DebugRef  # few programs need it
+
+    return DebugRef

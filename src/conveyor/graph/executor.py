@@ -1,0 +1,196 @@
+"""The process that executes a graph over processes, the driver or an actor, as the graph needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+from conveyor import _core
+from conveyor.exceptions import ActorDiedError, GraphError
+from conveyor.graph.edges.ends import ReadEnd, WriteEnd
+from conveyor.graph.edges.failures import FailureRings
+from conveyor.graph.edges.layout import Layout, LimitsPlace
+from conveyor.graph.telemetry.afar import Afar, Question
+from conveyor.graph.telemetry.recording import RecorderPlace
+from conveyor.plan.model import EXECUTOR
+from conveyor.runtime.process import Process
+from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.waiting.patience import Patience
+
+if TYPE_CHECKING:
+    from conveyor.config import Config
+    from conveyor.graph.origins import Origins
+    from conveyor.plan.model import Plan
+    from conveyor.refs.ref import Ref
+
+
+class Member(Protocol):
+    """An actor of a graph, as the graph's executor sees it."""
+
+    @property
+    def id(self) -> ActorId: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def incarnation(self) -> int:
+        """Incarnation of its process: which of the processes that have had this slot it is."""
+        ...
+
+    @property
+    def slot(self) -> int:
+        """Slot of its process in the process table."""
+        ...
+
+    @property
+    def death_number(self) -> int:
+        """Number of its death in the session; 0: it lives, or the death is not known yet."""
+        ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
+        """Return the error for users of this actor. ``label`` names a (graph, node)."""
+        ...
+
+
+class LaidMember(Struct, frozen=True):
+    """Description of an actor, sent to the executor of its graph."""
+
+    id: ActorId
+    pid: int
+    slot: int
+    incarnation: int
+
+
+class LaidChannels(Struct, frozen=True):
+    """Description of a graph's channels, sent to its executor. offsets: of the rings. reads, writes: the
+    executor's ends of them. bits: the doorbell bits of the members' programs. hosts: in words, the nodes of
+    the actors and the executor, if there are several."""
+
+    number: int
+    members: tuple[LaidMember, ...]
+    offsets: tuple[int, ...]
+    reads: tuple[ReadEnd, ...]
+    writes: tuple[WriteEnd, ...]
+    limits: LimitsPlace
+    failures: FailureRings
+    recorders: dict[int, RecorderPlace]
+    bits: tuple[int, ...]
+    hosts: dict[int, str]
+
+    @staticmethod
+    def of(
+        number: int,
+        members: Sequence[Member],
+        layout: Layout,
+        bits: tuple[int, ...],
+        hosts: dict[int, str] | None = None,
+    ) -> LaidChannels:
+        """Return the description of graph ``number``, which is laid out as in ``layout``."""
+        return LaidChannels(
+            number,
+            tuple(LaidMember(m.id, m.pid, m.slot, m.incarnation) for m in members),
+            layout.offsets,
+            layout.reads.get(EXECUTOR, ()),
+            layout.writes.get(EXECUTOR, ()),
+            layout.limits,
+            layout.failures,
+            layout.recorders,
+            bits,
+            hosts or {},
+        )
+
+
+class Laid(Struct, frozen=True):
+    """A graph whose channels are deployed, in the process that executes it."""
+
+    channels: LaidChannels
+    members: Sequence[Member]
+    segment: _core.Segment
+
+    @property
+    def number(self) -> int:
+        """Number of the graph in the session."""
+        return self.channels.number
+
+
+class Executor(Protocol):
+    """The runtime of the executing process."""
+
+    process: Process
+
+    def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
+        """Deploy the graph's channels and load every actor's program. All or nothing. ``begun`` is told the
+        number as soon as there is one: a caller that is interrupted before it has the result drops the
+        graph."""
+        ...
+
+    def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
+        """Bring dead actors of graph ``number`` back and deploy the graph anew; ``first``: the number of the
+        next execution. All or nothing. Raises ``WaitTimeoutError`` if ``patience`` ends before they are
+        back."""
+        ...
+
+    def comes_back(self, number: int) -> bool:
+        """Return whether the dead actors of graph ``number`` are restarted without being asked."""
+        ...
+
+    def end_unmade(self, number: int) -> None:
+        """End the processes of graph ``number`` whose constructor has raised: they can do nothing, and others
+        may replace them."""
+        ...
+
+    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+        """Take graph ``number`` down; return the acknowledgements that are still to come."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Note that graph ``number`` became garbage. Called by a finalizer, so it only notes it."""
+        ...
+
+    def keep(self, value: Any) -> Ref:
+        """Return a reference to ``value`` as it is now."""
+        ...
+
+    def label(self, graph: int, node: int) -> str | None:
+        """Return the name of task ``node`` of graph ``graph``, if it is known here."""
+        ...
+
+    def afar(self, number: int, question: Question, patience: float) -> Afar:
+        """Return the status of graph ``number``'s actors on other nodes, as these report it within
+        ``patience`` seconds."""
+        ...
+
+    def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
+        """Have ``then`` called, on any thread, with the report of the other nodes from now on, or with the
+        error that keeps them from it."""
+        ...
+
+    def origins(self) -> Origins:
+        """Return the places where results were got; for graphs in debug mode."""
+        ...
+
+    def kill(self, actor: ActorId) -> None:
+        """Kill ``actor`` at once."""
+        ...
+
+
+def refuse_own(plan: Plan, executor: ActorId) -> None:
+    """Raise ``GraphError`` if the actor that is to execute ``plan`` is a part of it."""
+    if any(info.key.index == executor.index for info in plan.actors):
+        raise GraphError(
+            f"{executor.name} cannot execute a graph that it is itself a part of: it would wait for "
+            f"itself. Compile the graph in the driver, or in an actor that is not in it"
+        )
+
+
+def first_death(members: Sequence[Member]) -> Member | None:
+    """Return the member that died first, or None. Errors name it as the cause."""
+    dead = [member for member in members if not member.alive]
+    # A death without a number is being announced just now.
+    return min(dead, key=lambda member: member.death_number or 1 << 32, default=None)

@@ -1,0 +1,467 @@
+"""Pickled refs: tokens that can be loaded in any process of the session.
+
+The driver is the rendezvous. It has an entry for every ref that was pickled, wherever that was made,
+and the entry gets the outcome when it is there. An entry is kept as long as anybody may ask for it:
+
+- a process that holds the ref, or a copy that it has loaded (one count for each process);
+- a pickle that was made and not loaded yet (a *ticket*; at most `tickets.MAX_TICKETS`, the oldest are
+  forgotten), so that a ref may be garbage at its maker before it arrives. It ends when each of the
+  processes that it was made for has loaded it, has given it up, or is dead; where they are not known,
+  with the first load;
+- an outcome that refers to it.
+
+Actors tell it by messages on a connection of their own. It ends with the actor, and with it what the
+actor held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+from conveyor import _core
+from conveyor.codec import Reader
+from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
+from conveyor.refs.pickled.exchange import (
+    Answer,
+    Arrived,
+    Ask,
+    Confirm,
+    Confirmed,
+    Drop,
+    Dry,
+    Export,
+    ExportId,
+    Forget,
+    GiveUp,
+    Load,
+    Made,
+    Refused,
+    Tell,
+    ToRendezvous,
+    Whom,
+)
+from conveyor.refs.pickled.imports import ImportedRef, Imports, Outcome, gone, tell_of
+from conveyor.refs.pickled.tickets import Orphans, Tickets
+from conveyor.refs.ref import Ref
+from conveyor.refs.watcher import Watcher
+from conveyor.runtime import threads
+from conveyor.runtime.messages.connection import Connection, Node
+from conveyor.runtime.waiting.works import Blockers
+
+if TYPE_CHECKING:
+    from conveyor.runtime.chores import Chores
+
+
+class Peer:
+    """The driver's end of one actor's connection."""
+
+    def __init__(
+        self,
+        exports: Exports,
+        number: int,
+        reader: Reader,
+        sock: Any,
+        death: Callable[[str], ConveyorError],
+        node: Node | None = None,
+    ) -> None:
+        """``number``: the actor's; ``reader``: its process that has connected. ``death(why)``: what has
+        become of the actor; ``why`` says it if the connection has broken here. ``node``: its host, where
+        that is another one."""
+        self.number = number
+        self.reader = reader
+        self._exports = exports
+        self._death = death
+        self.node = node
+        #: All that it has said was heard.
+        self.ended = False
+        self.connection = Connection(sock, "refs", self._on_message, self._on_end)
+
+    def push(self, export: ExportId, outcome: Outcome) -> None:
+        if self.node is None:
+            outcome.send(self.connection, Arrived, export)
+        elif not outcome.stays_afar:  # it is fetched, which may take long
+            try:
+                threads.start(self._push_whole, "export", export, outcome)
+            except SystemLimitError:
+                # The lock is held here, which everybody needs: what goes to this actor waits for it instead.
+                self.connection.soon(lambda: self._push_whole(export, outcome))
+        else:
+            if outcome.snapshot.fd >= 0:
+                self.node.hold(outcome.snapshot.fd)
+            outcome.send(self.connection, Arrived, export)
+
+    def _push_whole(self, export: ExportId, outcome: Outcome) -> None:
+        outcome.whole((self.reader,)).send(self.connection, Arrived, export)
+
+    def answer(self, export: ExportId, question: int, said: Blockers) -> None:
+        self.connection.send(Answer(export, question, said))
+
+    def _on_message(self, message: ToRendezvous, fds: list[int]) -> None:
+        self.handlers[type(message)](self, message, fds)
+
+    def _export(self, message: Export, _fds: list[int]) -> None:
+        try:
+            self._exports.peer_exports(self, message.export, message.ticket, message.readers)
+        except RuntimeStateError as error:
+            self.connection.send(Refused(message.ticket, error))
+
+    def _confirm(self, message: Confirm, _fds: list[int]) -> None:
+        self.connection.send(Confirmed(message.number))
+
+    def _load(self, message: Load, _fds: list[int]) -> None:
+        self._exports.peer_loads(self, message.export, message.ticket, message.original)
+
+    def _drop(self, message: Drop, _fds: list[int]) -> None:
+        self._exports.peer_drops(self, message.export)
+
+    def _give_up(self, message: GiveUp, _fds: list[int]) -> None:
+        self._exports.peer_gives_up(self, message.ticket, message.readers)
+
+    def _ask(self, message: Ask, _fds: list[int]) -> None:
+        self._exports.peer_asks(self, message.export, message.question)
+
+    def _tell(self, message: Tell, _fds: list[int]) -> None:
+        asked = message.export, message.question, message.asker
+        self._exports.peer_answers(*asked, message.blockers)
+
+    def _made(self, message: Made, fds: list[int]) -> None:
+        self._exports.settled(message.export, Outcome.received(message, fds))
+
+    def _dry(self, message: Dry, _fds: list[int]) -> None:
+        self._exports.orphans.settle(message.question, self.reader)
+
+    def _on_end(self) -> None:
+        self.ended = True
+        self._exports.peer_ended(self, lambda: self._death(self.connection.broken))
+
+    #: Handler for each kind of message.
+    handlers: ClassVar[Mapping[type[ToRendezvous], Callable[[Peer, Any, list[int]], None]]] = {
+        Export: _export,
+        Confirm: _confirm,
+        Load: _load,
+        Drop: _drop,
+        GiveUp: _give_up,
+        Ask: _ask,
+        Tell: _tell,
+        Made: _made,
+        Dry: _dry,
+    }
+
+
+class Holder(Protocol):
+    """An actor's process, which has made the ref, or has a copy of it, or has pickled one."""
+
+    connection: Connection
+    #: The actor's number.
+    number: int
+    #: The process, as others know it.
+    reader: Reader
+    #: Node of the process, where that is not the driver's.
+    node: Node | None
+    #: All that it has said was heard.
+    ended: bool
+
+    def push(self, export: ExportId, outcome: Outcome) -> None:
+        """Tell it what a ref has come to."""
+        ...
+
+    def answer(self, export: ExportId, question: int, said: Blockers) -> None:
+        """Tell it who has to do something before a ref is done."""
+        ...
+
+
+class Exported:
+    """Entry of one exported ref."""
+
+    __slots__ = ("holders", "outcome", "owner", "ref", "subscribers", "tickets", "watched")
+
+    def __init__(self, owner: Holder | None, ref: Ref | None) -> None:
+        self.owner = owner
+        self.ref = ref  # the original, if it is the driver's, until the outcome is here
+        self.outcome: Outcome | None = None
+        self.holders: set[Holder | None] = set()  # None: the driver
+        self.tickets: set[int] = set()
+        self.subscribers: list[Holder] = []
+        self.watched = False
+
+
+_Tell: TypeAlias = "Callable[[ExportId, int, Blockers], object]"
+
+
+class Exports(Imports):
+    """Directory of exported refs in the driver."""
+
+    def __init__(
+        self,
+        session: str,
+        inbox: _core.Inbox,
+        ring: Callable[[], object],
+        watcher: Watcher,
+        me: Reader,
+        gone: Callable[[int, int], bool],
+        chores: Chores,
+    ) -> None:
+        """``me``: this process, as a reader; ``gone(*reader)``: whether one is dead."""
+        super().__init__(session, inbox, ring)
+        self._me = me
+        self._watcher = watcher
+        self._chores = chores
+        self._given_up: deque[tuple[int, Sequence[Reader]]] = deque()
+        self._entries: dict[ExportId, Exported] = {}
+        self._tickets = Tickets(gone, self._used)
+        #: Tickets of pickles that may never have come to their readers.
+        self.orphans = Orphans(self._tickets, self.lock, gone)
+        # Functions that are told the answers to questions, by the number of the actor that has asked.
+        self._askers: dict[int, _Tell] = {}
+        self._closed = False
+
+    def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
+        self.tidy()
+        with self.lock:
+            export = self.identify(ref)
+            if export not in self._entries:
+                self._entries[export] = Exported(None, ref)
+            return export, self._tickets.add(export, readers, self._entries[export].tickets)
+
+    def confirm(self, tickets: Sequence[int]) -> None:
+        """Return at once: the driver pickles here, and has noted them itself."""
+
+    def give_up(
+        self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
+    ) -> None:
+        whose = (self._me,) if readers is None else readers
+        self._given_up.extend((ticket, whose) for _, ticket in tickets)
+        self._chores.soon(self.tidy)
+
+    def load(self, export: ExportId, ticket: int) -> Ref:
+        self.tidy()
+        with self.lock:
+            ref = self.known(export)
+            if ref is None:
+                entry = self._entries.get(export)
+                if entry is None:
+                    raise gone()
+                ref = self.copy(export)
+                entry.holders.add(None)
+                assert isinstance(ref, ImportedRef)
+                ref._parcel = entry.outcome
+                if entry.outcome is None:
+                    self._watch(export, entry)
+            self._tickets.use(ticket, (self._me,))
+            return ref
+
+    def see_out(self) -> None:
+        """Return at once: the process that loads here is the driver."""
+
+    def will(self, export: ExportId) -> _core.Will:
+        return self._chores.will(partial(self._dropped, export))
+
+    def _dropped(self, export: ExportId) -> None:
+        with self.lock:
+            if not self.is_held(export):  # it was not loaded again meanwhile
+                self._let_go(export, None)
+
+    def tidy(self) -> None:
+        """Take back the tickets that have been given up."""
+        while self._given_up:
+            with self.lock, suppress(IndexError):
+                self._tickets.use(*self._given_up.popleft())
+
+    # Tickets
+
+    def actor_ended(self, reader: Reader) -> None:
+        """Note that a process of an actor is dead, for everybody: ``gone`` says so already."""
+        with self.lock:
+            self._tickets.reader_ended(reader)
+            self.orphans.reader_ended(reader)
+        self.orphans.look()
+
+    def _used(self, export: ExportId, ticket: int) -> None:
+        entry = self._entries.get(export)
+        if entry is not None:
+            entry.tickets.discard(ticket)
+            self._release(export, entry)
+
+    # Keeping
+
+    def _let_go(self, export: ExportId, holder: Holder | None) -> None:
+        entry = self._entries.get(export)
+        if entry is not None:
+            entry.holders.discard(holder)
+            self._look_at_node(entry, holder)
+            if holder is not None and holder in entry.subscribers:
+                entry.subscribers.remove(holder)
+            self._release(export, entry)
+
+    def _look_at_node(self, entry: Exported, left: Holder | None) -> None:
+        """Look whether anybody else on its node still has the ref, now that ``left`` has nothing of it."""
+        if left is None or left.node is None or entry.outcome is None:
+            return
+        nodes = [holder.node for holder in entry.holders if holder is not None]
+        if left.node not in nodes and entry.outcome.snapshot.fd >= 0:
+            left.node.let_go(entry.outcome.snapshot.fd)
+
+    def _release(self, export: ExportId, entry: Exported) -> None:
+        if entry.holders or entry.tickets:
+            return
+        del self._entries[export]
+        if entry.owner is not None:
+            entry.owner.connection.send(Forget(export))
+
+    def _look(self, export: ExportId, entry: Exported) -> None:
+        """Take the outcome now, where that costs nothing."""
+        if entry.outcome is None and entry.ref is not None:
+            outcome = Outcome.at_hand(entry.ref)
+            if outcome is not None:
+                self.settled(export, outcome)
+
+    def _watch(self, export: ExportId, entry: Exported) -> None:
+        ref = entry.ref
+        if ref is None or entry.watched:
+            return
+        self._watcher.watch(ref, lambda: self._due(export))
+        entry.watched = True
+
+    def _due(self, export: ExportId) -> None:
+        with self.lock:
+            entry = self._entries.get(export)
+            if entry is not None and entry.ref is not None and not self._closed:
+                ref = entry.ref
+            else:
+                return
+        outcome = Outcome.at_hand(ref)
+        if outcome is not None:
+            self.settled(export, outcome)
+            return
+        # Not here: encoding it may take long, and the watcher has others to serve.
+        threads.start_or_run(self._settle, "export", export, ref)
+
+    def _settle(self, export: ExportId, ref: Ref) -> None:
+        self.settled(export, Outcome.of(ref))
+
+    def settled(self, export: ExportId, outcome: Outcome) -> None:
+        """Note that the outcome of an exported ref has come."""
+        with self.lock:
+            entry = self._entries.get(export)
+            if entry is None or entry.outcome is not None:
+                outcome.give_up()
+                return
+            try:
+                outcome.hold()
+            except Exception as error:
+                outcome = Outcome.failed(error)
+            entry.outcome = outcome
+            entry.ref = None
+            subscribers, entry.subscribers = entry.subscribers, []
+            for peer in subscribers:
+                peer.push(export, outcome)
+        self.arrived(export, outcome)
+
+    # Actors
+
+    def peer_exports(
+        self, peer: Holder, export: ExportId, ticket: int, readers: Sequence[Reader]
+    ) -> None:
+        """Export a ref that an actor pickles: one of its own, or a copy that it holds. ``ticket``: a number
+        that no other pickle of the session has."""
+        with self.lock:
+            if export not in self._entries:
+                original = self._originals.get(export)
+                if original is None and export[0] != peer.number:
+                    raise gone()
+                self._entries[export] = Exported(None if original is not None else peer, original)
+            if export[0] == peer.number:
+                self._entries[export].holders.add(peer)
+            noted = self._entries[export].tickets
+            self._tickets.add(export, readers, noted, peer, ticket)
+
+    def peer_gives_up(self, peer: Holder, ticket: int, readers: Sequence[Reader] | None) -> None:
+        with self.lock:
+            self._tickets.use(ticket, (peer.reader,) if readers is None else readers)
+
+    def peer_loads(self, peer: Holder, export: ExportId, ticket: int, original: bool) -> None:
+        with self.lock:
+            if not original and not self._subscribe(peer, export):
+                return
+            self._tickets.use(ticket, (peer.reader,))
+
+    def _subscribe(self, peer: Holder, export: ExportId) -> bool:
+        """Have ``peer``, which has a copy from now on, told the outcome. Returns whether the outcome is
+        still to be had."""
+        entry = self._entries.get(export)
+        if entry is None:
+            ref = self._originals.get(export)
+            if ref is None:
+                peer.push(export, Outcome.failed(gone()))
+                return False
+            entry = self._entries[export] = Exported(None, ref)
+        entry.holders.add(peer)
+        self._look(export, entry)
+        if entry.outcome is not None:
+            peer.push(export, entry.outcome)
+            return True
+        entry.subscribers.append(peer)
+        try:
+            self._watch(export, entry)
+        except SystemLimitError as error:  # nobody would ever tell them
+            subscribers, entry.subscribers = entry.subscribers, []
+            for subscriber in subscribers:
+                subscriber.push(export, Outcome.failed(error))
+        return True
+
+    def peer_drops(self, peer: Holder, export: ExportId) -> None:
+        with self.lock:
+            self._let_go(export, peer)
+
+    def peer_asks(self, peer: Holder, export: ExportId, question: int) -> None:
+        """Find out, for an actor that waits, who has to do something before a ref is done."""
+        self._pass_on(export, question, peer.number, peer.answer)
+
+    def ask(self, export: ExportId, question: int) -> None:
+        self._pass_on(export, question, self._process, self.told)
+
+    def _pass_on(self, export: ExportId, question: int, asker: int, tell: _Tell) -> None:
+        """Pass a question of ``asker`` on to the process that has made the ref."""
+        with self.lock:
+            entry = self._entries.get(export)
+            if entry is not None and entry.owner is not None and entry.outcome is None:
+                self._askers[asker] = tell
+                entry.owner.connection.send(Whom(export, question, asker))
+                return
+            own = entry.ref if entry is not None else None
+        tell_of(own, partial(tell, export, question))
+
+    def peer_answers(self, export: ExportId, question: int, asker: int, said: Blockers) -> None:
+        tell = self._askers.get(asker)
+        if tell is not None:
+            tell(export, question, said)
+
+    def peer_ended(self, peer: Holder, death: Callable[[], ConveyorError]) -> None:
+        with self.lock:
+            if self._askers.get(peer.number) == peer.answer:
+                del self._askers[peer.number]
+            mine = [
+                (e, x) for e, x in self._entries.items() if peer in x.holders or x.owner is peer
+            ]
+        failed = None
+        for export, entry in mine:
+            if entry.owner is peer and entry.outcome is None:
+                failed = failed or Outcome.failed(death())
+                self.settled(export, failed)
+            self.peer_drops(peer, export)
+        self.orphans.look()
+
+    def close(self, error: BaseException) -> None:
+        """End the directory with the session; ``error`` is for whoever still waits."""
+        with self.lock:
+            self._closed = True
+        self.all_fail(error)
+
+    @property
+    def kept(self) -> int:
+        """Number of entries."""
+        return len(self._entries)
