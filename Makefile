@@ -154,7 +154,7 @@ NATIVE_LOG := build/native-tests.log
 WORKERS ?= 3
 
 # The files of tests/integration that run on an engine (of one suite, where that is named), by the table in
-# docs/architecture/tests.md.
+# docs/architecture/proof.md.
 files = $(or $(shell $(PYTHON) tests/suites.py $(1)),$(error tests/suites.py $(1) names no files))
 
 # What runs with engine="ray", on a Ray cluster of two nodes on this machine.

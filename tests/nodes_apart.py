@@ -22,7 +22,7 @@ APART = os.environ.get("CONVEYOR_TEST_NODES") == "apart"
 #: What the other node has, and what the driver's has. An actor takes so little of it that all find room.
 _NODES = ("second", "first")
 _SOME = 0.0001
-#: What is not so between hosts, by docs/architecture/between-hosts.md or by how a test looks at it, and the
+#: What is not so between hosts, by docs/architecture/between-nodes.md or by how a test looks at it, and the
 #: tests of it, by their file.
 _DOING = "what an actor on another node does is not known before its node was asked"
 _PROGRAM = "a program of its own, whose sessions are not spread"
@@ -30,7 +30,7 @@ _READS = "what a process reads itself is counted; tests/ray/test_ray_direct.py c
 _MEMORY = "who writes over a ring has the memory of those on its own node only"
 _COUNTED = "what actors on other nodes have counted goes with their graph (docs/limits.md)"
 _IN_PLACE = "nothing is read in place that comes over the network (docs/limits.md)"
-_CAPS = "a node at its cap asks nobody for memory when a frame comes (docs/architecture/between-hosts.md)"
+_CAPS = "a node at its cap asks nobody for memory when a frame comes (docs/architecture/between-nodes.md)"
 _RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
 _LISTENS = (
     "a worker of Ray's listens itself; tests/ray/test_ray_transports.py has where transports do"
