@@ -92,6 +92,30 @@ SOURCES = {
 }
 
 
+#: Names that the pages of the architecture cite and that are not ours, or stand for any.
+NOT_OURS = {"NAME", "PAGEMAP_SCAN", "ProcessGroupNCCL"}
+
+
+@pytest.fixture(scope="module")
+def known():
+    """Every word of the sources, of their paths, and of the names of the repository's own files."""
+    texts = [*SOURCES.values(), *map(str, SOURCES), *(path.name for path in ROOT.iterdir())]
+    return {word for text in texts for word in re.findall(r"\w+", text)} | NOT_OURS
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "architecture" in (page.stem, page.parent.name)], ids=name
+)
+def test_names_that_a_page_of_the_architecture_cites_are_there(page, known):
+    outside = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+    cited = set(re.findall(r"`([\w.:/()=@]+)`", outside))
+    names = {word for text in cited for word in re.findall(r"[A-Za-z_]\w+", text)}
+    assert sorted(names - known) == []
+    files = [f"/{path}" for path in SOURCES]
+    paths = [text for text in sorted(cited) if re.fullmatch(r"[\w/]+\.(?:py|h|cpp)", text)]
+    assert [path for path in paths if not any(file.endswith(f"/{path}") for file in files)] == []
+
+
 def test_every_page_is_in_the_navigation():
     nav = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2].partition("\nvalidation")[0]
     listed = set(re.findall(r"[\w/-]+\.md", nav))
