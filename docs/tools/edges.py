@@ -1,6 +1,6 @@
 """Tensors from an actor to one on another node: in the frame, over gloo, and over NIXL, which take turns.
 
-`python docs/tools/edges.py` makes the table of docs/wires.md: two nodes of Ray on this machine, which share
+`python docs/tools/edges.py` makes the table of docs/scaling.md: two nodes of Ray on this machine, which share
 no memory. NIXL's UCX is kept to TCP, as between two machines without RDMA.
 """
 

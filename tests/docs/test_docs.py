@@ -2,11 +2,14 @@
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import os
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 
@@ -20,6 +23,7 @@ import pages  # noqa: E402
 
 PAGES = pages.pages()
 WITH_CODE = [page for page in PAGES if pages.program(page)]
+API = [page for page in PAGES if page.parent.name == "api"]
 
 
 def name(page):
@@ -47,14 +51,15 @@ def test_every_block_is_python_and_is_run_or_says_why_not(page):
 def test_pages_that_show_how_to_do_something_have_code_that_runs():
     without = {name(page) for page in PAGES if page not in WITH_CODE}
     assert without <= {
-        "docs/api.md",
+        *(name(page) for page in API),
         "docs/architecture.md",
         *(name(page) for page in PAGES if page.parent.name == "architecture"),
         "docs/benchmarks.md",
         "docs/glossary.md",
         "docs/scaling.md",
-        "docs/wires.md",
+        "docs/changelog.md",  # docs/tools/hooks.py has its text
         "docs/gpu.md",
+        "docs/tutorials/multi-node.md",
         "docs/guide/ray-engine.md",  # which tests/ray runs
         "docs/guide/security.md",
         "docs/limits.md",
@@ -118,7 +123,7 @@ def test_names_that_a_page_of_the_architecture_cites_are_there(page, known):
 
 def test_every_page_is_in_the_navigation():
     nav = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2].partition("\nvalidation")[0]
-    listed = set(re.findall(r"[\w/-]+\.md", nav))
+    listed = set(re.findall(r"[\w/.-]+\.md", nav))
     assert listed == {os.path.relpath(page, ROOT / "docs") for page in PAGES[1:]}
 
 
@@ -192,3 +197,176 @@ def test_docstrings_tell_of_arguments_that_there_are():
         each = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
         names = {arg.arg for arg in each if arg is not None}
         assert {name.lstrip("*") for name in told} <= names, where
+
+
+class Documented(NamedTuple):
+    """A directive of mkdocstrings. ``name``: its heading."""
+
+    section: str
+    path: str
+    name: str
+    members: list[str] | None
+
+
+def documented(page):
+    section = ""
+    for match in re.finditer(r"^## (.+)$|^::: (\S+)\n((?:    .*\n)*)", page.read_text(), re.M):
+        if match[1]:
+            section = match[1]
+            continue
+        heading = re.search(r"heading: (\S+)", match[3])
+        listed = re.search(r"members: (?:\[(.*)\]|false)", match[3])
+        members = None if listed is None else (listed[1] or "").split(", ") if listed[1] else []
+        yield Documented(
+            section, match[2], heading[1] if heading else match[2].split(".")[-1], members
+        )
+
+
+def module_of(page):
+    return importlib.import_module(re.match(r"# (\S+)\n", page.read_text())[1])
+
+
+def found(path):
+    """What a directive names, by importing as much of the path as is modules."""
+    parts = path.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            thing = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            thing = getattr(thing, part)
+        return thing
+    raise AssertionError(path)
+
+
+def public(module):
+    """Names of a module that are documented on its page."""
+    names = {name: getattr(module, name) for name in module.__all__}
+    ours = conveyor.compat.ray.__name__
+    return {
+        name: thing
+        for name, thing in names.items()
+        if not isinstance(thing, ModuleType)
+        and not (module.__name__ == ours and thing is getattr(conveyor, name, None))
+    }
+
+
+#: Sections of what is documented beside the names of a module: what these return, by which name it may be.
+BESIDE = ("What these return", "For devices of your own")
+#: Methods that have no underscore since other parts of the library call them.
+INTERNAL = {
+    "ActorClass": set(),
+    "ActorHandle": set(),
+    "CollectiveGroupHandle": set(),
+    "CollectiveOutputNode": {"kernel", "operation", "ranks"},
+    "DAGContext": {"options"},
+    "DAGNode": set(),
+    "DeviceIpcTransport": {"accepts", "open", "viable"},
+    "GraphRef": {"claim", "parts", "to_send"},
+    "ObjectRef": {"claim", "parts", "to_send"},
+    "Session": set(),
+    "StreamRef": {"await_whole", "claim", "gather", "is_whole", "parts", "to_send"},
+}
+
+
+def test_each_public_module_has_a_page():
+    modules = {conveyor}
+    for module in (conveyor, conveyor.experimental):
+        modules |= {
+            one for name in module.__all__ if isinstance(one := getattr(module, name), ModuleType)
+        }
+    modules.add(importlib.import_module("conveyor.compat.ray"))
+    assert {module_of(page) for page in API} == modules
+    assert len(API) == len(modules)
+
+
+@pytest.mark.parametrize("page", API, ids=name)
+def test_the_page_of_a_module_has_its_public_names_and_no_others(page):
+    module = module_of(page)
+    own = [
+        one.name for one in documented(page) if one.section not in BESIDE and "." not in one.name
+    ]
+    own += re.findall(r"^\| `(\w+)` \|", page.read_text(), re.M)
+    assert sorted(own) == sorted(public(module))
+    for one in documented(page):
+        assert inspect.getdoc(found(one.path)) or one.name == "CONTENT_TYPE", one.path
+        assert not one.name.startswith("_")
+
+
+def test_a_name_is_documented_once():
+    # At run time an ActorProxy is an ActorHandle.
+    each = [found(one.path) for page in API for one in documented(page) if one.name != "ActorProxy"]
+    assert len({id(thing) for thing in each}) == len(each)
+
+
+def test_every_form_of_a_collective_is_documented():
+    from conveyor.experimental import collective
+
+    page = ROOT / "docs/api/experimental.collective.md"
+    forms = {one.name for one in documented(page) if "." in one.name}
+    operations = {key: thing for key, thing in public(collective).items() if hasattr(thing, "bind")}
+    operations.pop("CollectiveOutputNode", None)
+    assert forms == {
+        f"{key}.{form}"
+        for key, thing in operations.items()
+        for form in ("bind", "shared")
+        if hasattr(thing, form)
+    }
+
+
+@pytest.mark.parametrize("page", API, ids=name)
+def test_what_a_class_shows_is_there_and_what_it_hides_is_known(page):
+    for one in documented(page):
+        if one.members is None:
+            continue
+        cls = found(one.path)
+        hints = {key for base in cls.__mro__ for key in inspect.get_annotations(base)}
+        assert {member for member in one.members if not hasattr(cls, member)} <= hints, one.path
+        assert not [member for member in one.members if member.startswith("_")]
+        if one.name in INTERNAL:
+            bases = [base for base in cls.__mro__ if base.__module__.startswith("conveyor")]
+            there = {key for base in bases for key, thing in vars(base).items() if callable(thing)}
+            hidden = {key for key in there if not key.startswith("_")} - {*one.members}
+            assert hidden <= INTERNAL[one.name] | inherited(cls), one.name
+
+
+def inherited(cls):
+    """Methods that a class has of one that is documented itself."""
+    from conveyor.dag import DAGNode, MethodNode
+    from conveyor.refs.ref import Ref
+
+    return {
+        key
+        for base in (Ref, DAGNode, MethodNode)
+        if issubclass(cls, base) and cls is not base
+        for key in dir(base)
+    }
+
+
+#: Words that users search for, and the page that answers.
+SEARCHES = {
+    "weight sync": "docs/tutorials/weight-sync.md",
+    "kv cache": "docs/tutorials/kv-cache.md",
+    "tensor parallel": "docs/tutorials/tensor-parallel.md",
+    "pipeline parallel": "docs/tutorials/pipeline-training.md",
+    "hang": "docs/tutorials/hang.md",
+    "multi-node": "docs/tutorials/multi-node.md",
+    "GPU": "docs/tutorials/gpu.md",
+    "FastAPI": "docs/tutorials/fastapi.md",
+    "timeout": "docs/guide/failures.md",
+    "trace": "docs/guide/observing.md",
+    "allreduce": "docs/guide/collectives.md",
+    "NCCL": "docs/guide/transports.md",
+    "out of memory": "docs/guide/memory.md",
+    "Kubernetes": "docs/guide/deployment.md",
+    "pytest": "docs/guide/testing.md",
+}
+
+
+@pytest.mark.parametrize(("words", "page"), SEARCHES.items())
+def test_a_search_in_users_words_finds_the_page(words, page):
+    beginning = " ".join((ROOT / page).read_text().split("\n\n")[:2]).lower()
+    assert all(
+        re.search(rf"\b{word}", beginning) for word in words.lower().replace("-", ".").split()
+    )

@@ -379,7 +379,7 @@ class Barrier:
     bind = staticmethod(binding.barrier)
 
     def __call__(self, group_name: str = DEFAULT, *, timeout: float | None = None) -> None:
-        """Raises as ``allreduce`` does."""
+        """Wait until all ranks of the group have called it. Raises as ``allreduce`` does."""
         with find(group_name) as group:
             group.run(BARRIER, None, (), (), timeout)
 
