@@ -85,9 +85,6 @@ LIMITS = {
     "test_memory": {
         "test_what_one_process_has_free_is_there_for_another": _CAPS,
     },
-    "test_refused": {
-        "test_an_actor_whose_output_nobody_could_read_is_not_started": _RAYS,
-    },
     "test_stats": {
         "test_numbers_stay_after_teardown_and_can_be_exported": _COUNTED,
     },

@@ -1,15 +1,12 @@
 """What many tests of behaviour do: chain methods, get with a bound, hold an actor in a call."""
 
 import functools
-import gc
 import os
 import signal
 import time
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.graph.compiled import parts_of
-from conveyor.runtime import context
 
 #: s; a bound for what should take milliseconds.
 WAIT = 60
@@ -55,21 +52,6 @@ def compiled(node_of, **options):
         return node_of(inp).compile(**options)
 
 
-def number_of(graph):
-    """The graph's number among those of its session."""
-    return parts_of(graph).number
-
-
-def supervision_of(graph):
-    """What holds the channels of a graph over processes, in the process that compiled it."""
-    return parts_of(graph).upkeep
-
-
-def gate_of(graph):
-    """What such a graph's results come out of."""
-    return supervision_of(graph).epoch.gate
-
-
 def hold(path):
     """In an actor: do not return before there is a file ``path``."""
     end = time.monotonic() + 60
@@ -113,12 +95,6 @@ a = Actor.remote()
 with InputNode() as inp:
     dag = a.hold.bind(inp)
 """
-
-
-def kept():
-    """How many results of this process others may still ask for."""
-    gc.collect()
-    return context.running().exports.kept
 
 
 def large(value):

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import inside
 import pytest
 from netns_actors import WAIT, get, on
 from wire import IN, OUT
@@ -10,15 +11,10 @@ from wire import IN, OUT
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError
-from conveyor.runtime import context
 
 pytestmark = pytest.mark.cold_start
 #: That of a session by default.
 DEFAULT = 1.0
-
-
-def pump():
-    return context.running().abroad.pump
 
 
 def over(near, far):
@@ -52,7 +48,7 @@ def test_shorter_than_a_connection_lives(cluster, session, wait_until):
             cluster.wires[1].heal()
             assert get(refs) == list(range(64))
             assert get(far.noted.remote()) == list(range(64))
-        assert pump().counts(1)[4] == 1
+        assert inside.pump().counts(1)[4] == 1
 
 
 def test_shorter_than_the_window(cluster, session, wait_until):
@@ -62,11 +58,11 @@ def test_shorter_than_the_window(cluster, session, wait_until):
         with over(near, far) as graph:
             cluster.wires[1].cut()
             refs = [graph.execute(i) for i in range(64)]
-            wait_until(lambda: not pump().connected(1), WAIT)
+            wait_until(lambda: not inside.pump().connected(1), WAIT)
             cluster.wires[1].heal()
             assert get(refs) == list(range(64))
             assert get(far.noted.remote()) == list(range(64))
-        assert pump().counts(1)[4] > 1
+        assert inside.pump().counts(1)[4] > 1
 
 
 @pytest.mark.parametrize("ways", [(), (OUT,), (IN,)], ids=["both ways", "out", "in"])

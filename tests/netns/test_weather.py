@@ -1,5 +1,6 @@
 """Values between two hosts over a network that delays, reorders and loses packets, and resets connections."""
 
+import inside
 import numpy as np
 import pytest
 from netns_actors import get, on
@@ -8,7 +9,6 @@ from wire import IN, OUT
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.runtime import context
 
 pytestmark = pytest.mark.cold_start
 #: Connections are not to be lost because the machine has other work.
@@ -61,7 +61,7 @@ def test_large_values_in_both_directions(cluster, session):
             for i, ref in enumerate(refs):
                 assert np.array_equal(get(ref), MEGABYTES + i + 11)
             assert lost(cluster) > before
-        assert context.running().abroad.pump.counts(1)[4] > 1
+        assert inside.pump().counts(1)[4] > 1
 
 
 def test_the_last_result_of_an_actor_that_nobody_holds(cluster, session):

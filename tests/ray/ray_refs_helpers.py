@@ -10,7 +10,6 @@ import cloudpickle
 import numpy as np
 
 import conveyor
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -119,12 +118,6 @@ class Holder:
 
 def holder(where, *refs):
     return Holder.options(**where).remote(*refs)
-
-
-def kept():
-    exports = context.running().exports
-    exports.tidy()
-    return exports.kept
 
 
 def total(size):

@@ -7,13 +7,13 @@ import threading
 import time
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
 
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, DeadlockError
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -439,8 +439,8 @@ def test_no_false_alarm_in_a_storm_of_nested_calls(take):
 
 def test_a_connection_that_breaks_meanwhile(take):
     a, b = take("ab")
-    pump = context.running().abroad.pump
-    host = context.running().table.record(b._id).host.number
+    pump = inside.pump()
+    host = inside.record_of(b).host.number
     over = threading.Event()
 
     def cut():

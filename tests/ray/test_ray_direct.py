@@ -7,6 +7,7 @@ import signal
 import sys
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
 import torch
@@ -14,17 +15,14 @@ import torch
 import conveyor
 from conveyor import get
 from conveyor.cluster import fetches
-from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, InjectedFault, TaskError, WaitTimeoutError
 from conveyor.experimental import (
     CommunicatorMetadata,
     TensorTransportManager,
     TensorTransportMetadata,
     register_tensor_transport,
-    set_target_for_ref,
     wait_tensor_freed,
 )
-from conveyor.runtime import context
 from conveyor.testing import fail_transfers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -60,15 +58,6 @@ class Maker:
     def make_snapshot(self, n):
         self.tensor = torch.arange(n, dtype=torch.float32)
         return self.tensor
-
-    @conveyor.method(tensor_transport="auto", num_returns=2)
-    def make_two(self, n):
-        return torch.ones(n), torch.full((n,), 2.0)
-
-    @conveyor.method(tensor_transport="auto")
-    def stream(self, n, count):
-        for i in range(count):
-            yield torch.full((n,), float(i))
 
     def put(self, n):
         return [conveyor.put(torch.arange(n, dtype=torch.float32), tensor_transport="auto")]
@@ -114,11 +103,6 @@ def total(n):
     return float(torch.arange(n, dtype=torch.float32).double().sum())
 
 
-def memory():
-    """What fetches for the processes of the driver's node."""
-    return context.running().process.hosts_memory
-
-
 @pytest.fixture(scope="module")
 def session(two_nodes, leaves_nothing):
     """Three nodes, each of which is a host of its own."""
@@ -145,15 +129,15 @@ def makers(session):
 
 def test_the_ref_travels_and_the_tensors_stay(makers):
     _, maker, neighbour, _ = makers
-    before = memory().bytes
-    pump = context.running().abroad.pump
+    before = inside.hosts_memory().bytes
+    pump = inside.pump()
     went, came = pump.counts(1)[2:4]
     ref = maker.make.remote(LARGE)
     assert get(neighbour.total.remote(ref)) == total(LARGE)
     assert get(neighbour.total_of.remote([ref])) == [(total(LARGE), "read")]
     assert get(maker.is_mine.remote(ref))
     # What has come to the driver's node is calls and answers.
-    assert memory().bytes == before
+    assert inside.hosts_memory().bytes == before
     assert sum(pump.counts(1)[2:4]) - went - came < LARGE
     assert ref.route() == "network"
     assert ref.tensor_transport() == "auto"
@@ -167,31 +151,6 @@ def test_whoever_needs_the_tensors_fetches_them(makers, n):
     assert get([other.total.remote(ref) for other in (here, third)]) == [total(n)] * 2
     for other in (here, third):
         assert get(other.total_of.remote([ref])) == [(total(n), "network")]
-
-
-def test_values_of_the_driver_and_of_other_actors(makers):
-    here, maker, _, third = makers
-    ref = conveyor.put(torch.arange(LARGE, dtype=torch.float32), tensor_transport="auto")
-    assert get([one.total.remote(ref) for one in makers]) == [total(LARGE)] * 4
-    assert get(third.total_of.remote([ref])) == [(total(LARGE), "network")]
-    near = here.make.remote(5000)
-    assert get([one.total.remote(near) for one in makers]) == [total(5000)] * 4
-    (own,) = get(maker.put.remote(LARGE))
-    assert get(own).double().sum() == total(LARGE)
-    assert own.route() == "network"
-    assert get(third.total_of.remote([own])) == [(total(LARGE), "network")]
-
-
-def test_containers_and_several_results(makers):
-    _, maker, _, third = makers
-    ref = maker.make_dict.remote(LARGE)
-    assert get(third.step.remote(ref)) == (7, total(LARGE))
-    assert get(ref)["step"] == 7
-    one, two = maker.make_two.remote(5000)
-    assert get([third.total.remote(x) for x in (one, two)]) == [5000.0, 10000.0]
-    assert [get(x).sum() for x in (one, two)] == [5000.0, 10000.0]
-    items = [float(item[0]) for item in maker.stream.remote(5000, 3)]
-    assert items == [0.0, 1.0, 2.0]
 
 
 class Files(TensorTransportManager):
@@ -268,27 +227,13 @@ def test_what_the_maker_writes_is_seen_by_who_fetches_afterwards(makers):
         assert torch.equal(get(ref), kept)
 
 
-def test_memory_that_is_there(makers):
-    here, maker, _, third = makers
-    ref = maker.make.remote(LARGE)
-    target = torch.zeros(LARGE)
-    assert get(ref, into=target) is target
-    assert float(target.double().sum()) == total(LARGE)
-    for other in (here, third):
-        get(other.have_target.remote(LARGE))
-        assert get(other.receive.remote(ref)) == (True, total(LARGE))
-    ref, target = maker.make.remote(LARGE), torch.zeros(LARGE)
-    set_target_for_ref(ref, [target])
-    assert get(ref).data_ptr() == target.data_ptr()
-
-
 def test_of_a_part_only_that_is_fetched(makers):
     _, maker, _, third = makers
     ref = maker.make.remote(LARGE)
     get(third.total.remote(ref))
-    before = memory().bytes
+    before = inside.hosts_memory().bytes
     assert torch.equal(get(ref[100:200]), torch.arange(100, 200, dtype=torch.float32))
-    assert memory().bytes - before == 400
+    assert inside.hosts_memory().bytes - before == 400
     assert get(third.total.remote(ref[:10])) == 45.0
 
 
@@ -310,7 +255,9 @@ def test_who_waits_no_longer_is_told_so(makers, monkeypatch):
     get(maker.pid.remote())
     wanted = []
     # Nothing comes.
-    monkeypatch.setattr(memory(), "fetch", lambda *fetch: wanted.append(fetch) or wanted.clear)
+    monkeypatch.setattr(
+        inside.hosts_memory(), "fetch", lambda *fetch: wanted.append(fetch) or wanted.clear
+    )
     for more in {}, {"into": torch.zeros(LARGE)}:
         with pytest.raises(WaitTimeoutError, match="waiting for a value that"):
             get(ref, timeout=0.2, **more)
@@ -329,21 +276,6 @@ def test_it_is_freed_with_its_last_ref(makers):
         get(maker.wait_freed.remote(0.2))
     get(third.hold.remote([]))
     assert get(maker.wait_freed.remote(WAIT))
-
-
-def test_a_call_that_takes_it_keeps_it(makers, tmp_path):
-    here, maker, _, third = makers
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    for other in (here, third):
-        busy = other.stay_until.remote(str(path))
-        done = other.total.remote(maker.make.remote(LARGE))
-        gc.collect()
-        with pytest.raises(WaitTimeoutError):
-            get(maker.wait_freed.remote(0.2))
-        path.write_text("on")
-        assert get([busy, done]) == ["on", total(LARGE)]
-        assert get(maker.wait_freed.remote(WAIT))
 
 
 def test_the_death_of_who_has_the_last_ref_frees_it(makers):
@@ -401,20 +333,20 @@ def test_several_on_one_node_cost_one_transfer(makers, monkeypatch, wait_until):
     others = [Maker.options(**HERE).remote() for _ in range(4)]
     ref = maker.make.remote(LARGE)
     get([other.pid.remote() for other in others])
-    before = memory().transfers
+    before = inside.hosts_memory().transfers
     with monkeypatch.context() as patch:
         patch.setattr(fetches.Source, "bring", brought)
         assert get([other.total.remote(ref) for other in others]) == [total(LARGE)] * 4
-    assert memory().transfers == before + 1
+    assert inside.hosts_memory().transfers == before + 1
     # They have it still, for others.
     assert get(others[0].total.remote(ref)) == total(LARGE)
-    assert memory().transfers == before + 1
+    assert inside.hosts_memory().transfers == before + 1
     # What has been written since is no part of what is there.
     get(maker.add.remote(1))
     assert get(others[0].total.remote(ref)) == float(
         (torch.arange(LARGE, dtype=torch.float32) + 1).double().sum()
     )
-    assert memory().transfers == before + 2
+    assert inside.hosts_memory().transfers == before + 2
     for other in others:
         conveyor.kill(other)
 
@@ -434,7 +366,7 @@ def test_a_transfer_that_fails_fails_nothing_else(makers):
 
 def test_a_connection_that_breaks_frees_what_is_let_go_of_meanwhile(makers):
     _, maker, _, third = makers
-    pump = context.running().abroad.pump
+    pump = inside.pump()
     for _ in range(4):
         ref = maker.make.remote(LARGE)
         assert get(third.total.remote(ref)) == total(LARGE)
@@ -466,24 +398,3 @@ def test_all_of_them_are_listed_on_every_node(makers, wait_until):
         told = told_by(lambda other=other: get(other.objects.remote()))
         assert told == (ref.value_id(), "Maker#2", route)
     get(third.hold.remote([]))
-
-
-def test_in_graphs(makers):
-    here, maker, _, third = makers
-    ref = maker.make.remote(5000)
-    with InputNode() as inp:
-        dag = third.total.bind(inp)
-    with dag.compile() as graph:
-        assert get(graph.execute(ref)) == total(5000)
-    with InputNode() as inp:
-        dag = maker.make.bind(inp)
-    with dag.compile() as graph:
-        made = graph.execute(LARGE)
-        assert get(here.total.remote(made)) == total(LARGE)
-        assert get(third.total.remote(made)) == total(LARGE)
-
-
-def test_arrays(makers):
-    _, _, _, third = makers
-    ref = conveyor.put(np.arange(LARGE), tensor_transport="auto")
-    assert get(third.total.remote(ref)) == float(np.arange(LARGE).sum())

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import cloudpickle
+import inside
 import pytest
 import torch
 
@@ -15,7 +16,6 @@ from conveyor import get
 from conveyor.cluster.fetches import Flight, Source
 from conveyor.command.status import find_sessions
 from conveyor.exceptions import ActorDiedError
-from conveyor.runtime import context
 from conveyor.testing import hold_transfers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -85,10 +85,6 @@ def made(maker, *args):
     return ref
 
 
-def memory():
-    return context.running().process.hosts_memory
-
-
 async def ticks(count):
     """That the loop runs, so often."""
     for _ in range(count):
@@ -108,23 +104,6 @@ def test_what_comes_is_right(actors):
             for i, value in enumerate(await asyncio.gather(*refs)):
                 assert float(value.double().sum()) == total(n, i)
             assert await awaits.totals.remote(refs) == [total(n, i) for i in range(20)]
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("n", [SMALL, LARGE])
-def test_the_loop_runs_on_while_it_is_held_back(actors, n):
-    maker, _ = actors
-    ref = made(maker, n)
-
-    async def main():
-        with hold_transfers(maker):
-            several = [asyncio.ensure_future(_value(one)) for one in (ref, ref[1:3], ref)]
-            await ticks(100)
-            assert not any(one.done() for one in several)
-        first, part, again = await asyncio.wait_for(asyncio.gather(*several), WAIT)
-        assert float(first.double().sum()) == float(again.double().sum()) == total(n)
-        assert part.tolist() == [1.0, 2.0]
 
     asyncio.run(main())
 
@@ -179,13 +158,13 @@ def test_who_is_cancelled_leaves_nothing_under_way(actors, monkeypatch, wait_unt
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    before = memory().transfers
+    before = inside.hosts_memory().transfers
     try:
         asyncio.run(main())
     finally:
         go.set()
-    wait_until(lambda: not memory()._flights, WAIT)
-    assert memory().transfers == before
+    wait_until(lambda: not inside.hosts_memory()._flights, WAIT)
+    assert inside.hosts_memory().transfers == before
     assert float(get(ref).double().sum()) == total(LARGE)
 
 
@@ -217,20 +196,6 @@ def test_an_async_actor_answers_meanwhile(actors):
     assert get(awaits.total_within.remote(refs, WAIT), timeout=WAIT) == "came"
 
 
-def test_several_in_one_value(actors):
-    maker, _ = actors
-
-    async def main():
-        one, two = await maker.put_two.remote(LARGE)
-        with hold_transfers(maker):
-            task = asyncio.ensure_future(asyncio.wait_for(asyncio.gather(one, two), WAIT))
-            await ticks(10)
-            assert not task.done()
-        assert [float(value[0]) for value in await task] == [0.0, 1.0]
-
-    asyncio.run(main())
-
-
 async def _value(ref):
     return await ref
 
@@ -251,14 +216,11 @@ def test_a_wait_says_for_what_it_is_and_how_far_it_has_come(actors, monkeypatch,
     try:
         total_of = near.total.remote(ref)
         assert held.wait(WAIT)
-        process = context.running().process
-        slots = range(process.board.used)
-        slot = next(slot for slot in slots if process.board.name(slot) == "near")
-        (status,) = process.statuses([(slot, None)])
+        status = inside.status_of("near")
         fetching = status.fetching
         assert (fetching.value, fetching.total) == (ref.value_id(), 4 * LARGE)
         assert 0 < fetching.done < fetching.total
-        assert fetching.node == context.running().abroad.name_of(1)
+        assert fetching.node == inside.agents()[0].name
         assert f"on {fetching.node}" in str(status)
         assert f"{fetching.done:,} of {4 * LARGE:,} bytes, since" in str(status)
         (session,) = find_sessions(os.getpid())
@@ -270,5 +232,4 @@ def test_a_wait_says_for_what_it_is_and_how_far_it_has_come(actors, monkeypatch,
     finally:
         go.set()
     assert get(total_of, timeout=WAIT) == total(LARGE)
-    (status,) = process.statuses([(slot, None)])
-    assert status.fetching is None
+    assert inside.status_of("near").fetching is None

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import cloudpickle
+import inside
 import pytest
 import torch
 
@@ -16,7 +17,6 @@ from conveyor.cluster.fetches import Source
 from conveyor.dag import InputNode
 from conveyor.direct import afar
 from conveyor.exceptions import ActorDiedError, ExecutionCancelledError
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -102,10 +102,7 @@ def made(maker, n):
 
 def fetching():
     """What an actor of this node waits for."""
-    process = context.current().process
-    (slot,) = [s for s in range(process.board.used) if process.board.name(s) == "a loop"]
-    (status,) = process.statuses([(slot, None)])
-    return status.fetching
+    return inside.status_of("a loop").fetching
 
 
 @pytest.mark.parametrize("n", [SMALL, LARGE])
@@ -118,7 +115,7 @@ def test_an_async_actor_runs_on_until_an_argument_has_come(actors, held, wait_un
     assert get(other.ping.remote(), timeout=WAIT) == "pong"
     behind = loop.ping.remote()
     assert wait_until(fetching).value == ref.value_id()
-    assert fetching().node == context.running().abroad.name_of(1)
+    assert fetching().node == inside.agents()[0].name
     assert conveyor.wait([waiting, behind], num_returns=2, timeout=0)[0] == []
     go.set()
     assert get([waiting, behind], timeout=WAIT) == [total(n), "pong"]
@@ -132,7 +129,7 @@ def test_an_async_actor_runs_on_until_the_input_of_a_step_has_come(actors, held,
     total_of = graph.execute(made(maker, LARGE))
     assert begun.wait(WAIT)
     assert get(loop.ping.remote(), timeout=WAIT) == "pong"
-    there = f"on {context.running().abroad.name_of(1)}"
+    there = f"on {inside.agents()[0].name}"
     wait_until(lambda: there in str(graph.status()))
     go.set()
     assert get(total_of, timeout=WAIT) == total(LARGE)
@@ -149,7 +146,7 @@ def test_cancelled_while_an_argument_comes(actors, held, wait_until):
     with pytest.raises(ExecutionCancelledError):
         get(waiting)
     go.set()
-    wait_until(lambda: not context.running().process.hosts_memory._flights, WAIT)
+    wait_until(lambda: not inside.hosts_memory()._flights, WAIT)
 
 
 def test_the_makers_death_ends_the_call(actors, held):

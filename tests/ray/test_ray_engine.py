@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
 import ray
@@ -26,7 +27,6 @@ from ray_nodes import WAIT, get
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError, WaitTimeoutError
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -73,10 +73,6 @@ class Place:
     def __del__(self):
         if self.folder is not None:
             open(os.path.join(self.folder, "deleted"), "w").close()
-
-
-def hosts():
-    return context.running()._hosts
 
 
 def test_placed_by_resources(rt):
@@ -306,9 +302,8 @@ def test_a_node_that_is_lost(rt, two_nodes, tmp_path, wait_until):
 def test_rays_kill_is_an_end_like_any_other(rt):
     actor = Place.remote()
     pid = get(actor.pid.remote())
-    (handle,) = [known.handle for known in hosts()._living.values() if known.pid == pid]
     ref = actor.stay.remote(os.devnull)
-    ray.kill(handle)
+    ray.kill(inside.rays_actor(pid))
     with pytest.raises(ActorDiedError):
         get(ref)
 

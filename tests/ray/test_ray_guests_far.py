@@ -3,6 +3,7 @@
 import os
 import signal
 
+import inside
 import pytest
 import ray
 from ray_guests_helpers import Ours, Stage, is_killed_and_leaves, nothing_left, until_it_raises
@@ -11,7 +12,6 @@ from ray_nodes import HERE, THERE, TIMEOUT, WAIT, get
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError
-from conveyor.runtime import context
 
 
 def begin():
@@ -40,7 +40,7 @@ def stage(two_nodes):
 
 
 def agent():
-    (host,) = [host for host in context.running()._hosts._agents._by_node.values() if not host.lost]
+    (host,) = [host for host in inside.agents() if not host.lost]
     return host.agent
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
 import ray
@@ -19,7 +20,6 @@ from ray_nodes import HERE, THERE, WAIT, Adds, get
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, WaitTimeoutError
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -83,10 +83,6 @@ def name_of(actor):
     return re.escape(actor._id.name)
 
 
-def pump():
-    return context.running().abroad.pump
-
-
 @conveyor.remote
 class Late:
     def __init__(self, x=None):
@@ -113,9 +109,9 @@ def test_the_last_handle_overtakes_no_argument(far):
 def test_calls_go_over_the_network(far):
     here, there = stage(HERE, 1), stage(THERE, 10)
     assert get(here.node.remote()) != get(there.node.remote())
-    before = pump().counts(1)[:2]
+    before = inside.pump().counts(1)[:2]
     assert get([there.run.remote(i) for i in range(200)]) == [i + 10 for i in range(200)]
-    sent, received, *_ = pump().counts(1)
+    sent, received, *_ = inside.pump().counts(1)
     assert sent - before[0] == received - before[1] == 200
     big = np.arange(1 << 20, dtype=np.int64)
     assert get(there.total.remote(big)) == float(big.sum())
@@ -201,24 +197,21 @@ def test_a_death_there_is_a_death_here(far, tmp_path, wait_until):
 def test_one_that_dies_as_soon_as_it_has_come(far):
     with pytest.raises(ActorDiedError, match=r"Doomed.* while running __init__"):
         get(Doomed.options(**THERE).remote().run.remote())
-    agent = next(iter(context.running()._hosts._agents._by_node.values())).agent
+    agent = inside.agents()[0].agent
     assert ray.get(agent.__ray_call__.remote(lambda self: len(self._expected)), timeout=WAIT) == 0
 
 
 def test_memory_of_values_from_there_goes_back(far, wait_until):
     """Also of a process that has died: what is held of it lies in an arena of this host."""
-    board = context.running().process.board
     there = stage(THERE, 1)
     value = get(there.run.remote(np.ones(1 << 20)))
-    assert board.session_memory >= value.nbytes
-    slot = context.running().table.record(there._id).slot
+    assert inside.session_memory() >= value.nbytes
     conveyor.kill(there)
     again = stage(THERE, 2)
     assert get(again.run.remote(1)) == 3
     assert value.sum() == 2 << 20
     del value
-    wait_until(lambda: board.session_memory < 1 << 20, WAIT)
-    assert board.memory(slot) <= board.session_memory
+    wait_until(lambda: inside.session_memory() < 1 << 20, WAIT)
 
 
 def test_started_again_on_its_node(far):
@@ -246,7 +239,7 @@ def test_what_is_called_while_ray_has_no_place_for_it_waits(far, wait_until):
     get(actor.run.remote(1))
     rival = Rival.remote()  # gets the place as soon as that is free
     conveyor.kill(actor, no_restart=False)
-    wait_until(lambda: not context.running().table.record(actor._id).alive, WAIT)
+    wait_until(lambda: not inside.record_of(actor).alive, WAIT)
     refs = [actor.run.remote(i) for i in range(100)]
     with pytest.raises(WaitTimeoutError, match=r"Stage.* is starting"):
         conveyor.get(refs[0], timeout=0.1)
@@ -262,12 +255,12 @@ def test_a_connection_that_breaks_is_made_again(far):
         refs = []
         for i in range(600):
             if i % 200 == 100:
-                pump().disconnect(1, "by the test")
+                inside.pump().disconnect(1, "by the test")
             refs.append(graph.execute(i))
             if len(refs) == 8:
                 assert get(refs.pop(0)) == i - 7 + 11
         assert get(refs) == [i + 11 for i in range(593, 600)]
-    assert pump().counts(1)[4] > 1
+    assert inside.pump().counts(1)[4] > 1
 
 
 def test_references_stand_for_their_values(far):

@@ -7,17 +7,17 @@ import sys
 from contextlib import contextmanager, suppress
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
 import ray
 from ray_nodes import HERE, THERE, TIMEOUT, WAIT, Adds, get
-from ray_refs_helpers import LARGE, SMALL, holder, kept, total
+from ray_refs_helpers import LARGE, SMALL, holder, total
 
 import conveyor
 from conveyor import collective
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, CollectiveBrokenError
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -97,7 +97,7 @@ def test_a_node_with_holders_and_makers_is_lost(two_nodes, leaves_nothing, wait_
         assert get(here.total.remote([made])) == [total(LARGE)]
         del made, pending, waiting, ref
         gc.collect()
-        wait_until(lambda: kept() == 0, WAIT)
+        wait_until(lambda: inside.kept() == 0, WAIT)
         conveyor.shutdown()
 
 
@@ -111,7 +111,7 @@ def test_one_that_has_died_here_comes_back_there_too(two_nodes, leaves_nothing):
         for _ in range(3):
             pid = asked_again(there.ask, one, "pid")
             assert get(there.ask.remote(one, "run", 1)) == 2
-            slots.add(context.running().table.record(one._id).slot)
+            slots.add(inside.record_of(one).slot)
             os.kill(pid, signal.SIGKILL)
         assert len(slots) == 1
         assert asked_again(there.ask, one, "run", 1) == 2
@@ -147,7 +147,7 @@ def test_a_node_that_keeps_its_connections_and_says_nothing(two_nodes, leaves_no
             dag = stays.run.bind(silent.run.bind(inp))
         graph = dag.compile()
         assert get(graph.execute(1)) == 12
-        (host,) = context.running()._hosts._agents._by_node.values()
+        (host,) = inside.agents()
         with stopped(ray.get(host.agent.__ray_call__.remote(lambda self: os.getpid()))) as agent:
             with pytest.raises(ActorDiedError, match=r"Stage.* was lost with its node"):
                 executed_until_it_fails(graph)
@@ -171,7 +171,7 @@ def test_a_node_that_says_nothing_when_another_one_is_to_meet_it(two_nodes, leav
             assert get(silent.run.remote(1)) == 11
             other, stays = Stage.options(**THERE).remote(100), Stage.options(**HERE).remote(1)
             assert get(other.run.remote(1)) == 101
-            host = context.running()._hosts._agents.by_number(1)
+            host = inside.record_of(silent).host
             with stopped(ray.get(host.agent.__ray_call__.remote(lambda self: os.getpid()))):
                 fetches = other.total_into.remote([kept])
                 # Its own node does what else it has to, meanwhile.
@@ -203,9 +203,8 @@ def test_it_ends_with_the_program(scripts, two_nodes, wait_until):
     conveyor.init(engine="ray", address=sys.argv[1], shared_memory="node")
     actor = conveyor.remote(A).options(resources={"second": 1}).remote()
     pid = conveyor.get(actor.pids.remote())[0]
-    from conveyor.runtime import context
-    import ray
-    (host,) = context.running()._hosts._agents._by_node.values()
+    import inside, ray
+    (host,) = inside.agents()
     agent = ray.get(host.agent.__ray_call__.remote(lambda self: os.getpid()))
     print("said", pid, agent, flush=True)
     threading.Event().wait()

@@ -61,9 +61,6 @@ class Rank:
             refs = [graph.execute((i, np.full(10, float(i)))) for i in range(batches)]
             return [float(x[0]) for _, x in conveyor.get(refs)]
 
-    def asks(self, rank, ranks, batches):
-        return conveyor.get(rank.over.remote(ranks, batches))
-
 
 @pytest.fixture(scope="module", autouse=True)
 def three(two_nodes, leaves_nothing, wait_until):
@@ -128,22 +125,6 @@ def test_large_values_go_round(ranks):
         for got, value in zip(get([graph.execute(value) for value in sent]), sent, strict=True):
             assert np.array_equal(got, value)
     assert get(ranks[2].total.remote(sent[0])) == float(sent[0].sum())
-
-
-def test_graphs_that_actors_compile(ranks):
-    first, second, third, beside = ranks
-    expected = [8.0 * i for i in range(12)]
-    assert get(second.over.remote([first, third, beside], 12)) == expected
-    assert get(third.over.remote([second, first, beside], 12)) == expected
-    assert get(first.asks.remote(third, [second, beside], 12)) == [4.0 * i for i in range(12)]
-
-
-def test_a_graph_within_a_step_of_another(ranks):
-    first, second, third, beside = ranks
-    with InputNode() as inp:
-        dag = first.echo.bind(second.over.bind([third, beside], inp))
-    with dag.compile() as graph:
-        assert get(graph.execute(5)) == [4.0 * i for i in range(5)]
 
 
 @pytest.mark.parametrize("node", [1, 2])

@@ -9,6 +9,7 @@ import sys
 import time
 
 import cloudpickle
+import inside
 import pytest
 import ray
 from ray_nodes import HERE, THERE, TIMEOUT, WAIT, Adds, get
@@ -16,7 +17,6 @@ from ray_nodes import HERE, THERE, TIMEOUT, WAIT, Adds, get
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, WaitTimeoutError
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -85,7 +85,7 @@ def pipeline(*stages):
 
 
 def agent():
-    (host,) = context.running()._hosts._agents._by_node.values()
+    (host,) = inside.agents()
     return host
 
 

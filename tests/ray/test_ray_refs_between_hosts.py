@@ -7,23 +7,20 @@ import pickle
 import resource
 import signal
 from contextlib import contextmanager
-from unittest.mock import Mock
 
+import inside
 import numpy as np
 import pytest
 from ray_nodes import HERE, THERE, WAIT, get
-from ray_refs_helpers import LARGE, SMALL, holder, kept, total
+from ray_refs_helpers import LARGE, SMALL, holder, total
 
 import conveyor
 from conveyor.cluster import depot
-from conveyor.dag import InputNode
 from conveyor.exceptions import (
     ActorDiedError,
-    ConveyorError,
     OutOfMemoryError,
     SystemLimitError,
 )
-from conveyor.runtime import context
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +34,7 @@ def pair(actors, wait_until):
     yield actors
     get([actor.forget.remote() for actor in actors])
     gc.collect()
-    wait_until(lambda: kept() == 0, WAIT)
+    wait_until(lambda: inside.kept() == 0, WAIT)
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
@@ -61,46 +58,12 @@ def test_of_a_process_that_is_killed_while_it_pickles(pair, where, monkeypatch, 
     """Its node lives, and what it had sent before comes, of which the reader's host tells. For the rest the
     fixture waits."""
     place, reader = where
-    looks = context.running().abroad.looks
-    told = Mock(wraps=looks.when_come)
-    monkeypatch.setattr(looks, "when_come", told)
     maker = holder(place)
     dies = maker.end_half.remote(pair[reader], [conveyor.put(np.arange(SMALL))])
     with pytest.raises(ActorDiedError):
         get(dies)
     gc.collect()
-    wait_until(lambda: kept() == 0, WAIT)
-    arrivals = context.running().abroad.on_given_up.__self__
-    asked = [call for call in told.call_args_list if call.args[3].func == arrivals.come]
-    assert len(asked) <= 1  # none is due where its links are gone by the time that it is asked
-    assert not arrivals._asked
-    wait_until(lambda: not arrivals._come, WAIT)
-
-
-def test_in_graphs_constructors_and_errors(pair):
-    here, there = pair
-    ref = conveyor.put(np.arange(SMALL))
-    with InputNode() as inp:
-        dag = here.through.bind(there.through.bind(inp))
-    with dag.compile() as graph:
-        for _ in range(10):
-            (back,) = get(graph.execute([ref]))
-            assert get(back).sum() == total(SMALL)
-    built = holder(THERE, [ref])
-    assert get(built.total.remote()) == [total(SMALL)]
-    conveyor.kill(built)
-    for one, other in (pair, pair[::-1]):
-        assert get(other.of_error.remote([one.fail.remote()])).startswith("none")
-
-
-def test_it_is_waited_for_there_and_by_coroutines(pair):
-    here, there = pair
-    refs = [here.make.remote(SMALL), there.make.remote(LARGE)]
-    assert get(there.awaited.remote(refs)) == [total(SMALL), total(LARGE)]
-    get(there.keep.remote(refs))
-    (first, second) = get(there.kept.remote())
-    assert first is refs[0]
-    assert second is refs[1]
+    wait_until(lambda: inside.kept() == 0, WAIT)
 
 
 def test_its_value_comes_to_a_node_once(pair, wait_until):
@@ -109,13 +72,12 @@ def test_its_value_comes_to_a_node_once(pair, wait_until):
     ref = conveyor.put(np.arange(LARGE))
     readers = [there, *others]
     assert get([a.total.remote([ref]) for a in readers]) == [[total(LARGE)]] * 3
-    depot = context.running()._hosts._agents._depot
-    wait_until(lambda: len(depot) == 0, WAIT)  # nobody there has it any more
+    wait_until(lambda: inside.kept_files() == 0, WAIT)  # nobody there has it any more
     get([a.keep.remote([ref]) for a in readers])
     assert get([a.total.remote() for a in readers]) == [[total(LARGE)]] * 3
-    wait_until(lambda: len(depot) == 1, WAIT)
+    wait_until(lambda: inside.kept_files() == 1, WAIT)
     get([a.forget.remote() for a in readers])
-    wait_until(lambda: len(depot) == 0, WAIT)
+    wait_until(lambda: inside.kept_files() == 0, WAIT)
     for other in others:
         conveyor.kill(other)
 
@@ -127,9 +89,9 @@ def test_it_lives_as_long_as_somebody_anywhere_has_it(pair, wait_until):
         gc.collect()
         get(maker.through.remote(1))
         assert get(keeper.total.remote()) == [total(LARGE)]
-        wait_until(lambda: kept() == 1, WAIT)  # the pickle on its way is noted, too
+        wait_until(lambda: inside.kept() == 1, WAIT)  # the pickle on its way is noted, too
         get(keeper.forget.remote())
-        wait_until(lambda: kept() == 0, WAIT)
+        wait_until(lambda: inside.kept() == 0, WAIT)
     # Nor does a pickle that nobody has loaded yet.
     data = pickle.dumps(get(there.put.remote(SMALL)))
     assert get(pickle.loads(data)[0]).sum() == total(SMALL)
@@ -140,9 +102,9 @@ def test_its_holder_dies(pair, wait_until):
     doomed = holder(THERE)
     get(doomed.keep.remote([conveyor.put(np.arange(LARGE)), *get(here.put.remote(LARGE))]))
     assert get(doomed.total.remote()) == [total(LARGE), total(LARGE)]
-    wait_until(lambda: kept() == 2, WAIT)
+    wait_until(lambda: inside.kept() == 2, WAIT)
     os.kill(get(doomed.pid.remote()), signal.SIGKILL)
-    wait_until(lambda: kept() == 0, WAIT)
+    wait_until(lambda: inside.kept() == 0, WAIT)
 
 
 def test_its_maker_dies(pair):
@@ -172,19 +134,6 @@ def test_what_it_was_to_make_when_it_died(pair, tmp_path, wait_until):
     conveyor.kill(slow)
 
 
-def test_of_values_that_have_stayed(pair):
-    """They are fetched from where they are."""
-    here, there = pair
-    stays = {"tensor_transport": "auto"}
-    refs = [actor.make.options(**stays).remote(LARGE) for actor in pair]
-    refs.append(conveyor.put(np.arange(LARGE), **stays))
-    for actor in pair:
-        assert get(actor.total.remote(refs)) == [total(LARGE)] * 3
-        (own,) = get(actor.put_to_stay.remote(LARGE))
-        assert get(own).sum() == total(LARGE)
-        assert get([a.total.remote([own]) for a in (here, there)]) == [[total(LARGE)]] * 2
-
-
 @pytest.mark.parametrize("gets", [False, True])
 def test_references_inside_of_a_value_that_has_stayed_end_with_it(pair, wait_until, gets):
     """Each node that has loaded it has tickets of its own for them, whether or not it takes them."""
@@ -199,7 +148,7 @@ def test_references_inside_of_a_value_that_has_stayed_end_with_it(pair, wait_unt
         get(there.forget.remote())
     del inner, outer, value
     gc.collect()
-    wait_until(lambda: kept() == 0, WAIT)
+    wait_until(lambda: inside.kept() == 0, WAIT)
 
 
 def test_a_connection_that_breaks_costs_no_ref(pair):
@@ -207,7 +156,7 @@ def test_a_connection_that_breaks_costs_no_ref(pair):
     refs = [conveyor.put(np.arange(LARGE)) for _ in range(8)]
     wanted = []
     for ref in refs:
-        context.running().abroad.pump.disconnect(1, "by the test")
+        inside.pump().disconnect(1, "by the test")
         wanted.append(there.total.remote([ref]))
     assert get(wanted) == [[total(LARGE)]] * 8
 
@@ -217,7 +166,7 @@ def files_of_an_agent(most):
     """Files of the other node's agent may have so many bytes, and no more."""
     import ray
 
-    (host,) = context.running()._hosts._agents._hosts()
+    (host,) = inside.agents()
     pid = ray.get(host.agent.__ray_call__.remote(lambda agent: os.getpid()))
     soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, hard))
@@ -256,23 +205,3 @@ def test_a_value_for_which_the_driver_has_no_room_is_that_values_error(pair, mon
     assert get(waits).sum() == total(SMALL)
     (ref,) = get(there.put.remote(LARGE))
     assert get(ref).sum() == total(LARGE)
-
-
-def test_handles_of_graphs(pair):
-    here, there = pair
-    with InputNode() as inp:
-        dag = there.make.bind(here.through.bind(inp))
-    with dag.compile() as graph:
-        for asks in (here, there):
-            other = holder(THERE if asks is there else HERE)
-            assert get(other.execute.remote([graph], [3, 4])) == [3.0, 6.0]
-            assert get(other.execute.remote([graph], [LARGE])) == [total(LARGE)]
-            assert "network link" in get(other.explain.remote([graph]))
-            conveyor.kill(other)
-        teller = holder(THERE)
-        assert get(teller.refs_of.remote([graph], 3)) is not None
-        conveyor.kill(teller)
-    late = holder(THERE)
-    with pytest.raises(ConveyorError, match="torn down"):
-        get(late.execute.remote([graph], [1]))
-    conveyor.kill(late)

@@ -6,6 +6,7 @@ import sys
 import threading
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
 from ray_nodes import HERE, THERE, TIMEOUT, WAIT, get
@@ -15,7 +16,6 @@ from conveyor.cluster.tls import TlsError
 from conveyor.dag import InputNode
 from conveyor.engines.ray import agents
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -88,7 +88,7 @@ def test_what_goes_between_nodes_is_encrypted(two_nodes, leaves_nothing, monkeyp
         with dag.compile() as graph:
             assert get([graph.execute(i) for i in range(8)]) == list(range(8))
             assert np.array_equal(get(graph.execute(array)), array)
-            context.running().abroad.pump.disconnect(1, "by the test")
+            inside.pump().disconnect(1, "by the test")
             assert get(graph.execute(SECRET)) == SECRET
         conveyor.shutdown()
     assert len(Tapped.heard) > array.nbytes

@@ -1,12 +1,11 @@
 """Edges with a transport between nodes that share no memory: the frames go over the session's connections,
-the tensors by gloo, NIXL, what stands for NCCL, a transport of the user's, or a communicator."""
+the tensors by gloo, NIXL, what stands for NCCL, or a transport of the user's."""
 
 import itertools
 import os
 import signal
 import socket
 import sys
-import threading
 from concurrent.futures import Future
 
 import cloudpickle
@@ -15,7 +14,7 @@ import torch
 
 import conveyor
 from conveyor import testing, transport
-from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.dag import InputNode
 from conveyor.exceptions import (
     ActorDiedError,
     DeadlineExceededError,
@@ -23,7 +22,6 @@ from conveyor.exceptions import (
     GraphError,
     WaitTimeoutError,
 )
-from conveyor.experimental.channel import Communicator
 from conveyor.testing import FaultyTransport
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -35,9 +33,6 @@ NETWORK = {"runtime_env": {"env_vars": {"UCX_TLS": "tcp,self"}}}
 
 
 class Worker:
-    def __init__(self):
-        self.held = threading.Event()
-
     def make(self, count):
         return {"tensor": torch.full((count,), float(count)), "count": count}
 
@@ -48,11 +43,6 @@ class Worker:
         if count % 2:
             raise ValueError(f"{count} is odd")
         return self.make(count)
-
-    def hold(self, value):
-        """Take the tensors, and not return."""
-        self.held.set()
-        threading.Event().wait()
 
     def pid(self):
         return os.getpid()
@@ -113,20 +103,6 @@ def test_tensors_go_between_nodes(pair, name, turned):
                 assert get(ref) == (size, size, size**2)
 
 
-@both
-def test_readers_on_both_nodes(pair, name):
-    skip_without(name)
-    here, there = pair
-    beside = worker(HERE)
-    with InputNode() as inp:
-        made = here.make.bind(inp).with_tensor_transport(name)
-        graph = MultiOutputNode([there.total.bind(made), beside.total.bind(made)]).compile()
-    with graph:
-        for size in (4, 1 << 18):
-            assert get(graph.execute(size)) == [(size, size, size**2)] * 2
-    conveyor.kill(beside)
-
-
 def test_what_gloo_opens_listens_at_one_address(pair):
     before = [get(one.listens.remote()) for one in pair]
     with total_over("gloo", *pair) as graph:
@@ -162,26 +138,6 @@ def test_an_actor_that_is_killed_in_a_transfer(pair, wait_until, name, killed):
     conveyor.kill(other)
 
 
-@both
-def test_an_actor_that_comes_back(far, name):
-    skip_without(name)
-    a, b = worker(HERE), worker(THERE, max_restarts=1)
-    graph = total_over(name, a, b)
-    assert get(graph.execute(4)) == (4, 4, 16)
-    pid = get(b.pid.remote())
-    os.kill(pid, signal.SIGSTOP)
-    ref = graph.execute(1 << 20)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(ActorDiedError):
-        get(ref)
-    graph.restart()
-    for size in (4, 1 << 20):
-        assert get(graph.execute(size)) == (size, size, size**2)
-    graph.teardown()
-    for one in a, b:
-        conveyor.kill(one)
-
-
 @pytest.fixture
 def registered(far):
     """Registers transports for one test."""
@@ -212,21 +168,6 @@ def test_who_no_longer_waits_does_not_keep_the_edge(pair, registered, name):
         with pytest.raises(ExecutionCancelledError):
             get(cancelled)
         assert get(graph.execute(4)) == (4, 4, 16)
-
-
-@both
-def test_a_graph_that_is_taken_down_in_a_transfer(pair, name):
-    skip_without(name)
-    reader = worker(THERE)
-    graph = total_over(name, pair[0], reader, take="hold", depth=4)
-    refs = [graph.execute(1 << 22) for _ in range(3)]  # the second is on its way while it holds
-    conveyor.kill(reader)
-    for ref in refs:
-        with pytest.raises(ActorDiedError):
-            get(ref)
-    graph.teardown()
-    with total_over(name, *pair) as again:
-        assert get(again.execute(8)) == (8, 8, 64)
 
 
 class ByAddress(transport.Transport):
@@ -330,63 +271,6 @@ def test_the_checks_of_all_transports(far, monkeypatch, check):
 
     monkeypatch.setattr(ray_hosts, "ray_options", placed)
     check.run("gloo")
-
-
-class Lines(Communicator):
-    """Rank 0 listens at an address that it tells by a file, since both nodes have the same file system."""
-
-    def __init__(self, folder, actors):
-        self.folder, self.actors, self.rank, self.line = str(folder), list(actors), None, None
-
-    def initialize(self, rank):
-        self.rank = rank
-
-    def get_actor_handles(self):
-        return self.actors
-
-    def get_rank(self, actor):
-        return self.actors.index(actor)
-
-    def get_self_rank(self):
-        return self.rank
-
-    def connected(self):
-        import time
-
-        path = os.path.join(self.folder, "port")
-        if self.line is None and self.rank == 0:
-            with socket.create_server(("127.0.0.1", 0)) as listener:
-                with open(path + "-", "w") as file:
-                    file.write(str(listener.getsockname()[1]))
-                os.rename(path + "-", path)
-                self.line = listener.accept()[0]
-        while self.line is None:
-            try:
-                with open(path) as file:
-                    self.line = socket.create_connection(("127.0.0.1", int(file.read())))
-            except FileNotFoundError:
-                time.sleep(0.01)
-        return self.line
-
-    def send(self, value, peer_rank):
-        self.connected().sendall(value.view(torch.uint8).numpy().tobytes())
-
-    def recv(self, shape, dtype, peer_rank, allocator):
-        made = allocator(shape, dtype)
-        view = memoryview(made.view(torch.uint8).numpy())
-        while len(view):
-            view = view[self.connected().recv_into(view) :]
-        return made
-
-    def destroy(self):
-        if self.line is not None:
-            self.line.close()
-
-
-def test_a_communicator_of_the_users_own(pair, tmp_path):
-    with total_over(Lines(tmp_path, pair), *pair) as graph:
-        for size in (1, 1 << 16):
-            assert get(graph.execute(size)) == (size, size, size**2)
 
 
 class OnDevice:

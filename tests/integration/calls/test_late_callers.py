@@ -3,12 +3,12 @@
 import os
 import signal
 
+import inside
 import numpy
 import pytest
 from integration_helpers import compiled, get, hold
 
 import conveyor
-from conveyor.runtime import context
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
 
@@ -62,7 +62,7 @@ def test_a_constructor_that_gets_a_ref_that_fails(how, done, restarts):
 def test_a_caller_that_gets_the_bit_of_a_dead_one(latches, wait_until):
     """The dead caller's calls are still being served when the new caller is let in."""
     callee, first = Worker.remote(), Worker.remote()
-    record = context.running().table.record(first._id)
+    record = inside.record_of(first)
     go = latches()
     for _ in range(5):
         pid = get(first.pid.remote())
@@ -72,13 +72,13 @@ def test_a_caller_that_gets_the_bit_of_a_dead_one(latches, wait_until):
         wait_until(lambda record=record: record.exited.is_set() and not record.mailboxes)
         second = Worker.remote()
         ref = second.ask.remote(callee, 7)
-        introduced = context.running().table.record(second._id)
+        introduced = inside.record_of(second)
         wait_until(lambda introduced=introduced: introduced.mailboxes)
         go.open()
         assert get(ref) == 7
         get(held)
         first, go = Worker.remote(), latches()
-        record = context.running().table.record(first._id)
+        record = inside.record_of(first)
 
 
 @conveyor.remote
@@ -123,22 +123,3 @@ def test_a_caller_that_is_let_in_after_its_successor_was_met(latches, wait_until
     get(held)
     wait_until(lambda: len(get(callee.all.remote())) == 2, what="both calls")
     assert sorted(get(callee.all.remote())) == [[7], [42]]
-
-
-def test_a_socket_of_a_dead_process_that_is_found_broken_is_no_death_of_its_successor():
-    class Broken:
-        def sendmsg(self, *_):
-            raise BrokenPipeError
-
-    actor = Worker.options(max_restarts=1).remote()
-    record = context.running().table.record(actor._id)
-    pid = get(actor.pid.remote())
-    os.kill(pid, signal.SIGKILL)
-    record.exited.wait(20)
-    assert get(actor.pid.remote()) != pid
-    assert context.running().table.record(actor._id).slot == record.slot
-    record.control_socket = Broken()
-    with pytest.raises(conveyor.exceptions.ActorDiedError):
-        record.send_fds([0])
-    assert context.running().table.record(actor._id).alive
-    assert get(actor.echo.remote(1)) == 1

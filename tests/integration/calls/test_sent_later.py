@@ -7,12 +7,12 @@ import threading
 import time
 import weakref
 
+import inside
 import pytest
 from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.exceptions import WaitTimeoutError
-from conveyor.runtime import context
 
 pytestmark = pytest.mark.usefixtures("fresh_session")
 
@@ -199,7 +199,7 @@ def test_an_actor_that_is_dead_is_not_held():
     # The thread that is there for it has sent it: who waits so does not.
     assert conveyor.wait([added], timeout=WAIT)[0]
     del added
-    link = weakref.ref(context.current().links[second._id.index])
+    link = weakref.ref(inside.link_to(second))
     conveyor.kill(second)
     del second
     end = time.monotonic() + WAIT

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 
+import inside
 import pytest
 from integration_helpers import WAIT, get
 
@@ -21,7 +22,6 @@ from conveyor.exceptions import (
     SessionEndedError,
     WaitTimeoutError,
 )
-from conveyor.runtime import context
 
 
 @conveyor.remote
@@ -406,7 +406,9 @@ def test_a_receiver_that_has_died_is_named_though_its_handle_has_gone(local, han
     if handle == "dropped":
         del party, first
         # Whoever looks after the death has done so, and lets go of what nobody can ask for.
-        wait_until(lambda: not any(r.alive for r in context.current().table), WAIT, "the death")
+        wait_until(
+            lambda: all(one.state == "dead" for one in inside.statuses()[1:]), WAIT, "the death"
+        )
     for _ in range(3):
         with pytest.raises(ActorDiedError, match=r"actor Party.* died of signal 9 \(SIGKILL\)"):
             flood(sender)
@@ -663,7 +665,6 @@ def test_an_end_that_cannot_be_opened_is_closed_for_the_other(local):
 
 
 def test_nothing_is_kept_for_channels_that_are_over(local, wait_until):
-    kept = context.running().introductions._channels
     for end in range(2):
         for used in range(2):
             ends = conveyor.channel.open()
@@ -676,6 +677,8 @@ def test_nothing_is_kept_for_channels_that_are_over(local, wait_until):
             with pytest.raises((ActorDiedError, ChannelClosedError)):
                 flood(mine) if end else [mine.receive(WAIT), mine.receive(WAIT)]
             mine.close()
-            wait_until(lambda: not kept, what="the channel to be forgotten")
+            wait_until(lambda: not inside.channels_known(), what="the channel to be forgotten")
     conveyor.channel.open()
-    wait_until(lambda: not kept, what="a channel that nobody has used to be forgotten")
+    wait_until(
+        lambda: not inside.channels_known(), what="a channel that nobody has used to be forgotten"
+    )

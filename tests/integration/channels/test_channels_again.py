@@ -3,16 +3,13 @@
 import copy
 import gc
 import pickle
-import threading
 
+import inside
 import pytest
 from integration_helpers import WAIT, get
 
 import conveyor
-from conveyor.channel.end import make
 from conveyor.exceptions import ActorDiedError, ChannelClosedError, WaitTimeoutError
-from conveyor.runtime import context
-from conveyor.runtime.meeting import SENDING
 
 
 @conveyor.remote
@@ -31,9 +28,7 @@ class Party:
 def settled():
     """Wait until the driver has done what finalizers have noted."""
     gc.collect()
-    done = threading.Event()
-    context.running().chores.soon(done.set)
-    assert done.wait(WAIT)
+    inside.do_chores()
 
 
 def test_an_end_that_is_loaded_where_it_is(local):
@@ -80,30 +75,12 @@ def test_an_end_that_has_come_twice_is_closed_with_its_last_reference(local, how
         receiver.receive(WAIT)
 
 
-def test_threads_that_load_an_end_have_the_same(local):
-    runtime = context.running()
-    for number in range(1_000_000, 1_000_200):
-        barrier, made = threading.Barrier(4), []
-
-        def load(number=number, barrier=barrier, made=made):
-            barrier.wait()
-            made.append(make(runtime, number, SENDING, 8))
-
-        threads = [threading.Thread(target=load) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(set(map(id, made))) == 1
-
-
 def test_ends_that_are_loaded_when_their_maker_has_died(local, wait_until):
     maker, other = Party.remote(), Party.remote()
     ref = maker.open.remote()
     conveyor.wait([ref], timeout=WAIT)
     conveyor.kill(maker)
-    kept = context.running().introductions._channels
-    wait_until(lambda: not kept, what="the channel to be forgotten")
+    wait_until(lambda: not inside.channels_known(), what="the channel to be forgotten")
     sender, receiver = get(ref)
     get(other.keep.remote(receiver))
     with pytest.raises(ActorDiedError, match="actor Party "):

@@ -2,10 +2,8 @@
 
 import time
 
+import inside
 from integration_helpers import WAIT
-
-from conveyor import _core
-from conveyor.runtime import context
 
 
 def await_rank(actor, ref):
@@ -16,13 +14,13 @@ def await_rank(actor, ref):
     when it comes to sleep.
     """
     end = time.monotonic() + WAIT
-    while not (ref.done() or actor._id in sleeping() or _runs_elsewhere(actor)):
+    while not (ref.done() or actor._id in inside.sleeping() or _runs_elsewhere(actor)):
         assert time.monotonic() < end, f"{actor._id.name} does not come to an operation"
         time.sleep(0.002)
 
 
 def _runs_elsewhere(actor):
-    if context.current().table.record(actor._id).host is None:
+    if inside.record_of(actor).host is None:
         return False
     return _status_of(actor).method is not None
 
@@ -33,18 +31,4 @@ def rests(actor):
 
 
 def _status_of(actor):
-    driver = context.current()
-    record = driver.table.record(actor._id)
-    (status,) = driver.process.statuses([record.reader], driver.table.label)
-    return status
-
-
-def sleeping():
-    """Who sleeps in an operation for another rank: actors, and ``None`` for the driver."""
-    return [
-        None if rank == group.driver else group.actors[rank]
-        for group in list(context.current().collectives._groups.values())
-        if group.segment is not None  # else no rank is on the driver's node
-        for rank, (_, absent) in enumerate(_core.CollectiveGroup.waits(group.segment))
-        if absent
-    ]
+    return inside.status_of(actor._id.name)

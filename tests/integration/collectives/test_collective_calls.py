@@ -5,9 +5,10 @@ import signal
 import time
 import zlib
 
+import inside
 import numpy as np
 import pytest
-from integration_collectives import await_rank, rests, sleeping
+from integration_collectives import await_rank, rests
 from integration_helpers import WAIT, get, hold
 
 import conveyor
@@ -434,7 +435,7 @@ def test_a_rank_does_one_operation_of_a_group_at_a_time(local, wait_until):
 
     # Threads of one actor are in two groups at once, in another order than those of the other.
     first = [actors[0].apart.remote(wait, name) for name in ("one", "other")]
-    wait_until(lambda: sleeping().count(actors[0]._id) == 2, what="both to wait")
+    wait_until(lambda: inside.sleeping().count(actors[0]._id) == 2, what="both to wait")
     second = [actors[1].apart.remote(wait, name) for name in ("other", "one")]
     assert [get(ref) for ref in first + second] == ["one", "other", "other", "one"]
     waits = actors[0].apart.remote(wait, "one")

@@ -4,9 +4,10 @@ import os
 import threading
 import time
 
+import inside
 import numpy as np
 import pytest
-from integration_collectives import await_rank, sleeping
+from integration_collectives import await_rank
 from integration_helpers import WAIT, hold
 
 import conveyor
@@ -187,7 +188,7 @@ def test_a_thread_of_the_driver_is_told_that_the_session_has_ended(
 
         thread = threading.Thread(target=wait)
         thread.start()
-        wait_until(lambda: None in sleeping())
+        wait_until(lambda: None in inside.sleeping())
         conveyor.shutdown()
         thread.join(WAIT)
         assert errors == [SessionEndedError]

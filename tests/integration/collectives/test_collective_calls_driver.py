@@ -4,9 +4,9 @@ import os
 import signal
 import threading
 
+import inside
 import numpy as np
 import pytest
-from integration_collectives import sleeping
 from integration_helpers import WAIT, get
 
 import conveyor
@@ -138,7 +138,7 @@ def test_its_timeout_and_its_interrupt_free_the_actors(pair, wait_until):
         waits = pair[0].sum.remote()
 
         def interrupt():
-            wait_until(lambda: None in sleeping())
+            wait_until(lambda: None in inside.sleeping())
             os.kill(os.getpid(), signal.SIGUSR1)
 
         interrupting = threading.Thread(target=interrupt)

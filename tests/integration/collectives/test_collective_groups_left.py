@@ -2,6 +2,7 @@
 
 import os
 
+import inside
 import numpy as np
 import pytest
 from integration_helpers import WAIT, get
@@ -9,7 +10,6 @@ from integration_helpers import WAIT, get
 import conveyor
 from conveyor.exceptions import ActorDiedError, CollectiveBrokenError
 from conveyor.experimental import collective
-from conveyor.runtime import context
 
 
 @conveyor.remote
@@ -26,10 +26,6 @@ class Rank:
         os._exit(3)
 
 
-def groups():
-    return len(context.current().collectives._groups)
-
-
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
@@ -40,7 +36,7 @@ def test_groups_of_actors_that_are_gone_leave_nothing(local, wait_until):
         get(maker.make.remote(ranks))
         for actor in (maker, *ranks):
             conveyor.kill(actor)
-        wait_until(lambda: groups() == 0)
+        wait_until(lambda: inside.groups_known() == 0)
 
     make_and_die()
     held = descriptors()
@@ -57,7 +53,7 @@ def test_a_group_ends_with_the_actor_that_has_made_it(local, wait_until):
     maker.leave.remote()
     with pytest.raises(CollectiveBrokenError, match="was destroyed"):
         get(waits)
-    wait_until(lambda: groups() == 0)
+    wait_until(lambda: inside.groups_known() == 0)
 
 
 def test_a_group_ends_with_its_last_member(local, wait_until):
@@ -66,9 +62,9 @@ def test_a_group_ends_with_its_last_member(local, wait_until):
     conveyor.kill(ranks[0])
     with pytest.raises(CollectiveBrokenError, match="has died"):
         get(ranks[1].sum.remote("ours"))
-    assert groups() == 1
+    assert inside.groups_known() == 1
     conveyor.kill(ranks[1])
-    wait_until(lambda: groups() == 0)
+    wait_until(lambda: inside.groups_known() == 0)
     # Its name is its creator's to give up.
     with pytest.raises(ValueError, match="already"):
         collective.create_collective_group([Rank.remote()], name="ours")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import struct
 import sys
 import threading
 from types import SimpleNamespace
@@ -13,13 +12,11 @@ from integration_helpers import WAIT, get, hold
 from nodes_apart import APART
 
 import conveyor
-from conveyor import _core
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.direct import placed
-from conveyor.direct.table import TABLE
 from conveyor.exceptions import ActorDiedError, ObjectLostError, WaitTimeoutError
 from conveyor.experimental import wait_tensor_freed
-from conveyor.runtime import context, process
+from conveyor.runtime import process
 
 
 @conveyor.remote
@@ -264,7 +261,7 @@ def test_what_the_driver_has_put(pair, wait_until):
         wait_tensor_freed(array[10:20], timeout=0.01)
     del ref
     wait_tensor_freed(array, timeout=WAIT)
-    assert TABLE.all() == []
+    assert conveyor.objects() == []
 
 
 def test_as_an_input_of_a_graph(pair, wait_until):
@@ -544,33 +541,6 @@ def test_transports_that_there_are_not(pair, name):
     ):
         with pytest.raises(error, match="transport"):
             use()
-
-
-def test_memory_that_is_not_what_it_was_is_not_taken_for_it():
-    memory = bytearray(b"x" * 100)
-    anchor = _core.Anchor(77)
-    table = _core.ranges_of([memory])
-    into = _core.Buffer.own(_core.packed_size(table))
-    [copy] = _core.read_peer(os.getpid(), table, anchor.address, 77, into)
-    assert bytes(copy) == memory
-    with pytest.raises(OSError, match="Stale"):
-        _core.read_peer(os.getpid(), table, anchor.address, 78, into)
-    with pytest.raises(OSError, match="Bad address"):
-        _core.read_peer(os.getpid(), bytes(8) + table[8:], anchor.address, 77, into)
-    address = anchor.address
-    del anchor
-    with pytest.raises(OSError, match="Stale"):
-        _core.read_peer(os.getpid(), table, address, 77, into)
-
-
-@pytest.mark.parametrize("lengths", [[2**64 - 1], [2**64 - 64, 128], [2**62] * 5])
-def test_more_memory_than_there_can_be_is_not_taken_for_little(local, lengths):
-    table = b"".join(struct.pack("QQ", 4096, length) for length in lengths)
-    arena = context.running().process.arena
-    with pytest.raises(ValueError, match="more memory than there can be"):
-        _core.packed_size(table)
-    with pytest.raises(ValueError, match="more memory than there can be"):
-        _core.fetch_peer(os.getpid(), table, 4096, 77, arena)
 
 
 def test_the_memory_of_a_whole_value_is_waited_for(pair):

@@ -3,13 +3,12 @@
 import threading
 import weakref
 
+import inside
 import numpy as np
 import pytest
 from nodes_apart import APART
 
 import conveyor
-from conveyor import _core
-from conveyor.direct.table import TABLE, Table
 from conveyor.exceptions import ObjectLostError, RuntimeStateError, SessionEndedError
 from conveyor.experimental import wait_tensor_freed
 
@@ -81,39 +80,13 @@ def test_who_waits_for_memory_to_be_freed_hears_of_the_end(wait_until):
             told.append(error)
 
     threading.Thread(target=wait, daemon=True).start()
-    wait_until(lambda: TABLE._told)
+    wait_until(inside.awaited_ends)
     conveyor.shutdown()
     wait_until(lambda: told)
     with pytest.raises(SessionEndedError):
         wait_tensor_freed(array)
     assert not conveyor.is_initialized()
     del ref
-
-
-def test_who_looks_for_values_in_memory_keeps_none_of_them(monkeypatch):
-    table = Table()
-    array = np.ones(3)
-    stored = [table.keep(array, [array], "auto")]
-    gone = weakref.ref(stored[0])
-
-    def look(*_):
-        stored.clear()
-        assert gone() is None
-        return True
-
-    monkeypatch.setattr("conveyor.direct.table._lies_in", look)
-    address = array.__array_interface__["data"][0]
-    assert len(table.holding(address, array.nbytes)) == 1
-    assert not table.holding(address, array.nbytes)
-
-
-def test_who_waits_for_something_to_drop_hears_of_an_end_before():
-    wait = _core.KeptWait()
-    wait.stop()
-    done = threading.Thread(target=wait.wait, daemon=True)
-    done.start()
-    done.join(10)
-    assert not done.is_alive()
 
 
 @conveyor.remote

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 
+import inside
 import numpy as np
 import pytest
 from integration_helpers import WAIT, get, hold
@@ -35,7 +36,6 @@ import conveyor.direct.freed as freeing
 from conveyor.dag import InputNode
 from conveyor.direct.managers.registry import route
 from conveyor.direct.managers.wire import readable
-from conveyor.direct.table import TABLE
 from conveyor.exceptions import (
     ActorDiedError,
     SerializationError,
@@ -127,7 +127,7 @@ class Peer:
         return len(getattr(manager, what))
 
     def is_kept(self):
-        return len(TABLE.all())
+        return inside.kept_values()
 
     def register(self, name, manager):
         register_tensor_transport(name, ["cpu"], manager)

@@ -11,13 +11,13 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import inside
 import numpy as np
 import pytest
 from integration_helpers import WAIT, hold
 
 import conveyor
 import conveyor.compat.ray
-from conveyor.direct.table import TABLE
 from conveyor.exceptions import ActorDiedError, WaitTimeoutError
 
 torch = pytest.importorskip("torch")
@@ -109,7 +109,7 @@ class Worker:
         return float(self.kept.sum())
 
     def stored(self):
-        return len(TABLE.all())
+        return inside.kept_values()
 
     def waits_for(self, timeout):
         conveyor.experimental.wait_tensor_freed(self.kept, timeout)
@@ -566,5 +566,5 @@ def test_actors_with_threads(rt, actors):
 
 
 def test_nothing_is_left(actors, wait_until):
-    wait_until(lambda: TABLE.all() == [])
+    wait_until(lambda: inside.kept_values() == 0)
     wait_until(lambda: conveyor.get([one.stored.remote() for one in actors]) == [0, 0])

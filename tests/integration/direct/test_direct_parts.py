@@ -8,7 +8,6 @@ from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.direct.table import TABLE
 
 torch = pytest.importorskip("torch")
 PRELOAD = ["torch"]
@@ -549,7 +548,7 @@ def test_resharding(holder):
 
 
 def test_nothing_is_left(holder, wait_until):
-    wait_until(lambda: TABLE.all() == [])
+    wait_until(lambda: conveyor.objects() == [])
 
 
 @pytest.mark.parametrize("key", ["other", "_taken", "_apart"])

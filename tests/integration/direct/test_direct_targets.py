@@ -331,9 +331,9 @@ def test_a_mapping_that_does_not_fit_is_left_as_it_is(trainer, into, words):
 
 
 def leaves(value):
-    from conveyor.direct.structure.leaves import leaves_of
-
-    return leaves_of(value)
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in parts:
+        yield from leaves(part) if isinstance(part, (dict, list)) else [(key, part)]
 
 
 def test_rays_names(trainer):

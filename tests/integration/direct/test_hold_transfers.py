@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 
+import inside
 import numpy as np
 import pytest
 from integration_helpers import WAIT, get, hold
@@ -12,8 +13,6 @@ from integration_helpers import WAIT, get, hold
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, RuntimeStateError, TaskError, WaitTimeoutError
-from conveyor.runtime import context
-from conveyor.runtime.status import actor_status
 from conveyor.testing import InjectedFault, fail_transfers, hold_transfers
 
 
@@ -48,12 +47,6 @@ def pair(local):
     return Keeper.options(name="ann").remote(), Keeper.options(name="bob").remote()
 
 
-def status_of(name):
-    board = context.current().process.board
-    slot = next(slot for slot in range(board.used) if board.name(slot) == name)
-    return actor_status(board, slot)
-
-
 def made(actor, **options):
     ref = actor.make.remote(**options)
     conveyor.wait([ref])
@@ -66,15 +59,17 @@ def test_who_fetches_waits_for_the_end(pair, wait_until):
     with hold_transfers(ann):
         total = bob.total.remote(ref)
         asked = bob.total_with.remote([ref], None)
-        wait_until(lambda: status_of("bob").fetches_from == "ann")
-        assert "fetching a value that ann keeps, which has not come yet" in str(status_of("bob"))
+        wait_until(lambda: inside.status_of("bob").fetches_from == "ann")
+        assert "fetching a value that ann keeps, which has not come yet" in str(
+            inside.status_of("bob")
+        )
         # The keeper takes no part, and what others keep can be had.
         assert get(ann.total.remote(ref)) == 1000
         assert get(theirs).sum() == 1000
         assert conveyor.wait([total, asked], timeout=0)[0] == []
     assert get(total) == 1000
     assert get(asked) == [1000]
-    assert status_of("bob").fetches_from is None
+    assert inside.status_of("bob").fetches_from is None
     assert get(ref).sum() == 1000
 
 
@@ -105,7 +100,7 @@ def test_the_keeper_dies_meanwhile(pair, wait_until):
     pid = get(ann.pid.remote())
     with hold_transfers(ann):
         total = bob.total.remote(ref)
-        wait_until(lambda: status_of("bob").fetches_from == "ann")
+        wait_until(lambda: inside.status_of("bob").fetches_from == "ann")
         killer = threading.Timer(0.05, os.kill, (pid, signal.SIGKILL))
         killer.start()
         before = time.monotonic()
@@ -120,10 +115,8 @@ def test_a_value_whose_keeper_has_just_died_is_not_read_any_more(local):
     """Its death is known before the kernel has let go of its memory."""
     ann = Keeper.options(name="ann").remote()
     ref, pid = made(ann), get(ann.pid.remote())
-    board = context.current().process.board
-    (slot,) = (slot for slot in range(board.used) if board.name(slot) == "ann")
     with hold_transfers(ann):
-        board.announce_death(slot)
+        inside.announce_death("ann")
         with pytest.raises(ActorDiedError, match="ann"):
             get(ref)
         os.kill(pid, signal.SIGKILL)
@@ -182,7 +175,7 @@ def test_what_this_process_keeps(pair, wait_until):
     mine = conveyor.put(np.ones(5), tensor_transport="auto")
     with hold_transfers():
         total = bob.total.remote(mine)
-        wait_until(lambda: status_of("bob").fetches_from == "driver")
+        wait_until(lambda: inside.status_of("bob").fetches_from == "driver")
         assert get(mine).sum() == 5  # it is here
     assert get(total) == 5
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 
+import inside
 import numpy as np
 import pytest
 from integration_helpers import get
@@ -11,8 +12,6 @@ from integration_helpers import get
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, ExecutionCancelledError, WaitTimeoutError
-from conveyor.runtime import context
-from conveyor.runtime.status import actor_status
 from conveyor.testing import InjectedFault, fail_transfers, hold_transfers
 
 
@@ -137,8 +136,7 @@ def made(actor, *args):
 
 def fetching():
     """The value that some process of the session waits for."""
-    board = context.current().process.board
-    found = [actor_status(board, slot).fetching for slot in range(board.used)]
+    found = [status.fetching for status in inside.statuses()]
     return next((one for one in found if one is not None), None)
 
 

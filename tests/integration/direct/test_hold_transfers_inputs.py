@@ -3,6 +3,7 @@
 import os
 import signal
 
+import inside
 import numpy as np
 import pytest
 from integration_helpers import get
@@ -15,8 +16,6 @@ from conveyor.exceptions import (
     ExecutionCancelledError,
     WaitTimeoutError,
 )
-from conveyor.runtime import context
-from conveyor.runtime.status import actor_status
 from conveyor.testing import InjectedFault, fail_transfers, hold_transfers
 
 
@@ -71,8 +70,7 @@ def compiled(method, **options):
 
 def fetching():
     """The value that some process of the session waits for."""
-    board = context.current().process.board
-    found = [actor_status(board, slot).fetching for slot in range(board.used)]
+    found = [status.fetching for status in inside.statuses()]
     return next((one for one in found if one is not None), None)
 
 

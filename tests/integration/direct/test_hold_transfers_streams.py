@@ -4,14 +4,13 @@ import asyncio
 import os
 import signal
 
+import inside
 import numpy as np
 import pytest
 from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.exceptions import ActorDiedError, ExecutionCancelledError, WaitTimeoutError
-from conveyor.runtime import context
-from conveyor.runtime.status import actor_status
 from conveyor.testing import InjectedFault, fail_transfers, hold_transfers
 
 
@@ -49,8 +48,7 @@ def begin(request, ann):
 
 def fetching():
     """Which of this process's waits for a value its slot of the board names."""
-    process = context.current().process
-    return actor_status(process.board, process.slot).fetching
+    return inside.status_of("driver").fetching
 
 
 async def value(ref):

@@ -93,14 +93,14 @@ def test_an_engine_that_is_none(wrong):
         ({"get_if_exists": "yes"}, TypeError, "get_if_exists must be True or False, not 'yes'"),
     ],
 )
-def test_options_of_an_actor(engine, options, error, text):
+def test_options_of_an_actor(local, options, error, text):
     for wrong in (Actor.options, lambda **options: conveyor.remote(**options)(Actor.__wrapped__)):
         with pytest.raises(error, match=text):
             wrong(**options)
     assert get(Actor.remote().echo.remote(1)) == 1
 
 
-def test_a_name_that_is_more_than_a_text(engine):
+def test_a_name_that_is_more_than_a_text(local):
     class Name(str):
         pass
 
@@ -109,7 +109,7 @@ def test_a_name_that_is_more_than_a_text(engine):
     assert conveyor.get_actor("mine") == actor
 
 
-def test_options_of_calls_and_functions(engine):
+def test_options_of_calls_and_functions(local):
     actor = Actor.remote()
     double = conveyor.remote(lambda x: 2 * x)
     for options in (actor.echo.options, double.options, lambda **o: conveyor.method(**o)):
@@ -151,7 +151,7 @@ def test_options_of_calls_and_functions(engine):
         ({"get_timeout": math.inf}, "get_timeout must be a number above 0"),
     ],
 )
-def test_settings_of_a_graph(engine, options, text):
+def test_settings_of_a_graph(local, options, text):
     dag = Actor.remote().echo.bind(InputNode())
     with pytest.raises(conveyor.exceptions.GraphError, match=text):
         dag.compile(**options)
@@ -194,7 +194,7 @@ def test_the_spin_of_an_actor():
         Actor.options(env_vars={"CONVEYOR_SPIN_US": "x"})
 
 
-def test_timeouts(engine):
+def test_timeouts(local):
     actor = Actor.remote()
     graph = actor.echo.bind(InputNode()).compile()
     with_effects = actor.echo.bind(InputNode()).compile(get_timeout=5)
@@ -245,7 +245,7 @@ def test_timeouts(engine):
         (math.nan, ValueError),
     ],
 )
-def test_deadlines(engine, deadline, error):
+def test_deadlines(local, deadline, error):
     actor = Actor.remote()
     ran = []
     with actor.echo.bind(InputNode()).compile() as graph:
@@ -269,7 +269,7 @@ def test_deadlines(engine, deadline, error):
 
 
 @pytest.mark.parametrize("make", [conveyor.empty, conveyor.empty_tensor])
-def test_shapes(engine, make):
+def test_shapes(local, make):
     if make is conveyor.empty_tensor:
         pytest.importorskip("torch")
         with pytest.raises(TypeError, match=r"dtype must be a torch.dtype, .* not 'nope'"):

@@ -5,8 +5,9 @@ import struct
 import sys
 
 import cloudpickle
+import inside
 import pytest
-from integration_helpers import WAIT, chain, get, hold, supervision_of
+from integration_helpers import WAIT, chain, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -60,7 +61,7 @@ def offset_of(graph, writer):
     """Where the ring is that this actor writes."""
     number = next(i for i, info in enumerate(graph.plan.actors) if info.name == writer)
     edge = next(edge for edge in graph.plan.edges if edge.writer == number)
-    return supervision_of(graph).epoch.offsets[edge.id]
+    return inside.supervision_of(graph).epoch.offsets[edge.id]
 
 
 @pytest.mark.parametrize("head", [2**40, 2**64 - 1])

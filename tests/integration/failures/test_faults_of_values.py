@@ -121,14 +121,14 @@ def test_a_result(engine, actors, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_result_of_a_coroutine(engine, kind):
+def test_a_result_of_a_coroutine(local, kind):
     actor = Actor.remote()
     with pytest.raises(SerializationError, match="Panic: refused"):
         get(actor.later.remote(kind))
     assert unharmed(actor)
 
 
-def test_one_of_several_results(engine):
+def test_one_of_several_results(local):
     actor = Actor.remote()
     with pytest.raises(SerializationError, match=r"result 1 of Actor.two.*Panic: refused"):
         get(actor.two.remote()[0])
@@ -136,7 +136,7 @@ def test_one_of_several_results(engine):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_item(engine, kind):
+def test_an_item(local, kind):
     actor = Actor.remote()
     items = actor.items.remote(kind)
     assert next(items) == 1
@@ -145,7 +145,7 @@ def test_an_item(engine, kind):
     assert unharmed(actor)
 
 
-def test_an_error(engine):
+def test_an_error(local):
     actor = Actor.remote()
     with pytest.raises(TaskError, match=r"str\(\) of the exception failed: Panic"):
         get(actor.fail.remote())
@@ -169,7 +169,7 @@ def test_in_a_graph(engine, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_constant(engine, kind):
+def test_a_constant(local, kind):
     actor = Plain.remote()
     with pytest.raises(SerializationError, match="Panic: refused"):
         get(actor.take.bind(KINDS[kind]()).compile().execute())
@@ -177,7 +177,7 @@ def test_a_constant(engine, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_argument_of_a_constructor(engine, kind):
+def test_an_argument_of_a_constructor(local, kind):
     class Made:
         def __init__(self, value):
             self.value = value
@@ -221,13 +221,13 @@ def test_a_keyboard_interrupt_that_an_actor_raises_is_an_error(local):
     assert unharmed(actor)
 
 
-def test_an_exit_of_a_result_names_the_call(engine):
+def test_an_exit_of_a_result_names_the_call(local):
     actor = Plain.remote()
     with pytest.raises(ActorDiedError, match=r"left by sys.exit.* while running make \(call 1\)"):
         get(actor.make.remote("sent", SystemExit))
 
 
-def test_an_exit_of_a_coroutines_result_names_the_call(engine):
+def test_an_exit_of_a_coroutines_result_names_the_call(local):
     class Later:
         async def make(self):
             return CannotBeSent(SystemExit)
@@ -257,7 +257,7 @@ def test_an_exit_of_an_argument_inline():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_exit_in_a_graph_names_a_step(engine, kind):
+def test_an_exit_in_a_graph_names_a_step(local, kind):
     actor, other = Plain.remote(), Plain.remote()
     graph = compiled(lambda inp: other.same.bind(actor.make.bind(inp[0], inp[1])))
     with pytest.raises(ActorDiedError, match=r"left by sys.exit.* while running Plain"):

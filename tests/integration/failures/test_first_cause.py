@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import cloudpickle
+import inside
 import pytest
 from integration_helpers import WAIT, chain, freeze, get, hold
 
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, ConstructorError, TaskError, WaitTimeoutError
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -198,15 +198,14 @@ def test_a_failed_constructor(how):
 def test_the_first_of_several_is_named_by_all(latches, wait_until):
     actors = [Actor.remote() for _ in range(4)]
     pids = [get(actor.pid.remote()) for actor in actors]
-    table = context.current().table
     known = {
-        pid: table.record(actor._id) for pid, actor in zip(pids, actors, strict=True)
+        pid: inside.record_of(actor) for pid, actor in zip(pids, actors, strict=True)
     }  # the number of one on another node is not its pid
-    inside = latches()
+    begun = latches()
     # Plans name them in the order of the chain: the first to die is none of its ends.
     with chain(*(actor.echo for actor in actors[:-1]), actors[-1].hold).compile() as graph:
-        refs = [graph.execute(inside.path) for _ in range(3)]
-        hold(inside.path)
+        refs = [graph.execute(begun.path) for _ in range(3)]
+        hold(begun.path)
         for victim in (2, 0, 3):
             os.kill(pids[victim], signal.SIGKILL)
             # Who hears of two deaths at once cannot tell which was first.

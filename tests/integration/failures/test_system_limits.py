@@ -6,12 +6,12 @@ import os
 import resource
 from concurrent.futures import ThreadPoolExecutor
 
+import inside
 import pytest
 from integration_helpers import WAIT, hold
 
 import conveyor
 from conveyor.exceptions import ConveyorError, SystemLimitError
-from conveyor.runtime import context
 
 ACTORS = """
 import os, resource, sys, time
@@ -369,10 +369,10 @@ def test_refused_callers_take_nothing_of_an_actor(fresh_session, wait_until):
         refused()
     # The driver may close some once the caller has been told.
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
-    records = {record.id.name: record for record in context.current().table}
-    wait_until(lambda: not any(record.mailboxes for record in records.values()))
-    wait_until(lambda: len(records["full"].introduced) <= 1)
-    assert records["full"].bits._next < 20
+    of_full, of_caller = inside.record_of(full), inside.record_of(caller)
+    wait_until(lambda: not (of_full.mailboxes or of_caller.mailboxes))
+    wait_until(lambda: len(of_full.introduced) <= 1)
+    assert of_full.bits._next < 20
 
 
 def test_who_waits_while_the_actor_is_busy_is_told_in_the_end(fresh_session, tmp_path, wait_until):
@@ -386,8 +386,7 @@ def test_who_waits_while_the_actor_is_busy_is_told_in_the_end(fresh_session, tmp
     busy = full.hold.remote(tmp_path / "go")
     wait_until((tmp_path / "go.begun").exists)
     calls = [caller.call.remote(full), asynchronous.call.remote(full)]
-    full_record = next(r for r in context.current().table if r.id.name == "full")
-    wait_until(lambda: len(full_record.introduced) == 2)
+    wait_until(lambda: len(inside.record_of(full).introduced) == 2)
     assert conveyor.wait(calls, timeout=0.05)[0] == []
     (tmp_path / "go").touch()
     for call in calls:

@@ -4,11 +4,8 @@ import os
 import signal
 import sys
 import threading
-import time
-from functools import partial
 
 import cloudpickle
-import psutil
 import pytest
 from integration_helpers import WAIT, get, hold
 
@@ -19,7 +16,6 @@ from conveyor.driver.processes.supervisor import Supervisor
 from conveyor.exceptions import ActorDiedError, SessionEndedError
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import context
-from conveyor.worker.orders import End
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -102,60 +98,6 @@ def test_an_error_that_was_asked_for_early_says_how_it_ended_once_that_is_known(
     go.open()
     assert get(graph.execute(go.path)) is None
     conveyor.shutdown()
-
-
-def test_who_holds_what_a_burial_needs_does_not_wait_for_it_in_vain(
-    fresh_session, monkeypatch, wait_until
-):
-    monkeypatch.setattr(record, "_EXIT_CODE_WAIT", 120.0)
-    victim = Actor.remote()
-    pid = get(victim.pid.remote())
-    driver = context.current()
-    (found,) = (one for one in driver.table if one.pid == pid)
-    with driver.exports.lock:
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not found.alive)
-        begun = time.monotonic()
-        error = found.death()
-        assert time.monotonic() - begun < 60
-    assert error.signal == signal.SIGKILL
-
-
-@pytest.mark.parametrize("how", ["call", "flush"])
-def test_who_is_told_of_a_death_holds_no_lock_of_the_link(
-    fresh_session, monkeypatch, latches, wait_until, how
-):
-    """The thread that is told how it has ended calls over the same link, when it lets go of a handle."""
-    monkeypatch.setattr(record, "_EXIT_CODE_WAIT", 120.0)
-    victim, other, go = Actor.remote(), Actor.remote(), latches()
-    pid = get(victim.pid.remote())
-    (found,) = (one for one in context.current().table if one.pid == pid)
-    if how == "flush":
-        victim.echo.remote(other.hold.remote(go.path))
-        link = context.current().links[victim._id.index]
-        use = link.flush
-    else:
-        link = found.control_link
-        use = partial(_cannot_order, found)
-    server = psutil.Process(pid).parent()
-    server.suspend()  # so that its end is not told
-    try:
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not found.alive)
-        asks = threading.Thread(target=use)
-        asks.start()
-        wait_until(lambda: found.told._waiters, what="somebody to wait for how it has ended")
-        assert link.lock.acquire(timeout=60)
-        link.lock.release()
-    finally:
-        server.resume()
-    asks.join(WAIT)
-    assert not asks.is_alive()
-
-
-def _cannot_order(found):
-    with pytest.raises(ActorDiedError):
-        found.order(End())
 
 
 # A fault of the library's own, which no program has: its threads are made to fail.

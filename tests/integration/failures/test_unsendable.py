@@ -83,7 +83,7 @@ def test_arguments_of_a_call(keeper):
     )
 
 
-def test_more_arrays_than_one_value_takes(engine):
+def test_more_arrays_than_one_value_takes(local):
     keeper = conveyor.remote(Keeper).options(name="keeper").remote()
     arrays = [np.ones(1) for _ in range((1 << 16) + 1)]
     told = (
@@ -97,7 +97,7 @@ def test_more_arrays_than_one_value_takes(engine):
     assert get(keeper.keep.remote(arrays[: 1 << 16])) == 1
 
 
-def test_an_argument_beside_one_that_is_not_there_yet(engine, latches):
+def test_an_argument_beside_one_that_is_not_there_yet(local, latches):
     go = latches()
 
     @conveyor.remote
@@ -267,7 +267,7 @@ def test_functions(engine):
     assert refused(lambda: list(yields.remote())).startswith("an item of <functions>")
 
 
-def test_inside_of_an_actor(engine):
+def test_inside_of_an_actor(local):
     @conveyor.remote
     class Caller:
         def calls(self, other):
@@ -302,13 +302,13 @@ class Says:
         raise ValueError("not this one")
 
 
-def test_what_refuses_by_itself_is_not_looked_into(engine):
+def test_what_refuses_by_itself_is_not_looked_into(local):
     keeper = conveyor.remote(Keeper).options(name="keeper").remote()
     text = refused(lambda: keeper.keep.remote({"x": Says()}))
     assert "its part args[0]['x'] is of type test_unsendable.Says: ValueError: not this one" in text
 
 
-def test_a_long_path_is_cut_and_says_how_deep_it_goes(engine):
+def test_a_long_path_is_cut_and_says_how_deep_it_goes(local):
     keeper = conveyor.remote(Keeper).options(name="keeper").remote()
 
     def nested(levels, inside):

@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
-from integration_helpers import gate_of, get, hold
+from integration_helpers import get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ArenaFullError, WaitTimeoutError
-from conveyor.runtime import context, process
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -46,7 +46,7 @@ class Actor:
         for _ in range(count):
             graph.execute(SIZE)
         end = time.monotonic() + 20
-        while gate_of(graph).completed < count and time.monotonic() < end:
+        while inside.gate_of(graph).completed < count and time.monotonic() < end:
             time.sleep(0.002)
         return sum(edge.errors for edge in graph.stats().edges)
 
@@ -79,7 +79,7 @@ class Actor:
 @pytest.fixture
 def session(monkeypatch, leaves_nothing):
     """Memory that is free goes back after a second."""
-    monkeypatch.setattr(process, "IDLE_SECONDS", 1.0)
+    monkeypatch.setattr("conveyor.runtime.process.IDLE_SECONDS", 1.0)
     with leaves_nothing():
         conveyor.init(arena_bytes=16 * CAP)
         yield
@@ -89,15 +89,11 @@ def session(monkeypatch, leaves_nothing):
 @pytest.fixture
 def small_session(monkeypatch, leaves_nothing):
     """Nothing goes back before somebody needs it."""
-    monkeypatch.setattr(process, "IDLE_SECONDS", 600.0)
+    monkeypatch.setattr("conveyor.runtime.process.IDLE_SECONDS", 600.0)
     with leaves_nothing():
         conveyor.init(arena_bytes=CAP)
         yield
         conveyor.shutdown()
-
-
-def session_memory():
-    return context.current().process.board.session_memory
 
 
 @pytest.fixture
@@ -132,7 +128,7 @@ def comes_back(wait_until):
     """Waits until nearly no memory is taken."""
 
     def check(left=0):
-        wait_until(lambda: session_memory() <= left, what="memory to come back")
+        wait_until(lambda: inside.session_memory() <= left, what="memory to come back")
 
     return check
 
@@ -158,7 +154,7 @@ class TestComesBack:
         with dag.compile() as graph:
             for _ in range(10):
                 graph.execute(SIZE)
-            wait_until(lambda: gate_of(graph).completed == 10, what="values to be made")
+            wait_until(lambda: inside.gate_of(graph).completed == 10, what="values to be made")
             have_been_made(actor, 10)
             comes_back()
             assert get(graph.execute(SIZE)).nbytes == SIZE
@@ -186,7 +182,7 @@ class TestComesBack:
         busy, actor = Actor.remote(), Actor.remote()
         get([busy.ping.remote(), actor.ping.remote()])
         ref = actor.make.remote(SIZE)
-        wait_until(lambda: session_memory() >= SIZE, what="the value to be made")
+        wait_until(lambda: inside.session_memory() >= SIZE, what="the value to be made")
         wait_until(ref.done)
         del ref
         comes_back()
@@ -202,7 +198,7 @@ class TestComesBack:
         actor.make.remote(SIZE)
         have_been_made(actor, 2)
         comes_back(left=ROUNDED)
-        assert session_memory() >= SIZE
+        assert inside.session_memory() >= SIZE
         del ref  # nothing rings any more
         comes_back()
         path.touch()
@@ -258,13 +254,13 @@ class TestAtTheCap:
         actor = Actor.remote()
         for _ in range(5):
             actor.make.remote(SIZE)
-        wait_until(lambda: session_memory() >= 5 * SIZE, what="values to be made")
+        wait_until(lambda: inside.session_memory() >= 5 * SIZE, what="values to be made")
         assert get(Actor.remote().size_of.remote(np.ones(CAP - ROUNDED, np.uint8))) == CAP - ROUNDED
 
     def test_dropped_in_an_actor(self, wait_until, told):
         one, other = Actor.remote(), Actor.remote()
         get(one.drop.remote(other, 5, told[0]))
-        wait_until(lambda: session_memory() >= 5 * SIZE, what="values to be made")
+        wait_until(lambda: inside.session_memory() >= 5 * SIZE, what="values to be made")
         assert get(other.size_of.remote(np.ones(CAP - ROUNDED, np.uint8))) == CAP - ROUNDED
 
 
@@ -278,7 +274,7 @@ class TestAtTheGraphsOwnCap:
     @staticmethod
     def all_were_sent(graph, executions, wait_until):
         # By what the actor has noted: to ask for a result would take the others out of the ring.
-        wait_until(lambda: gate_of(graph).completed == executions, what="the results")
+        wait_until(lambda: inside.gate_of(graph).completed == executions, what="the results")
         assert [edge.errors for edge in graph.stats().edges] == [0] * len(graph.stats().edges)
 
     @pytest.mark.parametrize("method", ["make", "make_in_place"])

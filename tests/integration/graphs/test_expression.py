@@ -7,9 +7,9 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import inside
 import numpy as np
 import pytest
-from integration_helpers import supervision_of
 
 import conveyor
 from conveyor.dag import InputData, InputNode, MultiOutputNode
@@ -230,7 +230,7 @@ def test_a_teardown_that_was_interrupted_is_finished_by_the_next(two, monkeypatc
     a, _ = two
     graph = a.add.bind(InputNode()).compile()
     assert isinstance(graph, conveyor.CompiledGraph)
-    supervisor = supervision_of(graph)
+    supervisor = inside.supervision_of(graph)
     if isinstance(supervisor, Supervision):  # on processes
 
         def interrupted(*_: Any) -> None:

@@ -10,9 +10,10 @@ import threading
 import time
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
-from integration_helpers import WAIT, compiled, gate_of, get, hold, kept
+from integration_helpers import WAIT, compiled, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -165,7 +166,7 @@ def graph(a, b):
 def nothing_is_kept(session, wait_until, submitter, pooled):
     yield
     get([submitter.drop.remote(), pooled.drop.remote()])
-    wait_until(lambda: kept() == 0, WAIT, "the end of all exported results")
+    wait_until(lambda: inside.kept() == 0, WAIT, "the end of all exported results")
 
 
 def test_an_actor_executes_a_graph_of_the_driver(graph, submitter):
@@ -328,11 +329,11 @@ def test_kill_nine_of_a_submitter_in_the_middle(a, latches, wait_until):
         os.kill(get(remote.pid.remote()), signal.SIGKILL)
         with pytest.raises(ActorDiedError):
             get(blocked)
-        wait_until(lambda: kept() == 0, WAIT, "the release of its results")
+        wait_until(lambda: inside.kept() == 0, WAIT, "the release of its results")
         go.open()
         assert [get(graph.execute(i)) for i in range(5)] == list(range(5))
-        gate_of(graph).drain()
-        wait_until(lambda: gate_of(graph).stashed == 0)
+        inside.gate_of(graph).drain()
+        wait_until(lambda: inside.gate_of(graph).stashed == 0)
 
 
 def test_a_handle_is_passed_on_and_given_back(graph, submitter, pooled, wait_until):
@@ -354,13 +355,13 @@ def test_a_handle_keeps_a_graph_that_its_owner_has_dropped(a, submitter):
 
 def test_a_thousand_rounds_leave_nothing(graph, a, b, submitter, wait_until, opened_since):
     get(submitter.run_many.remote(graph, "x", 100))
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
     opened = opened_since()
     for _ in range(10):
         assert len(get(submitter.run_many.remote(graph, "x", 100))) == 100
-    wait_until(lambda: kept() == 0)
-    gate_of(graph).drain()
-    assert gate_of(graph).stashed == 0
+    wait_until(lambda: inside.kept() == 0)
+    inside.gate_of(graph).drain()
+    assert inside.gate_of(graph).stashed == 0
     wait_until(lambda: len(opened()) <= 2, what="what is closed a moment later")
     get([a.noted.remote(), b.noted.remote()])
 

@@ -8,6 +8,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+import inside
 import numpy as np
 import pytest
 from integration_helpers import hold
@@ -15,7 +16,6 @@ from integration_helpers import hold
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, GraphError, GraphTornDownError, WaitTimeoutError
-from conveyor.runtime.protocol import PID_MASK
 
 
 @conveyor.remote
@@ -253,8 +253,7 @@ def test_hundreds_of_graphs_in_an_actor_leak_nothing(local, wait_until):
             conveyor.get(controller.scaled.remote(stage, 2))
 
     def descriptors() -> list[int]:
-        table = conveyor.runtime.context.current().table
-        pids = [os.getpid(), *(record.pid & PID_MASK for record in table)]
+        pids = [status.pid for status in inside.statuses()]
         conveyor.get(controller.collect.remote())
         return [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
 

@@ -10,7 +10,6 @@ from integration_helpers import WAIT, get
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ArgumentsError, DeadlineExceededError, SerializationError, TaskError
-from conveyor.plan import channels
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -49,7 +48,7 @@ class Actor:
 @pytest.fixture
 def pairs(monkeypatch):
     """Channels have two readers each."""
-    monkeypatch.setattr(channels, "MOST_READERS", 2)
+    monkeypatch.setattr("conveyor.plan.channels.MOST_READERS", 2)
 
 
 def test_more_readers_than_a_channel_can_have(leaves_nothing):
@@ -101,7 +100,7 @@ def test_the_only_reader_of_a_channel_writes_to_its_own_value(local, maker, pass
 
 
 @pytest.mark.usefixtures("pairs")
-def test_the_input_is_taken_and_refused_as_any(engine):
+def test_the_input_is_taken_and_refused_as_any(local):
     actors = [Actor.remote() for _ in range(5)]
     with InputNode() as inp:
         dag = MultiOutputNode([actor.total.bind(inp) for actor in actors])
@@ -121,7 +120,7 @@ def test_the_input_is_taken_and_refused_as_any(engine):
 
 
 @pytest.mark.usefixtures("pairs")
-def test_an_error_goes_to_all_of_them(engine):
+def test_an_error_goes_to_all_of_them(local):
     actors, source = [Actor.remote() for _ in range(5)], Actor.remote()
     with InputNode() as inp:
         made = source.fail.bind(inp)
@@ -156,7 +155,7 @@ def test_every_channel_counts_at_the_cap_of_the_graph(local):
 
 
 @pytest.mark.usefixtures("pairs")
-def test_the_plan_says_that_a_value_has_several_channels(engine):
+def test_the_plan_says_that_a_value_has_several_channels(local):
     actors = [Actor.remote() for _ in range(5)]
     with InputNode() as inp:
         dag = MultiOutputNode([actor.total.bind(inp) for actor in actors])

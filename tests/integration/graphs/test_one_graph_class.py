@@ -6,11 +6,11 @@ import gc
 import weakref
 from typing import Any
 
+import inside
 from integration_helpers import compiled, get
 
 import conveyor
 from conveyor import metrics
-from conveyor.graph.compiled import parts_of
 
 
 @conveyor.remote
@@ -34,7 +34,7 @@ def test_a_graph_is_gone_with_its_last_reference(engine: str) -> None:
     stage = Stage.remote()
     graph = compiled(lambda inp: stage.echo.bind(inp), name="counted")
     ref = graph.execute(1)
-    face, held = weakref.ref(graph), weakref.ref(parts_of(graph).upkeep)
+    face, held = weakref.ref(graph), weakref.ref(inside.supervision_of(graph))
     gc.collect()
     gc.disable()
     try:

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import cloudpickle
+import inside
 import pytest
-from integration_helpers import WAIT, gate_of, get, hold, supervision_of
+from integration_helpers import WAIT, get, hold
 from nodes_apart import WITH_DRIVER
 
 import conveyor
@@ -241,7 +242,7 @@ def test_what_was_skipped_for_a_failure_is_no_result_before_that_is_told(latches
         refs = graph.execute(1)
         wait_until(lambda: started.is_open)
         fails.open()
-        wait_until(lambda: supervision_of(graph).epoch.limits.failed(0))
+        wait_until(lambda: inside.supervision_of(graph).epoch.limits.failed(0))
         held.open()
         assert get(other.noted.remote()) == []  # it was skipped, and that was sent
         assert conveyor.wait(refs, timeout=0.1)[0] == []
@@ -286,9 +287,9 @@ def test_depth_comes_back_and_nothing_is_kept():
     assert get(graph.execute(1)) == [1, 1, 1]
     del refs
     gc.collect()
-    gate_of(graph).drain()
-    assert gate_of(graph).stashed == 0
-    assert gate_of(graph).failures() == []
+    inside.gate_of(graph).drain()
+    assert inside.gate_of(graph).stashed == 0
+    assert inside.gate_of(graph).failures() == []
     assert graph.status().executions == ()
 
 
@@ -569,8 +570,8 @@ def test_a_cancel_and_a_failure_leave_one_outcome(latches):
             assert isinstance(error, ExecutionCancelledError if cancelled else RuntimeError)
             seen.add(cancelled)
         assert get(a.echo.remote(1)) == 1
-        gate_of(graph).drain()
-        assert gate_of(graph).failures() == []
+        inside.gate_of(graph).drain()
+        assert inside.gate_of(graph).failures() == []
 
 
 def test_items_that_are_there_come_before_the_failure(latches, wait_until):
@@ -618,7 +619,9 @@ def test_what_an_actor_told_before_it_died_is_heard(latches, wait_until, size):
     graph = dag.compile()
     pid = get(bad.pid.remote())
     refs = graph.execute(1)
-    wait_until(lambda: supervision_of(graph).epoch.limits.failed(0))  # nothing has been read of it
+    wait_until(
+        lambda: inside.supervision_of(graph).epoch.limits.failed(0)
+    )  # nothing has been read of it
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ActorDiedError):
         get(bad.pid.remote())
@@ -633,10 +636,10 @@ def test_nothing_is_left_to_be_heard_of_what_was_told(latches, wait_until):
     graph = blocked.graph
     for _ in range(50):
         _raises_soon(graph.execute(1)[1].get)
-    wait_until(lambda: gate_of(graph).completed == 50)
-    assert not gate_of(graph).hear()
-    assert gate_of(graph).failures() == []
-    assert gate_of(graph).stashed == 0
+    wait_until(lambda: inside.gate_of(graph).completed == 50)
+    assert not inside.gate_of(graph).hear()
+    assert inside.gate_of(graph).failures() == []
+    assert inside.gate_of(graph).stashed == 0
 
 
 def test_a_restarted_graph_fails_as_one_as_well(latches, wait_until):
@@ -838,8 +841,8 @@ def test_random_graphs_against_plain_python(seed, wait_until):
         del refs
         gc.collect()  # an error's traceback holds who got it
         # The last results that nobody has asked for may be on their way.
-        wait_until(lambda: gate_of(graph).drain() or gate_of(graph).failures() == [])
-        assert gate_of(graph).stashed == 0
+        wait_until(lambda: inside.gate_of(graph).drain() or inside.gate_of(graph).failures() == [])
+        assert inside.gate_of(graph).stashed == 0
 
 
 def _fails(shape, task, x):

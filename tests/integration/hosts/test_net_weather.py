@@ -6,16 +6,105 @@ again.
 """
 
 import contextlib
+import multiprocessing
 import os
 import queue
 import random
 import socket
 import struct
+import sys
 import threading
 import time
+import traceback
+from pathlib import Path
 
 import numpy as np
-from test_net_pump import Pair, echo
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from benchmarks.hosts import Node
+from conveyor import _core
+from conveyor.cluster.handshake import Identity, dial, new_token
+from conveyor.cluster.listener import Listener
+
+TOKEN = new_token()
+WINDOW = [10.0]
+
+
+def entry(body, address, failed):
+    try:
+        body(address)
+    except BaseException:
+        traceback.print_exc()
+        failed.set()
+        raise
+
+
+class Pair:
+    """Host 0 here, which listens, and host 1 in a process that runs ``body`` and dials."""
+
+    def __init__(self, body, window=10.0, between=None):
+        WINDOW[0] = window
+        self.node = Node(0, window=window)
+        self.node.mirror()
+        self.listener = Listener(
+            ("127.0.0.1", 0), TOKEN, Identity(0, "test"), lambda sock, _: self.node.connect(sock)
+        )
+        self.between = between and between(self.listener.address)
+        address = (self.between or self.listener).address
+        context = multiprocessing.get_context("fork")
+        self.failed = context.Event()
+        self.process = context.Process(target=entry, args=(body, address, self.failed))
+        self.process.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.listener.close()
+        self.node.stop()
+        self.process.join(60)
+        alive = self.process.is_alive()
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        if self.between:
+            self.between.close()
+        assert not alive
+        assert not self.failed.is_set()
+
+
+def elsewhere(address):
+    """Host 1, in its own process; it dials again whenever its connection has broken."""
+    node = Node(1, window=WINDOW[0])
+    node.mirror()
+
+    def keep_connected():
+        while True:
+            try:
+                sock, _ = dial(address, TOKEN, Identity(1, "test"), 60)
+            except OSError:
+                return  # the session is over
+            node.connect(sock)
+            try:
+                node.wait_event(_core.HOST_DISCONNECTED, 120)
+            except OSError:
+                return
+
+    threading.Thread(target=keep_connected, daemon=True).start()
+    return node
+
+
+def echo(address):
+    node = elsewhere(address)
+    writer, reader = node.ends()
+    number = 0
+    while (value := node.receive(reader)) is not None:
+        node.send(writer, value, number)
+        number += 1
+    node.send(writer, None, number)
+    node.wait_lost()
+
 
 SECONDS = float(os.environ.get("CONVEYOR_TEST_WEATHER_SECONDS", "8"))
 RESET = float(os.environ.get("CONVEYOR_TEST_WEATHER_RESET", "2"))

@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
 from integration_helpers import WAIT, compiled, get, hold
@@ -29,7 +30,6 @@ from conveyor.exceptions import (
     TaskError,
     WaitTimeoutError,
 )
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -188,24 +188,14 @@ def session():
 @pytest.fixture(autouse=True)
 def nobody_waits_afterwards(wait_until):
     yield
-    runtime = context.running()
-    if runtime is not None:
-        wait_until(lambda: not runtime.process.shortage.waits)
+    if conveyor.is_initialized():
+        wait_until(lambda: not inside.waits_for_memory())
 
 
 def actors(count=1, **options):
     made = [Actor.options(**options).remote() for _ in range(count)]
     get([actor.ready.remote() for actor in made])
     return made
-
-
-def a_result_waits():
-    board = context.running().process.board
-    return any(board.starving(slot) == 2 for slot in range(board.used))
-
-
-def waits():
-    return bool(context.running().process.shortage.waits)
 
 
 def of_calls(actor):
@@ -284,7 +274,7 @@ def test_what_waits_is_as_it_was_when_it_was_given(tmp_path):
         x[:] = i
         refs.append(actor.held.remote(x, tmp_path / "go"))
     x[:] = -1
-    assert waits()
+    assert inside.waits_for_memory()
     (tmp_path / "go").touch()
     assert get(refs) == list(map(float, range(12)))
 
@@ -361,7 +351,7 @@ def test_the_death_of_who_holds_it_frees_it(tmp_path):
     holder, other = actors(2)
     held = [holder.held.remote(value(i), tmp_path / "go") for i in range(9)]
     late = other.first.remote(value(7))
-    assert waits()
+    assert inside.waits_for_memory()
     conveyor.kill(holder)
     assert get(late) == 7
     for ref in held:
@@ -374,7 +364,7 @@ def test_ctrl_c_ends_the_wait_and_nothing_else(tmp_path, wait_until):
     held = [holder.held.remote(value(i), tmp_path / "go") for i in range(7)]
 
     def press():
-        wait_until(waits)
+        wait_until(inside.waits_for_memory)
         os.kill(os.getpid(), signal.SIGINT)
 
     with compiled(lambda inp: other.first.bind(inp)) as graph:
@@ -383,7 +373,7 @@ def test_ctrl_c_ends_the_wait_and_nothing_else(tmp_path, wait_until):
         with pytest.raises(KeyboardInterrupt):
             graph.execute(value(8))
         thread.join()
-        assert not waits()
+        assert not inside.waits_for_memory()
         (tmp_path / "go").touch()
         assert get(graph.execute(value(9))) == 9
     get(held)
@@ -401,7 +391,7 @@ def test_a_cancelled_call_waits_no_longer(tmp_path):
     holder, other = actors(2)
     held = [holder.held.remote(value(i), tmp_path / "go") for i in range(7)]
     late, later = other.first.remote(value(7)), other.first.remote(value(8))
-    assert waits()
+    assert inside.waits_for_memory()
     conveyor.cancel(late)
     (tmp_path / "go").touch()
     assert get(later) == 8
@@ -423,7 +413,7 @@ def test_the_session_s_end_ends_the_wait(tmp_path, wait_until):
     graph = compiled(lambda inp: other.first.bind(inp))
     thread = threading.Thread(target=execute, args=(graph,))
     thread.start()
-    wait_until(lambda: len(context.running().process.shortage.waits) == 2)
+    wait_until(lambda: inside.waits_for_memory() == 2)
     end = threading.Thread(target=conveyor.shutdown)
     end.start()
     with pytest.raises(SessionEndedError):
@@ -660,7 +650,7 @@ def test_a_result_that_waits_can_be_cancelled(tmp_path, wait_until):
     kept = [actor.make.remote(i) for i in range(FULL)]
     conveyor.wait(kept, num_returns=FULL, timeout=WAIT)
     late = actor.make.remote(FULL)
-    wait_until(a_result_waits)
+    wait_until(inside.results_wait_for_memory)
     conveyor.cancel(late)
     with pytest.raises(CancelledError):
         get(late)
@@ -674,7 +664,7 @@ def test_the_death_of_an_actor_whose_result_waits_harms_nobody(wait_until):
     conveyor.wait(kept, num_returns=FULL, timeout=WAIT)
     pid = get(actor.pid.remote())
     late = actor.make.remote(FULL)
-    wait_until(a_result_waits)
+    wait_until(inside.results_wait_for_memory)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ActorDiedError):
         get(late)
@@ -685,7 +675,7 @@ def test_the_death_of_an_actor_whose_result_waits_harms_nobody(wait_until):
 def test_the_session_s_end_waits_for_no_result(wait_until):
     (actor,) = actors()
     kept = [actor.make.remote(i) for i in range(FULL + 1)]
-    wait_until(a_result_waits)
+    wait_until(inside.results_wait_for_memory)
     begun = time.monotonic()
     conveyor.shutdown()
     assert time.monotonic() - begun < 5
@@ -698,7 +688,7 @@ def test_while_one_coroutine_s_result_waits_the_others_go_on(wait_until):
     kept = [actor.make.remote(i) for i in range(FULL)]
     conveyor.wait(kept, num_returns=FULL, timeout=WAIT)
     late = actor.make.remote(FULL)
-    wait_until(a_result_waits)
+    wait_until(inside.results_wait_for_memory)
     assert get(actor.first.remote(np.full(1, 5.0))) == 5
     assert in_turn([*kept]) == list(map(float, range(FULL)))
     kept.clear()
@@ -725,7 +715,7 @@ def test_an_event_loop_goes_on_while_another_thread_s_execution_waits_for_memory
     with compiled(lambda inp: other.first.bind(inp)) as graph:
         thread = threading.Thread(target=lambda: get(graph.execute(value(7))))
         thread.start()
-        wait_until(waits)
+        wait_until(inside.waits_for_memory)
         with pytest.raises(CapacityError, match="another thread's execution goes first"):
             graph.try_execute(np.zeros(1))
 
@@ -766,7 +756,7 @@ def test_a_program_that_computes_between_its_calls_keeps_its_results(wait_until)
     kept = [actor.make.remote(i) for i in range(FULL)]
     conveyor.wait(kept, num_returns=FULL, timeout=WAIT)
     late = actor.make.remote(FULL)
-    wait_until(a_result_waits)
+    wait_until(inside.results_wait_for_memory)
     for _ in range(20):
         time.sleep(0.06)
         get(other.held.remote(np.ones(1), os.devnull))
@@ -853,7 +843,7 @@ def test_a_result_that_waits_is_as_it_was_when_it_was_returned(of, wait_until):
     actor = Async.remote()
     with compiled(lambda inp: actor.step.bind(inp)) as graph:
         late = actor.step.remote(1) if of == "calls" else graph.execute(1)
-        wait_until(a_result_waits)
+        wait_until(inside.results_wait_for_memory)
         behind = actor.step.remote(100)
         kept.clear()
         assert get(late)[0] == 1
@@ -864,7 +854,7 @@ def test_a_small_call_behind_a_large_one_that_is_cancelled_goes_on(tmp_path):
     holder, other = actors(2)
     held = [holder.held.remote(value(i), tmp_path / "go") for i in range(7)]
     large, small = other.first.remote(value(1)), other.first.remote(np.full(1, 5.0))
-    assert waits()
+    assert inside.waits_for_memory()
     conveyor.cancel(large)
     assert get(small) == 5
     (tmp_path / "go").touch()
@@ -876,7 +866,7 @@ def test_an_output_whose_reader_is_dead_does_not_wait(wait_until):
     one, other = actors(2)
     with compiled(lambda inp: other.first.bind(one.make.bind(inp))) as graph:
         late = graph.execute(3)
-        wait_until(a_result_waits)
+        wait_until(inside.results_wait_for_memory)
         conveyor.kill(other)
         with pytest.raises((ActorDiedError, ArenaFullError)):  # whichever is heard of first
             get(late)
@@ -890,7 +880,7 @@ def test_what_the_program_may_let_go_of_is_part_of_no_deadlock(wait_until):
     maker, kept = full_of_results()
     (actor,) = actors()
     answer = actor.ask.remote(np.full(SIZE // 16, 1.0), maker)
-    wait_until(a_result_waits)
+    wait_until(inside.results_wait_for_memory)
     kept.clear()
     assert get(answer) == 6
 
@@ -901,7 +891,7 @@ def test_a_call_that_does_not_fit_holds_up_none_that_does(tmp_path):
     less = small.held.remote(np.zeros(6 * MB // 8), tmp_path / "less")
     head = other.first.remote(np.zeros(20 * MB // 8))
     behind = one.touch.remote(np.zeros(5 * MB // 8), tmp_path / "go")
-    assert waits()
+    assert inside.waits_for_memory()
     (tmp_path / "less").touch()
     assert get([behind, held, less, head]) == [None, 0, 0, 0]
 

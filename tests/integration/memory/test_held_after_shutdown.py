@@ -10,9 +10,10 @@ import weakref
 from contextlib import suppress
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
-from integration_helpers import WAIT, compiled, gate_of, get, hold
+from integration_helpers import WAIT, compiled, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -121,7 +122,10 @@ def nothing_is_left():
 
 
 def has_come(graph, wait_until):
-    wait_until(lambda: gate_of(graph).completed == gate_of(graph).submitted, what="the results")
+    wait_until(
+        lambda: inside.gate_of(graph).completed == inside.gate_of(graph).submitted,
+        what="the results",
+    )
 
 
 @pytest.mark.usefixtures("session")

@@ -7,9 +7,10 @@ import signal
 import sys
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
-from integration_helpers import WAIT, number_of
+from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -138,7 +139,7 @@ def test_holding_blocks_nothing_until_the_cap_and_the_error_names_what_is_held(m
         assert by_driver.process == "driver"
         assert by_driver.executions == tuple(range(len(held)))
         assert by_driver.bytes >= len(held) * MB
-        assert by_driver.graph == number_of(graph)
+        assert by_driver.graph == inside.number_of(graph)
         assert graph.plan.edges[by_driver.edge].source in by_driver.channel
         text = str(error)
         assert f"driver holds {len(held)} values" in text
@@ -171,13 +172,13 @@ def test_the_error_names_every_holder_and_channel(maker, other):
         # The reader in the actor holds them all, the driver every other, and some from calls.
         assert set(found) == {
             ("driver", None),
-            ("driver", number_of(graph)),
-            (keeper, number_of(graph)),
+            ("driver", inside.number_of(graph)),
+            (keeper, inside.number_of(graph)),
         }
-        all_numbers = found[keeper, number_of(graph)].executions
+        all_numbers = found[keeper, inside.number_of(graph)].executions
         assert all_numbers == tuple(range(len(all_numbers)))
-        assert set(found["driver", number_of(graph)].executions) >= {1, 3, 5}
-        assert not {0, 2} & set(found["driver", number_of(graph)].executions)
+        assert set(found["driver", inside.number_of(graph)].executions) >= {1, 3, 5}
+        assert not {0, 2} & set(found["driver", inside.number_of(graph)].executions)
         assert len(found["driver", None].executions) == 3
         assert "results of calls: calls" in str(error)
         assert [x[0] for x in called] == [0, 1, 2]
@@ -192,7 +193,7 @@ def test_the_drivers_own_arena_names_the_actors(other):
         )
         [held] = error.held
         assert held.process.startswith("Actor")
-        assert held.graph == number_of(graph)
+        assert held.graph == inside.number_of(graph)
         conveyor.get(other.forget.remote(), timeout=WAIT)
         assert conveyor.get(graph.execute(np.zeros(N)), timeout=WAIT) == 1
     conveyor.get(other.forget.remote(), timeout=WAIT)
@@ -215,7 +216,7 @@ def test_a_graph_has_a_cap_of_its_own(maker, other, place):
         assert len(held) == 3  # each takes a page more than a MiB
         assert f"the graph's memory cap of {cap} bytes (memory_bytes)" in str(error)
         [by] = error.held
-        assert (by.graph, by.executions) == (number_of(graph), (0, 1, 2))
+        assert (by.graph, by.executions) == (inside.number_of(graph), (0, 1, 2))
         # The memory of others is not less by it, not even on the way to the same actor.
         several = [conveyor.get(beside.execute(np.zeros(N)), timeout=WAIT) for _ in range(4)]
         assert len(several) == 4

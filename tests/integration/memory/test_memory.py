@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
 from integration_helpers import WAIT, freeze, hold, measured
@@ -18,8 +19,6 @@ from integration_helpers import WAIT, freeze, hold, measured
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ArenaFullError, GraphTornDownError, TaskError
-from conveyor.runtime import context, process
-from conveyor.runtime.process import CALL_SLOTS
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -216,10 +215,6 @@ class TestWhatNobodyReads:
         assert len(nearly_all(maker)) == 7
 
 
-def session_memory():
-    return context.current().process.board.session_memory
-
-
 class TestRoom:
     """With nothing held there is room for all that the cap allows, whatever was there before."""
 
@@ -296,7 +291,7 @@ class TestRoom:
 
 @pytest.fixture
 def soon_idle(monkeypatch):
-    monkeypatch.setattr(process, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr("conveyor.runtime.process.IDLE_SECONDS", 0.3)
 
 
 class TestIdle:
@@ -309,10 +304,12 @@ class TestIdle:
         held += [conveyor.empty(40 * N) for _ in range(2)]
         held[-1][:] = 1  # the other is not even written to
         held.append(conveyor.get(actors[0].echo.remote(np.zeros(40 * N)), timeout=WAIT))
-        assert session_memory() >= 200 * MB
+        assert inside.session_memory() >= 200 * MB
         kept = conveyor.get(actors[0].make.remote(7), timeout=WAIT)
         held.clear()
-        wait_until(lambda: session_memory() < 10 * MB, timeout=20, what="memory to come back")
+        wait_until(
+            lambda: inside.session_memory() < 10 * MB, timeout=20, what="memory to come back"
+        )
         assert kept[0] == kept[-1] == 7
         # And is there again.
         assert conveyor.get(actors[0].make.remote(2, 40 * N), timeout=WAIT)[-1] == 2
@@ -332,7 +329,7 @@ class TestIdle:
             conveyor.get(refs[0], timeout=WAIT)
         del refs
         gc.collect()  # the error's frames
-        wait_until(lambda: session_memory() == 0, timeout=30, what="memory to come back")
+        wait_until(lambda: inside.session_memory() == 0, timeout=30, what="memory to come back")
 
     @pytest.mark.usefixtures("soon_idle", "local")
     def test_when_a_call_that_waits_here_is_not_sent(self, wait_until):
@@ -341,16 +338,16 @@ class TestIdle:
         large = maker.make.remote(0)
         conveyor.wait([large], timeout=WAIT)
         pid = stop(reader)
-        refs = [reader.echo.remote(None) for _ in range(CALL_SLOTS)]  # no more can be sent
+        refs = [reader.echo.remote(None) for _ in range(inside.CALL_SLOTS)]  # no more can be sent
         refs.append(reader.first.remote(large))
         gc.disable()
         try:
             del large
-            assert session_memory() >= 4 * MB
+            assert inside.session_memory() >= 4 * MB
             os.kill(pid, signal.SIGKILL)
             assert len(conveyor.wait(refs, num_returns=len(refs), timeout=WAIT)[0]) == len(refs)
             del refs
-            wait_until(lambda: session_memory() == 0, timeout=20, what="memory to come back")
+            wait_until(lambda: inside.session_memory() == 0, timeout=20, what="memory to come back")
         finally:
             gc.enable()
 
@@ -366,7 +363,7 @@ class TestIdle:
         with pytest.raises(GraphTornDownError):
             conveyor.get(ref, timeout=WAIT)
         assert conveyor.get(maker.count.remote(), timeout=WAIT) == 1
-        wait_until(lambda: session_memory() == 0, timeout=20, what="memory to come back")
+        wait_until(lambda: inside.session_memory() == 0, timeout=20, what="memory to come back")
 
     @pytest.mark.usefixtures("local")
     def test_at_once_when_a_graph_is_torn_down(self, wait_until):
@@ -374,9 +371,9 @@ class TestIdle:
         with InputNode() as inp:
             graph = maker.make.bind(inp).compile()
         assert conveyor.get(graph.execute(3), timeout=WAIT)[0] == 3
-        assert session_memory() >= 4 * MB
+        assert inside.session_memory() >= 4 * MB
         graph.teardown()
-        wait_until(lambda: session_memory() == 0, timeout=20, what="memory to come back")
+        wait_until(lambda: inside.session_memory() == 0, timeout=20, what="memory to come back")
 
 
 @pytest.mark.usefixtures("local")
@@ -388,7 +385,7 @@ def test_values_made_in_place_are_counted_whole():
         assert conveyor.get(graph.execute(i), timeout=WAIT)[-1] == i
     stats = graph.stats()
     assert max(edge.bytes for edge in stats.edges) >= 12 * MB
-    assert sum(stats.arena_bytes.values()) == session_memory() >= 4 * MB
+    assert sum(stats.arena_bytes.values()) == inside.session_memory() >= 4 * MB
     graph.teardown()
 
 

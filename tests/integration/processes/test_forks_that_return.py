@@ -188,26 +188,23 @@ def test_a_child_that_goes_on_with_the_event_loop(scripts, tmp_path, engine):
     assert said == 3 * len(WAYS), scripts.stderr
 
 
-@pytest.mark.parametrize("engine", ["local", "inline"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_child_that_leaves_by_sys_exit(scripts, tmp_path, engine, kind):
-    found = run(scripts, tmp_path, engine, kind, ["exits"])
+def test_a_child_that_leaves_by_sys_exit(scripts, tmp_path, kind):
+    found = run(scripts, tmp_path, "local", kind, ["exits"])
     assert all(codes == [7] * 3 for codes in found.values()), found
     assert "has come back" not in scripts.stderr
 
 
-@pytest.mark.parametrize("engine", ["local", "inline"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_child_of_the_constructor(scripts, tmp_path, engine, kind):
-    found = run(scripts, tmp_path, engine, kind, ["constructor"], ["call"])
+def test_a_child_of_the_constructor(scripts, tmp_path, kind):
+    found = run(scripts, tmp_path, "local", kind, ["constructor"], ["call"])
     assert found == {("call", "constructor"): [1]}
     assert scripts.stderr.count(".__init__, has come back") == 1
 
 
-@pytest.mark.parametrize("engine", ["local", "inline"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_child_of_a_thread_ends_with_that_thread(scripts, tmp_path, engine, kind):
-    found = run(scripts, tmp_path, engine, kind, ["thread"], ["call"])
+def test_a_child_of_a_thread_ends_with_that_thread(scripts, tmp_path, kind):
+    found = run(scripts, tmp_path, "local", kind, ["thread"], ["call"])
     assert len(found["call", "thread"]) == 3
     assert "has come back" not in scripts.stderr
 

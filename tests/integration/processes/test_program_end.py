@@ -168,26 +168,6 @@ def test_threads_whose_wait_for_a_submission_times_out_meanwhile(scripts):
     assert scripts.stderr == ""
 
 
-def test_threads_whose_wait_for_a_turn_times_out_meanwhile(scripts):
-    """The same without a session: in a small program they come back every half millisecond until its end."""
-    scripts.run("""
-        import threading
-        from conveyor import _core
-        lock, turns = threading.Lock(), threading.Semaphore(0)
-        lock.acquire()
-        def waits():
-            while True:
-                with _core.Turn(lock, 0.0005) as taken:
-                    assert not taken
-                turns.release()
-        for _ in range(100):
-            threading.Thread(target=waits, daemon=True).start()
-        for _ in range(1000):
-            assert turns.acquire(timeout=60)
-    """)
-    assert scripts.stderr == ""
-
-
 def test_a_thread_is_told_once_and_then_kept(scripts):
     """Also one that holds what others wait for at the end comes to its own end."""
     out = scripts.run(

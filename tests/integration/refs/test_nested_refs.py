@@ -10,6 +10,7 @@ import sys
 import threading
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
 from integration_helpers import WAIT, compiled, get, hold, large
@@ -17,7 +18,6 @@ from integration_helpers import WAIT, compiled, get, hold, large
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, GraphTornDownError, WaitTimeoutError
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -105,7 +105,7 @@ class Member:
             await asyncio.sleep(0.002)
 
     def known(self):
-        return context.current().exports.known_count
+        return inside.known_refs()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -121,16 +121,11 @@ def members():
     return [conveyor.remote(Member).remote() for _ in range(3)]
 
 
-def kept():
-    context.current().exports.tidy()
-    return context.current().exports.kept
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_kept(session, wait_until):
     yield
     gc.collect()
-    wait_until(lambda: kept() == 0, WAIT, "the end of all exported results")
+    wait_until(lambda: inside.kept() == 0, WAIT, "the end of all exported results")
 
 
 def test_a_consumer_gets_each_of_the_refs_that_a_producer_has_put(members):
@@ -200,7 +195,7 @@ def test_kept_there_they_outlive_everything_here(members):
     values = get(a.get_kept.remote())
     assert values[0][0].sum() == 100_000
     assert values[1] == [large("b's")]
-    assert kept() == 2
+    assert inside.kept() == 2
     get(a.drop.remote())
 
 
@@ -211,7 +206,7 @@ def test_small_values_that_are_there_travel_with_their_refs(members):
     assert get(refs) == [*values, 7, [8]]
     assert all(map(operator.is_, get(a.echo.remote(refs)), refs))  # the refs themselves
     get(a.keep.remote(*([ref] for ref in refs)))
-    assert kept() == 0
+    assert inside.kept() == 0
     del refs
     gc.collect()
     conveyor.kill(b)
@@ -249,9 +244,9 @@ def test_dropped_there_they_are_let_go_of(members, wait_until):
     get(b.consume.remote(refs))
     del refs
     gc.collect()
-    wait_until(lambda: kept() == 20)
+    wait_until(lambda: inside.kept() == 20)
     get(a.drop.remote())
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
     wait_until(lambda: get(a.known.remote()) == get(b.known.remote()) == 0)
 
 
@@ -271,7 +266,7 @@ def test_results_that_nobody_gets_let_go_of_their_refs(members, wait_until):
     graph.teardown()
     del graph
     gc.collect()
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
 
 
 @pytest.mark.parametrize("size", [1, 200_000])
@@ -289,7 +284,7 @@ def test_results_that_come_when_their_graph_has_been_left_let_go_of_their_refs(
     tearing_down.join(WAIT)
     with pytest.raises(GraphTornDownError):
         get(ref)
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
     wait_until(lambda: get(a.known.remote()) == 0)
 
 
@@ -308,7 +303,7 @@ def test_an_argument_that_is_never_sent_lets_go_of_its_refs(members, wait_until)
     with pytest.raises(conveyor.exceptions.SerializationError):
         shared.execute([ref, threading.Lock()])
     del ref
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
 
 
 @pytest.mark.parametrize("size", [1, 200_000])
@@ -329,7 +324,7 @@ def test_each_reader_that_has_left_before_a_value_came_lets_go_of_its_refs(
     tearing_down.join(WAIT)
     del refs
     gc.collect()
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
 
 
 def test_inputs_that_a_torn_down_graph_has_not_read_let_go_of_their_refs(
@@ -339,13 +334,13 @@ def test_inputs_that_a_torn_down_graph_has_not_read_let_go_of_their_refs(
     go = latches()
     graph = compiled(lambda inp: a.later.bind(inp, go.path))
     refs = [graph.execute([conveyor.put(large(i))]) for i in range(4)]
-    assert kept() == 4
+    assert inside.kept() == 4
     graph.teardown()
-    wait_until(lambda: kept() <= 1)  # that of the coroutine, if it has begun
+    wait_until(lambda: inside.kept() <= 1)  # that of the coroutine, if it has begun
     go.open()
     del refs
     gc.collect()
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
 
 
 def test_two_readers_of_one_value_each_have_its_refs(members):

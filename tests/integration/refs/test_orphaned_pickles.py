@@ -5,13 +5,13 @@ import signal
 import time
 import weakref
 
+import inside
 import numpy as np
 import pytest
 
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, WaitTimeoutError
-from conveyor.runtime import context
 
 WAIT = 60
 
@@ -58,13 +58,6 @@ class Stage:
         return [number_in(one) for one in self.asked]
 
 
-def kept():
-    """References to values, and pickles of them, that are noted."""
-    exports = context.running().exports
-    exports.tidy()
-    return exports.kept
-
-
 def number_in(result):
     return int(np.sum(conveyor.get(conveyor.get(result)[0])))
 
@@ -74,7 +67,7 @@ def end_at_a_return(maker, wait_until, left=0):
     what actors hold is ``left``."""
     with pytest.raises(ActorDiedError):
         conveyor.get(maker.end_at_the_return.remote([conveyor.put(np.arange(10))]), timeout=WAIT)
-    wait_until(lambda: kept() == left)
+    wait_until(lambda: inside.kept() == left)
 
 
 @pytest.fixture
@@ -88,7 +81,7 @@ def test_of_a_call_to_another_actor(ref, wait_until):
     with pytest.raises(ActorDiedError):
         conveyor.get(died, timeout=WAIT)
     del ref, died
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
     assert conveyor.get(reader.same.remote(1), timeout=WAIT) == 1
 
 
@@ -97,7 +90,7 @@ def test_of_a_result_for_the_driver(ref, wait_until):
     with pytest.raises(ActorDiedError):
         conveyor.get(died, timeout=WAIT)
     del ref, died
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
 
 
 def test_what_the_dead_had_sent_before_is_still_got(ref, wait_until, latches):
@@ -109,10 +102,10 @@ def test_what_the_dead_had_sent_before_is_still_got(ref, wait_until, latches):
     with pytest.raises(ActorDiedError):
         conveyor.get(died, timeout=WAIT)
     del ref, died
-    assert kept() == 1
+    assert inside.kept() == 1
     latch.open()
     conveyor.get(busy, timeout=WAIT)
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
     assert conveyor.get(reader.last.remote(), timeout=WAIT) == [499500]
 
 
@@ -196,9 +189,9 @@ def test_what_a_channel_has_brought_before_it_was_looked_at(ref, wait_until, how
     with pytest.raises(ActorDiedError):
         conveyor.get(died, timeout=WAIT)
     del ref, died
-    assert kept() > 0
+    assert inside.kept() > 0
     if how == "receives":
         assert conveyor.get(reader.receive.remote(), timeout=WAIT) == 499500
     else:
         conveyor.get(reader.close.remote(), timeout=WAIT)
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)

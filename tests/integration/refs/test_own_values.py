@@ -220,8 +220,6 @@ def test_classes_sent_by_value_are_passed_on(maker):
 
 
 def test_other_values_are_passed_on_as_they_came(engine, maker, monkeypatch):
-    from conveyor.codec.pickling import unpickler
-
     ref = maker.echo.remote({"k": [1, 2]})
     put = conveyor.put({"k": [3]})
     array = maker.ones.remote(100_000, "numpy")
@@ -233,7 +231,7 @@ def test_other_values_are_passed_on_as_they_came(engine, maker, monkeypatch):
 
     with monkeypatch.context() as patched:
         if engine == "local":  # inline the actor decodes it in this process
-            patched.setattr(unpickler, "load", refuse)
+            patched.setattr("conveyor.codec.pickling.unpickler.load", refuse)
         sent = [maker.echo.remote(ref), maker.echo.remote(put), graph.execute(ref)]
         total = maker.total.remote(array)
     assert get(sent) == [{"k": [1, 2]}, {"k": [3]}, {"k": [1, 2]}]

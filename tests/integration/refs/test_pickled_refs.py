@@ -10,9 +10,10 @@ import sys
 import threading
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
-from integration_helpers import WAIT, get, hold, kept, large
+from integration_helpers import WAIT, get, hold, large
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -23,7 +24,6 @@ from conveyor.exceptions import (
     TaskError,
     WaitTimeoutError,
 )
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -112,7 +112,7 @@ class Actor:
 
     def rss(self):
         gc.collect()
-        return len(os.listdir("/proc/self/fd")), context.running().exports.known_count
+        return len(os.listdir("/proc/self/fd")), inside.known_refs()
 
     def bytes_of(self, x):
         return len(x)
@@ -137,7 +137,7 @@ def b(session):
 def nothing_is_kept(session, wait_until, a, b):
     yield
     get([a.drop.remote(), b.drop.remote()])
-    wait_until(lambda: kept() == 0, WAIT, "the end of all exported results")
+    wait_until(lambda: inside.kept() == 0, WAIT, "the end of all exported results")
 
 
 # The driver's refs
@@ -320,9 +320,9 @@ def test_kill_nine_of_an_actor_that_holds_copies(b, latches, wait_until):
     holder = conveyor.remote(Actor).remote()
     ref = b.hold.remote("x", go.path)
     get(holder.load_and_keep.remote(pickle.dumps(ref)))
-    assert kept() == 1
+    assert inside.kept() == 1
     os.kill(get(holder.pid.remote()), signal.SIGKILL)
-    wait_until(lambda: kept() == 0, WAIT, "the release of what it held")
+    wait_until(lambda: inside.kept() == 0, WAIT, "the release of what it held")
     go.open()
     assert get(ref) == "x"
 
@@ -334,7 +334,7 @@ def test_a_load_counts_though_the_actor_dies_right_after_it(b, latches, wait_unt
         dying = conveyor.remote(Actor).remote()
         with pytest.raises(ActorDiedError):
             get(dying.load_and_die.remote(pickle.dumps(ref)))
-    wait_until(lambda: kept() == 0, what="the release of what they held")
+    wait_until(lambda: inside.kept() == 0, what="the release of what they held")
     go.open()
     assert get(ref) == "x"
 
@@ -350,7 +350,7 @@ def test_a_thousand_rounds_leave_nothing(a, b, wait_until, opened_since):
         assert get(own) == i
 
     round(0)
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
     opened = opened_since()
     there = get(a.rss.remote())
     for i in range(500):
@@ -359,7 +359,7 @@ def test_a_thousand_rounds_leave_nothing(a, b, wait_until, opened_since):
     for _ in range(500):
         assert get(a.load.remote(pickle.dumps(large)))[0] == 1
     get(a.drop.remote())
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
     wait_until(lambda: len(opened()) <= 2, what="what is closed a moment later")
     wait_until(lambda: get(a.rss.remote()) == there, WAIT, "the same as before in the actor")
 
@@ -369,7 +369,7 @@ def test_pickles_that_are_never_loaded_are_forgotten_at_last(a, monkeypatch):
 
     monkeypatch.setattr(tickets, "MAX_TICKETS", 10)
     pickles = [pickle.dumps(conveyor.put(large(i))) for i in range(30)]
-    assert kept() == 10
+    assert inside.kept() == 10
     with pytest.raises(RuntimeStateError, match="kept as long as"):
         pickle.loads(pickles[0])
     with pytest.raises((TaskError, RuntimeStateError), match="kept as long as"):

@@ -6,9 +6,10 @@ import sys
 import threading
 
 import cloudpickle
+import inside
 import numpy as np
 import pytest
-from integration_helpers import WAIT, compiled, get, hold, kept, large
+from integration_helpers import WAIT, compiled, get, hold, large
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -120,7 +121,7 @@ def session(leaves_nothing):
 @pytest.fixture(autouse=True)
 def nothing_is_kept(session, wait_until):
     yield
-    wait_until(lambda: kept() == 0, WAIT, "the end of all exported results")
+    wait_until(lambda: inside.kept() == 0, WAIT, "the end of all exported results")
     assert not context.running().exports._tickets
 
 
@@ -152,12 +153,12 @@ def test_calls_that_a_killed_actor_has_not_read(members, busy, wait_until, size)
     ref, put = b.echo.remote(np.ones(size)), conveyor.put(np.ones(size))
     calls = [a.values.remote([ref, put, ref]) for _ in range(3)]
     del ref, put
-    assert kept() == 2
+    assert inside.kept() == 2
     conveyor.kill(a)
     for call in calls:
         with pytest.raises(ActorDiedError):
             get(call)
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
 
 
 def test_who_sends_to_the_dead_keeps_nothing(members, wait_until):
@@ -173,7 +174,7 @@ def test_who_sends_to_the_dead_keeps_nothing(members, wait_until):
     for call in calls:
         with pytest.raises(ActorDiedError):
             get(call)
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
     assert get(b.values.remote([conveyor.put(large(1))])) == [large(1)]
 
 
@@ -189,11 +190,11 @@ def test_of_two_readers_one_is_killed_and_the_other_still_loads_it(
     conveyor.kill(b)
     with pytest.raises(ActorDiedError):
         get(results[1])
-    wait_until(lambda: kept() == 1)
+    wait_until(lambda: inside.kept() == 1)
     go.open()
     wait_until(lambda: [value.sum() for value in get(a.values_kept.remote())] == [size])
     get(a.drop.remote())
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
     graph.teardown()
 
 
@@ -214,11 +215,11 @@ def test_a_reader_that_dies_when_it_has_loaded_it_takes_nothing_from_the_other(
         get(results[0])
     del results
     assert get(c.values.remote([conveyor.put(large(1))])) == [large(1)]
-    wait_until(lambda: kept() == 1)
+    wait_until(lambda: inside.kept() == 1)
     go.open()
     wait_until(lambda: get(a.values_kept.remote()) == [large("there")])
     get(a.drop.remote())
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
     graph.teardown()
 
 
@@ -228,22 +229,22 @@ def test_an_actor_that_sends_refs_to_one_that_is_killed(members, busy, wait_unti
     busy(b)
     get(a.keep.remote([conveyor.put(large("a copy"))]))
     get(a.send.remote(b, size))
-    wait_until(lambda: kept() == 3)
+    wait_until(lambda: inside.kept() == 3)
     conveyor.kill(b)
     assert get(a.outcomes.remote()) == ["ActorDiedError"] * 3
-    wait_until(lambda: kept() == 1)
+    wait_until(lambda: inside.kept() == 1)
     get(a.drop.remote())
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
 
 
 def test_an_actor_that_sends_refs_and_is_killed_with_its_reader(members, busy, wait_until):
     a, b, _ = members
     busy(b)
     get(a.send.remote(b, 1_000))
-    wait_until(lambda: kept() == 2)
+    wait_until(lambda: inside.kept() == 2)
     conveyor.kill(a)
     conveyor.kill(b)
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
 
 
 def test_an_actor_that_is_started_again_loads_what_it_is_sent_then(latches, wait_until):
@@ -256,9 +257,9 @@ def test_an_actor_that_is_started_again_loads_what_it_is_sent_then(latches, wait
         for call in calls:
             with pytest.raises(ActorDiedError):
                 get(call)
-        wait_until(lambda: kept() == 0)
+        wait_until(lambda: inside.kept() == 0)
         assert get(actor.values.remote([conveyor.put(large(2))])) == [large(2)]
-        wait_until(lambda: kept() == 0)
+        wait_until(lambda: inside.kept() == 0)
 
 
 @pytest.mark.parametrize("size", [1_000, 200_000])
@@ -283,7 +284,7 @@ def test_a_reader_has_left_and_another_is_killed(members, busy, go, latches, siz
         with pytest.raises((GraphTornDownError, ActorDiedError)):
             get(result)
     del results, result
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
@@ -296,7 +297,7 @@ def test_an_actor_that_dies_before_it_has_read_its_constructors_arguments(
     with pytest.raises(ConveyorError):
         get(actor.echo.remote(0))
     del actor
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
 
 
 def test_an_actor_whose_process_does_not_start_keeps_no_arguments(monkeypatch, wait_until):
@@ -309,7 +310,7 @@ def test_an_actor_whose_process_does_not_start_keeps_no_arguments(monkeypatch, w
         patched.setattr(driver._hosts, "spawn", refuse)
         with pytest.raises(OSError, match="for you"):
             conveyor.remote(Member).remote([conveyor.put(large(1))])
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
 
 
 def test_a_submitter_dies_that_waits_for_room(members, go, wait_until):
@@ -321,10 +322,10 @@ def test_a_submitter_dies_that_waits_for_room(members, go, wait_until):
     for value in range(2, 5):
         submitter.execute.remote(graph, value)
     wait_until(lambda: wait_for_room() == 3, what="the others to wait for room")
-    wait_until(lambda: kept() == 5)  # a result, and all arguments
+    wait_until(lambda: inside.kept() == 5)  # a result, and all arguments
     conveyor.kill(submitter)
     go.open()
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
     get(graph.execute([conveyor.put(large(5))]))
     graph.teardown()
 
@@ -341,7 +342,7 @@ def test_a_submitter_dies_before_it_has_heard_what_it_has_executed(members, go, 
     tickets = context.running().exports._tickets._exports
     wait_until(lambda: any(maker == 0 for maker, _ in list(tickets.values())), what="the answer")
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: kept() == 0)
+    wait_until(lambda: inside.kept() == 0)
     graph.teardown()
 
 

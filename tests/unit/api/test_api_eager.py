@@ -1,125 +1,99 @@
-"""Graphs that are executed once through ordinary calls, which are recorded here."""
+"""Graphs that are executed once through ordinary calls, on the inline engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 
-from conveyor.api import graphs as eager
+import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.dag.methods import bind
 from conveyor.exceptions import GraphError
 
 
-@dataclass(frozen=True)
+@conveyor.remote
 class Actor:
-    index: int
-    name: str
+    """Notes what was called."""
 
+    def __init__(self):
+        self.calls = []
 
-@dataclass(frozen=True)
-class Ref:
-    value: Any
+    def echo(self, x):
+        self.calls.append("echo")
+        return x
 
+    def add(self, x, y=1):
+        self.calls.append("add")
+        return x + y
 
-A, B = Actor(0, "a"), Actor(1, "b")
+    @conveyor.method(num_returns=2)
+    def divide(self, x, y):
+        return divmod(x, y)
 
-METHODS = {
-    "echo": lambda x: x,
-    "add": lambda x, y=1: x + y,
-    "divide": lambda x, y: divmod(x, y),
-    "total": lambda parts, **named: (sum(parts["all"]), sorted(named.items())),
-    "one": lambda: 1,
-}
+    def total(self, parts, **named):
+        return sum(parts["all"]), sorted(named.items())
 
+    def one(self):
+        self.calls.append("one")
+        return 1
 
-class Runtime:
-    """Stands for the process's."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.gets = 0
-        self.checked: list[object] = []
-
-    def call(self, actor, method, args, kwargs, num_returns):
-        self.calls.append(f"{actor.name}.{method}")
-        args = [a.value if isinstance(a, Ref) else a for a in args]
-        kwargs = {k: v.value if isinstance(v, Ref) else v for k, v in kwargs.items()}
-        result = METHODS[method](*args, **kwargs)
-        return Ref(result) if num_returns == 1 else [Ref(part) for part in result]
-
-    def keep(self, value):
-        return Ref(value)
-
-    def get(self, refs, timeout):
-        self.gets += 1
-        return [ref.value for ref in refs]
+    def called(self):
+        return self.calls
 
 
 @pytest.fixture
-def runtime(monkeypatch):
-    runtime = Runtime()
-    monkeypatch.setattr(eager.context, "current", lambda: runtime)
-    monkeypatch.setattr(eager, "check_owner", runtime.checked.append)
-    return runtime
+def pair():
+    conveyor.init("inline")
+    yield Actor.remote(), Actor.remote()
+    conveyor.shutdown()
 
 
-def call(actor: Actor, method: str, *args: Any, n: int = 1, **kwargs: Any) -> Any:
-    return bind(actor, method, args, kwargs, num_returns=n, owner=actor)
+def called(actor):
+    return conveyor.get(actor.called.remote())
 
 
-def test_a_chain(runtime):
+def test_a_chain(pair):
+    a, b = pair
     with InputNode() as inp:
-        dag = call(B, "echo", call(A, "echo", inp))
-    assert dag.execute("hello") == Ref("hello")
-    assert dag.execute("world") == Ref("world")
-    assert runtime.calls == ["a.echo", "b.echo"] * 2
-    assert runtime.gets == 0, "references are passed on as they are"
-    assert runtime.checked == [A, B] * 2
+        dag = b.echo.bind(a.echo.bind(inp))
+    assert conveyor.get([dag.execute("hello"), dag.execute("world")]) == ["hello", "world"]
+    assert called(a) == called(b) == ["echo"] * 2
 
 
-def test_parts_of_the_input_keywords_and_several_outputs(runtime):
+def test_parts_of_the_input_keywords_and_several_outputs(pair):
+    a, b = pair
     inp = InputNode()
-    total = call(A, "add", inp[0], y=inp.more)
-    quotient, rest = call(B, "divide", total, inp[1], n=2)
+    total = a.add.bind(inp[0], y=inp.more)
+    quotient, rest = b.divide.bind(total, inp[1])
     dag = MultiOutputNode([rest, total, quotient, rest])
-    assert dag.execute(5, 3, more=6) == [Ref(2), Ref(11), Ref(3), Ref(2)]
-    assert runtime.calls == ["a.add", "b.divide"]
+    assert conveyor.get(dag.execute(5, 3, more=6)) == [2, 11, 3, 2]
 
 
-def test_calls_are_made_in_bind_order(runtime):
+def test_calls_are_made_in_bind_order(pair):
+    a, _ = pair
     inp = InputNode()
-    first, second = call(A, "echo", inp), call(A, "add", inp)
-    MultiOutputNode([call(B, "echo", second), first]).execute(1)
-    assert runtime.calls == ["a.echo", "a.add", "b.echo"]
+    first, second = a.echo.bind(inp), a.add.bind(inp)
+    MultiOutputNode([second, first]).execute(1)
+    assert called(a) == ["echo", "add"]
 
 
-def test_hinted_views_are_the_same_call(runtime):
-    inp = InputNode().with_tensor_transport()
-    x = call(A, "echo", inp)
-    pair = call(A, "divide", x.with_tensor_transport("nccl"), 2, n=2)
-    dag = MultiOutputNode([x, pair[1].with_tensor_transport(device="cuda")])
-    assert dag.execute(7) == [Ref(7), Ref(1)]
-    assert runtime.calls == ["a.echo", "a.divide"]
+def test_hinted_views_are_the_same_call(pair):
+    a, _ = pair
+    x = a.echo.bind(InputNode().with_tensor_transport())
+    parts = a.divide.bind(x.with_tensor_transport("nccl"), 2)
+    dag = MultiOutputNode([x, parts[1].with_tensor_transport(device="cuda")])
+    assert conveyor.get(dag.execute(7)) == [7, 1]
+    assert called(a) == ["echo"]
 
 
-def test_nested_nodes_arrive_as_values(runtime):
+def test_nested_nodes_arrive_as_values(pair):
+    a, b = pair
     inp = InputNode()
-    x = call(A, "add", inp)
-    dag = call(B, "total", {"all": [x, inp, 10, x]}, extra=(x, "k"))
-    assert dag.execute(1) == Ref((15, [("extra", (2, "k"))]))
+    x = a.add.bind(inp)
+    dag = b.total.bind({"all": [x, inp, 10, x]}, extra=(x, "k"))
+    assert conveyor.get(dag.execute(1)) == (15, [("extra", (2, "k"))])
 
 
-def test_nested_inputs_need_no_waiting(runtime):
-    inp = InputNode()
-    call(B, "total", {"all": [inp]}).execute(1)
-    assert runtime.gets == 0
-
-
-def test_what_needs_no_input_can_run_eagerly(runtime):
-    assert call(A, "one").execute() == Ref(1)
+def test_what_needs_no_input_can_run_eagerly(pair):
+    assert conveyor.get(pair[0].one.bind().execute()) == 1
 
 
 @pytest.mark.parametrize(
@@ -130,11 +104,11 @@ def test_what_needs_no_input_can_run_eagerly(runtime):
         ((1,), {"x": 1}, "got the argument 'x', which this graph does not use"),
     ],
 )
-def test_wrong_arguments_for_a_whole_input(runtime, args, kwargs, text):
-    dag = call(A, "echo", InputNode())
+def test_wrong_arguments_for_a_whole_input(pair, args, kwargs, text):
+    dag = pair[0].echo.bind(InputNode())
     with pytest.raises(TypeError, match=text):
         dag.execute(*args, **kwargs)
-    assert runtime.calls == []
+    assert called(pair[0]) == []
 
 
 @pytest.mark.parametrize(
@@ -146,42 +120,33 @@ def test_wrong_arguments_for_a_whole_input(runtime, args, kwargs, text):
         ((1, 2), {"k": 1, "j": 1}, "got the argument 'j'"),
     ],
 )
-def test_wrong_arguments_for_parts_of_an_input(runtime, args, kwargs, text):
+def test_wrong_arguments_for_parts_of_an_input(pair, args, kwargs, text):
     inp = InputNode()
-    dag = call(A, "add", inp[1], inp.k)
+    dag = pair[0].add.bind(inp[1], inp.k)
     with pytest.raises(TypeError, match=text):
         dag.execute(*args, **kwargs)
-    assert runtime.calls == []
+    assert called(pair[0]) == []
 
 
-def test_no_positional_arguments(runtime):
+def test_no_positional_arguments(pair):
     inp = InputNode()
     with pytest.raises(TypeError, match="takes no positional arguments for this graph, but 1 was"):
-        call(A, "echo", inp.k).execute(1, k=1)
+        pair[0].echo.bind(inp.k).execute(1, k=1)
 
 
-def test_invalid_graphs_are_refused_as_by_compile(runtime):
+def test_invalid_graphs_are_refused_as_by_compile(pair):
     inp, other = InputNode(), InputNode()
     with pytest.raises(GraphError, match="2 InputNodes"):
-        call(A, "add", inp, other).execute(1)
+        pair[0].add.bind(inp, other).execute(1)
     with pytest.raises(GraphError, match="no task"):
         inp.execute(1)
-    assert runtime.calls == []
+    assert called(pair[0]) == []
 
 
-def test_whole_input_and_parts_and_results_in_a_shape(runtime):
+def test_whole_input_and_parts_and_results_in_a_shape(pair):
+    a, b = pair
     inp = InputNode()
-    x = call(A, "add", call(A, "echo", inp), inp[0])
-    dag = MultiOutputNode({"x": x, "rest": [inp, inp[0], 7]}, effects=[call(B, "one")])
-    assert dag.execute(1) == {"x": Ref(2), "rest": [Ref(1), Ref(1), Ref(7)]}
-    assert "b.one" in runtime.calls
-
-
-def test_an_actor_that_cannot_be_used_is_not_called(runtime, monkeypatch):
-    def refuse(owner):
-        raise RuntimeError("gone")
-
-    monkeypatch.setattr(eager, "check_owner", refuse)
-    with pytest.raises(RuntimeError, match="gone"):
-        call(A, "echo", InputNode()).execute(1)
-    assert runtime.calls == []
+    x = a.add.bind(a.echo.bind(inp), inp[0])
+    dag = MultiOutputNode({"x": x, "rest": [inp, inp[0], 7]}, effects=[b.one.bind()])
+    assert conveyor.get(dag.execute(1)) == {"x": 2, "rest": [1, 1, 7]}
+    assert called(b) == ["one"]

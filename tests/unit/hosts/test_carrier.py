@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 import time
-from typing import ClassVar
 
 import pytest
 
@@ -14,9 +13,7 @@ from conveyor import descriptors
 from conveyor.cluster import answering, carrier, depot
 from conveyor.cluster.carrier import Carrier
 from conveyor.cluster.depot import Depot, Supply
-from conveyor.cluster.handshake import NotHeardError
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
-from conveyor.flag import Flag
 from conveyor.runtime.messages.sockets import all_of, receive_pickled, send_pickled
 
 WAIT = 60
@@ -102,35 +99,6 @@ def test_messages_come_in_their_order_and_the_end_behind_them(line):
         receive_pickled(there)
 
 
-def test_a_file_is_fetched_once_while_it_is_held(hosts, wait_until):
-    one, other = hosts
-    here = [one.end_of(line) for line in (1, 2)]
-    there = [other.end_of(line) for line in (1, 2)]
-    fetched = []
-    fetch = other.carrier._supply.fetch
-    other.carrier._supply.fetch = lambda *which: fetched.append(which) or fetch(*which)
-    fd = file_with(b"a value")
-    one.carrier.hold(fd)
-    for _ in range(2):
-        for mine, its in zip(here, there, strict=True):
-            send_pickled(mine, b"", [fd])
-            _, (came,) = receive_pickled(its)
-            assert contents(came) == b"a value"
-            os.close(came)
-    assert len(fetched) == 1
-    assert len(one.depot) == 1
-    one.carrier.let_go(fd)
-    wait_until(lambda: len(one.depot) == 0 and not other.carrier._known, WAIT)
-    # From now on it goes with its message.
-    send_pickled(here[0], b"", [fd])
-    os.close(receive_pickled(there[0])[1][0])
-    assert len(fetched) == 2
-    wait_until(lambda: len(one.depot) == 0, WAIT)
-    os.close(fd)
-    for sock in (*here, *there):
-        sock.close()
-
-
 def test_a_connection_that_breaks_costs_what_was_under_way_on_it(hosts, line):
     one, other = hosts
     here, there = line
@@ -162,19 +130,6 @@ def test_a_connection_that_breaks_costs_what_was_under_way_on_it(hosts, line):
     os.close(came)
 
 
-def test_a_file_that_is_no_more_ends_the_line(hosts, line):
-    one = hosts[0]
-    here, there = line
-    one.carrier._put = lambda fd: 12345
-    fd = file_with(b"x")
-    send_pickled(here, b"", [fd])
-    os.close(fd)
-    with pytest.raises(ConnectionError):
-        receive_pickled(there)
-    with pytest.raises(ConnectionError):
-        receive_pickled(here)
-
-
 def test_a_host_that_is_lost_ends_its_lines(hosts, wait_until, line):
     one = hosts[0]
     here, there = line
@@ -186,72 +141,6 @@ def test_a_host_that_is_lost_ends_its_lines(hosts, wait_until, line):
     with pytest.raises(ConnectionError):
         receive_pickled(here)
     wait_until(lambda: len(one.depot) == 0, WAIT)
-    os.close(fd)
-
-
-def test_a_file_that_is_let_go_of_while_it_is_sent_is_let_go_of_there(hosts, wait_until, line):
-    """It is told to be unwanted behind the last message with it, whoever is faster."""
-    one, other = hosts
-    here, there = line
-    fd = file_with(b"a value")
-    one.carrier.hold(fd)
-    body, threads = one.carrier._body, []
-
-    def let_go_behind(which):
-        found = body(which)
-        thread = threading.Thread(target=one.carrier.let_go, args=(fd,))
-        thread.start()
-        threads.append(thread)
-        thread.join(0.2)  # it may not be able to, until the message has been sent
-        return found
-
-    one.carrier._body = let_go_behind
-    send_pickled(here, b"", [fd])
-    os.close(receive_pickled(there)[1][0])
-    threads[0].join(WAIT)
-    wait_until(lambda: len(one.depot) == 0 and not other.carrier._known, WAIT)
-    os.close(fd)
-
-
-def test_nothing_is_put_in_the_depot_for_a_host_that_is_lost(hosts, line):
-    """A message was being read when the carrier was closed."""
-    one = hosts[0]
-    here, there = line
-    body = one.carrier._body
-
-    def close_before(fd):
-        one.carrier.close()
-        return body(fd)
-
-    one.carrier._body = close_before
-    fd = file_with(b"x")
-    send_pickled(here, b"", [fd])
-    with pytest.raises(ConnectionError):
-        receive_pickled(here)
-    with pytest.raises(ConnectionError):
-        receive_pickled(there)
-    assert len(one.depot) == 0
-    os.close(fd)
-
-
-def test_a_file_that_cannot_be_held_goes_with_its_message(hosts, wait_until, line):
-    one, other = hosts
-    here, there = line
-    put = one.depot.put
-
-    def refuse(fd):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    fd = file_with(b"a value")
-    one.depot.put = refuse
-    one.carrier.hold(fd)
-    one.depot.put = put
-    send_pickled(here, b"", [fd])
-    _, (came,) = receive_pickled(there)
-    assert contents(came) == b"a value"
-    os.close(came)
-    wait_until(lambda: len(one.depot) == 0 and not other.carrier._known, WAIT)
-    one.carrier.let_go(fd)
     os.close(fd)
 
 
@@ -277,43 +166,6 @@ def test_a_line_for_which_there_is_no_thread_is_over_at_both_ends(hosts, monkeyp
             receive_pickled(sock)
         sock.close()
     assert not one.carrier._lines
-
-
-def test_a_host_to_which_no_connection_comes_about_is_told_to_be_out_of_reach(monkeypatch):
-    """It may be connected all the same, by itself: nobody else would find out, and the wait would not end."""
-    monkeypatch.setattr(depot, "_REACHED_WITHIN", 0.0)
-    monkeypatch.setattr(depot, "_LONGEST_PAUSE", 0.001)
-    tries, told = [], []
-
-    def refuse():
-        tries.append(1)
-        raise TimeoutError("nobody answers")
-
-    def out_of_reach(why):
-        told.append((len(tries), why))
-        supply.close()  # as the loss of the host does
-
-    supply = Supply(refuse, out_of_reach)
-    with pytest.raises(ConnectionError, match="nobody answers"):
-        supply.fetch(1, 1)
-    assert told == [(depot._MOST_TRIES, "nobody answers")]
-
-
-def test_a_host_that_is_away_for_a_while_is_not_out_of_reach(monkeypatch):
-    monkeypatch.setattr(depot, "_LONGEST_PAUSE", 0.001)
-    tries, told = [], []
-
-    def refuse():
-        tries.append(1)
-        if len(tries) > 2 * depot._MOST_TRIES:
-            supply.close()
-        raise TimeoutError("nobody answers")
-
-    monkeypatch.setattr(depot, "_REACHED_WITHIN", 3600.0)
-    supply = Supply(refuse, told.append)
-    with pytest.raises(ConnectionError, match="nobody answers"):
-        supply.fetch(1, 1)
-    assert told == []
 
 
 def test_where_no_thread_is_left_a_depot_answers_on_its_callers(monkeypatch):
@@ -452,25 +304,6 @@ def test_an_answer_of_a_depot_takes_no_descriptor(monkeypatch):
     here.close()
 
 
-def test_a_file_that_is_dropped_while_it_is_sent_is_sent_to_its_end(wait_until):
-    files, (here, there) = Depot(), socket.socketpair()
-    data = os.urandom(LARGE)
-    fd = file_with(data)
-    number = files.put(fd)
-    inode = os.fstat(fd).st_ino
-    os.close(fd)
-    files.serve(there)
-    here.settimeout(WAIT)
-    here.sendall(depot._ASKED.pack(number, 0, LARGE))
-    answering.hear(here, depot._ANSWERED.size)
-    files.drop(number)
-    assert len(files) == 0
-    assert answering.hear(here, LARGE) == data
-    files.close()
-    here.close()
-    wait_until(lambda: inode not in inodes(), WAIT)
-
-
 def test_who_asks_for_a_file_that_becomes_shorter_hears_of_it(wait_until):
     files, (here, there) = Depot(), socket.socketpair()
     fd = file_with(os.urandom(LARGE))
@@ -496,104 +329,6 @@ def served(files):
     here, there = socket.socketpair()
     files.serve(there)
     return here
-
-
-def inodes():
-    """Of all files that this process has open."""
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            found.add(os.fstat(int(fd)).st_ino)
-    return found
-
-
-class Passes(Flag):
-    """Nobody waits for it. ``pauses``: how long somebody would have."""
-
-    pauses: ClassVar[list[float]] = []
-
-    def wait(self, timeout=None):
-        self.pauses.append(timeout)
-        return self.is_set()
-
-
-def growing(pauses, longest):
-    could_be = [min(0.01 * 1.5**n, longest) for n in range(len(pauses))]
-    return all(0.75 * most <= p <= most for p, most in zip(pauses, could_be, strict=True))
-
-
-def fetched(files, dial, data):
-    """Whether a file with ``data`` comes whole out of a depot that is dialled so. The depot ends."""
-    fd = file_with(data)
-    number = files.put(fd)
-    os.close(fd)
-    supply = Supply(dial)
-    came = supply.fetch(number, len(data))
-    try:
-        return contents(came) == data
-    finally:
-        os.close(came)
-        supply.close()
-        files.close()
-
-
-def test_the_longer_a_depot_is_away_the_longer_are_the_pauses(monkeypatch):
-    monkeypatch.setattr(depot, "Flag", Passes)
-    monkeypatch.setattr(Passes, "pauses", [])
-    files, fails, data = Depot(), [20], os.urandom(1000)
-
-    def dial():
-        fails[0] -= 1
-        if fails[0] >= 0:
-            raise ConnectionRefusedError
-        return served(files)
-
-    assert fetched(files, dial, data)
-    assert len(Passes.pauses) == 20
-    assert growing(Passes.pauses, 0.5)
-
-
-def test_a_depot_that_ends_each_connection_is_asked_with_growing_pauses(monkeypatch):
-    """They are short again when a part has come."""
-    monkeypatch.setattr(depot, "Flag", Passes)
-    monkeypatch.setattr(Passes, "pauses", [])
-    files, tries, data = Depot(), [0], os.urandom(1000)
-
-    def answer(there, part):
-        there.recv(24)
-        with contextlib.suppress(OSError):
-            if part:
-                there.sendall((1000).to_bytes(8, "big") + data[:400])
-            there.close()
-
-    def dial():
-        tries[0] += 1
-        if tries[0] > 16:
-            return served(files)
-        here, there = socket.socketpair()
-        threading.Thread(target=answer, args=(there, tries[0] == 9)).start()
-        return here
-
-    assert fetched(files, dial, data)
-    assert len(Passes.pauses) == 16
-    assert growing(Passes.pauses[:8], 0.5)
-    assert growing(Passes.pauses[8:], 0.5)
-
-
-def test_a_listener_that_hears_nobody_is_not_out_of_reach(monkeypatch):
-    """It is there, and has no descriptor for this one: that value cannot be had, and the host is well."""
-    monkeypatch.setattr(depot, "_REACHED_WITHIN", 0.0)
-    monkeypatch.setattr(depot, "_LONGEST_PAUSE", 0.001)
-    told = []
-
-    def refuse():
-        raise NotHeardError("the other side has no time for this one")
-
-    supply = Supply(refuse, told.append)
-    with pytest.raises(SystemLimitError, match="no time for this one"):
-        supply.fetch(1, 1)
-    assert told == []
-    supply.close()
 
 
 #: Twice what may be on its way.

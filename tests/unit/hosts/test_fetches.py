@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 from conveyor import descriptors
-from conveyor.cluster import answering, depot, fetches
+from conveyor.cluster import answering, fetches
 from conveyor.cluster import fetches as source
 from conveyor.cluster.fetches import Fetches, Waiter
 from conveyor.cluster.memories import Memories
 from conveyor.exceptions import SystemLimitError
-from conveyor.flag import Flag
 from conveyor.runtime.far_memory import SMALL, RoomAt, Wanted
 
 WAIT = 60
@@ -147,18 +146,6 @@ def test_what_comes_is_what_is_kept(hosts, size, parts):
     assert not size or one.done[-1] == kept.wanted.size
 
 
-def test_who_comes_while_it_is_on_its_way_costs_no_transfer(hosts):
-    for size in (10, LARGE):
-        kept = Kept(size)
-        hosts.held.clear()
-        before = hosts.fetches.transfers
-        several = [Wants(hosts, kept) for _ in range(4)]
-        assert not any(one.told for one in several)
-        hosts.held.set()
-        assert all(one.got() for one in several)
-        assert hosts.fetches.transfers == before + 1
-
-
 def test_who_comes_while_it_is_on_its_way_sees_what_has_been_written_since(hosts, monkeypatch):
     kept = Kept(LARGE)
     put, late = Waiter.put, []
@@ -176,35 +163,6 @@ def test_who_comes_while_it_is_on_its_way_sees_what_has_been_written_since(hosts
     assert os.pread(first.fd, LARGE, 50) == first_value
     assert late[0].got()
     assert hosts.fetches.transfers == 2
-
-
-def test_what_is_wanted_again_soon_is_kept_for_the_next(hosts, monkeypatch, wait_until):
-    monkeypatch.setattr(fetches, "LINGER", 60.0)
-    kept = Kept(LARGE)
-    assert Wants(hosts, kept).got()
-    assert kept.wanted not in hosts.fetches._flights
-    assert Wants(hosts, kept).got()
-    assert hosts.fetches.transfers == 2
-    assert all(Wants(hosts, kept).got() for _ in range(3))
-    assert hosts.fetches.transfers == 2
-    kept.data[-1] += 1
-    assert Wants(hosts, kept).got()
-    assert hosts.fetches.transfers == 3
-    # As long as somebody may want it.
-    monkeypatch.setattr(fetches, "LINGER", 0.0)
-    file = flight_of(hosts, kept).file
-    assert Wants(hosts, kept).got()
-    wait_until(lambda: kept.wanted not in hosts.fetches._flights, WAIT)
-    with pytest.raises(OSError, match="Bad file"):
-        os.fstat(file)
-
-
-def test_only_so_many_are_kept(hosts, monkeypatch, wait_until):
-    monkeypatch.setattr(fetches, "LINGER", 60.0)
-    several = [Kept(LARGE, number) for number in range(1, fetches._MOST_LINGERING + 3)]
-    for kept in several * 2:
-        assert Wants(hosts, kept).got()
-    assert len(hosts.fetches._flights) == fetches._MOST_LINGERING
 
 
 def test_what_nobody_wants_any_more_is_given_up(hosts, wait_until):
@@ -235,44 +193,6 @@ def test_who_gives_up_takes_nothing_from_the_others(hosts, wait_until):
     assert late.got()
     one.give_up()  # twice, or late
     late.give_up()
-
-
-def test_what_is_in_its_turn_is_given_up_in_its_turn(hosts, wait_until):
-    hosts.held.clear()
-    several = [Wants(hosts, Kept(10, number)) for number in range(1, 20)]
-    for one in several[10:]:
-        one.give_up()
-    hosts.held.set()
-    assert all(one.got() for one in several[:10])
-    assert {one.failed() for one in several[10:]} == {errno.ECANCELED}
-    assert hosts.fetches.transfers == 10
-
-
-def test_many_take_few_threads_and_delay_no_other_host(hosts, wait_until):
-    silent, near = [], Kept(10)
-
-    def between(host, there):
-        if host == 2:
-            silent.append(there)
-        else:
-            hosts.memories.serve(there)
-
-    hosts.between = between
-    far = [Kept(10, number) for number in range(1, 50)]
-    for kept in far:
-        object.__setattr__(kept, "wanted", Wanted((9, 1), *_rest(kept.wanted)))
-    waiting = [Wants(hosts, kept) for kept in far]
-    wait_until(lambda: len(silent) == source._MOST_AT_ONCE, WAIT)
-    assert Wants(hosts, near).got()
-    hosts.fetches.lose(2)
-    assert all(one.failed() for one in waiting)
-    assert len(silent) == source._MOST_AT_ONCE
-    for sock in silent:
-        sock.close()
-
-
-def _rest(wanted):
-    return wanted.number, wanted.anchor, wanted.ranges, wanted.joined
 
 
 def test_it_goes_on_over_another_connection_from_where_it_has_come_to(hosts):
@@ -331,24 +251,6 @@ def test_a_room_that_cannot_be_written_to_is_its_own_affair(hosts, wait_until):
     assert Wants(hosts, kept).got()
 
 
-def test_what_is_kept_no_more_is_an_error_of_the_system(hosts):
-    kept = Kept(LARGE)
-    kept._anchor[0] = 0
-    assert Wants(hosts, kept).failed() == errno.ESTALE
-    kept._anchor[0] = 7
-    assert Wants(hosts, kept).got()
-    assert len(hosts.dialled) == 1
-
-
-def test_after_the_end_nothing_is_fetched(hosts):
-    kept = Kept(LARGE)
-    hosts.held.clear()
-    one = Wants(hosts, kept)
-    hosts.fetches.close()
-    assert one.failed()
-    assert Wants(hosts, kept).failed() == errno.ECONNRESET
-
-
 def test_who_has_been_told_is_let_go_of_at_once(hosts, wait_until):
     """It has the room, which is not to wait for a garbage collection."""
     gc.disable()
@@ -360,21 +262,6 @@ def test_who_has_been_told_is_let_go_of_at_once(hosts, wait_until):
         wait_until(lambda: alive() is None, WAIT)
     finally:
         gc.enable()
-
-
-def test_a_room_that_takes_nothing_takes_nothing_from_those_who_wait_with_it(hosts, wait_until):
-    kept = Kept(LARGE)
-    hosts.held.clear()
-    first, told = Wants(hosts, kept), []
-    fd = os.open("/dev/null", os.O_RDONLY)
-    hosts.fetches.bring(kept.wanted, Waiter(RoomAt(fd, 0), told.append))
-    os.close(fd)
-    other = Wants(hosts, kept)
-    hosts.held.set()
-    assert first.got()
-    assert other.got()
-    wait_until(lambda: told, WAIT)
-    assert told[0].error == errno.EBADF
 
 
 def test_what_no_copy_can_be_kept_of_is_fetched_again(hosts, monkeypatch):
@@ -394,33 +281,6 @@ def test_what_no_copy_can_be_kept_of_is_fetched_again(hosts, monkeypatch):
     assert all(one.got() for one in several)
     assert hosts.fetches.transfers == 2
     assert refused
-
-
-def test_nothing_is_kept_of_a_host_that_is_lost(hosts, monkeypatch):
-    monkeypatch.setattr(fetches, "LINGER", 60.0)
-    kept = Kept(LARGE)
-    assert Wants(hosts, kept).got()
-    assert Wants(hosts, kept).got()
-    file = flight_of(hosts, kept).file
-    hosts.fetches.lose(1)
-    assert not hosts.fetches._flights
-    with pytest.raises(OSError, match="Bad file"):
-        os.fstat(file)
-
-
-def test_the_more_often_a_connection_breaks_the_longer_are_the_pauses(hosts, monkeypatch):
-    pauses = []
-
-    class Passes(Flag):
-        def wait(self, timeout=None):
-            pauses.append(timeout)
-            return self.is_set()
-
-    monkeypatch.setattr(depot, "Flag", Passes)
-    hosts.between = lambda host, there: there.close()
-    assert Wants(hosts, Kept(LARGE)).failed() == errno.ECONNABORTED
-    could_be = [min(0.01 * 1.5**n, 0.1) for n in range(10)]
-    assert all(0.75 * most <= p <= most for p, most in zip(pauses, could_be, strict=True))
 
 
 def test_digests_of_any_size_are_not_taken(hosts, monkeypatch):

@@ -12,11 +12,10 @@ from types import SimpleNamespace
 import pytest
 from no_descriptors import is_turned_away, none_at_all
 
-from conveyor.cluster import addresses, handshake
+from conveyor.cluster import addresses
 from conveyor.cluster.handshake import (
     HandshakeError,
     Identity,
-    NotHeardError,
     admission,
     ask_admission,
     dial,
@@ -283,31 +282,6 @@ def test_a_listener_that_hangs_up_at_once_is_asked_again():
         thread.join(60)
     assert other == HERE
     assert len(hung_up) == 2
-
-
-def test_the_more_often_a_listener_hangs_up_the_longer_are_the_pauses(monkeypatch):
-    """Those that it has no place for do not all come back at one moment."""
-    slept, now = [], [0.0]
-
-    def sleep(seconds):
-        slept.append(seconds)
-        now[0] += seconds
-
-    def introduced(sock, *_):
-        sock.close()
-        raise NotHeardError("the other side has no time for this one")
-
-    monkeypatch.setattr(handshake, "_core", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(handshake, "time", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(handshake, "_connected", lambda *_: socket.socket())
-    monkeypatch.setattr(handshake, "_introduced", introduced)
-    with pytest.raises(NotHeardError):
-        dial(("127.0.0.1", 1), TOKEN, THERE, 2.0)
-    could_be = [min(0.01 * 1.5**n, 0.25) for n in range(len(slept))]
-    assert all(0.75 * most <= p <= most for p, most in zip(slept, could_be, strict=True))
-    assert len(set(slept)) == len(slept)
-    # It was tried until the deadline, but for what one more pause would have taken.
-    assert 1.75 <= sum(slept) < 2.0
 
 
 def test_without_a_descriptor_one_is_turned_away():

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import struct
 
 import pytest
 
@@ -105,3 +106,10 @@ def test_frames_that_are_cut_off(board):
         assert fetch(packed[:end], board) is None
     with pytest.raises(ValueError, match="a table of ranges"):
         fetch(Kept().packed(ranges=bytes(15)), board)
+
+
+@pytest.mark.parametrize("lengths", [[2**64 - 1], [2**64 - 64, 128], [2**62] * 5])
+def test_more_memory_than_there_can_be_is_not_taken_for_little(lengths):
+    table = b"".join(struct.pack("QQ", 4096, length) for length in lengths)
+    with pytest.raises(ValueError, match="more memory than there can be"):
+        _core.packed_size(table)
