@@ -13,8 +13,8 @@ from ray_nodes import HERE, THERE, WAIT, get
 
 import conveyor
 from conveyor import collective
-from conveyor.driver.hosts import looks
-from conveyor.driver.hosts.far_host import Handed
+from conveyor.driver import remote_processes
+from conveyor.driver.hosts import Handed
 from conveyor.exceptions import (
     CollectiveBrokenError,
     CollectiveMismatchError,
@@ -216,7 +216,7 @@ def test_ranks_of_two_nodes_that_have_called_different_things(ranks, group):
 
 
 def test_the_driver_says_what_ranks_of_another_node_do(ranks, monkeypatch):
-    monkeypatch.setattr(looks, "HASTE", WAIT)
+    monkeypatch.setattr(remote_processes, "HASTE", WAIT)
     made = collective.create_collective_group([ranks[0], ranks[1]], driver_rank=2)
     told = rf"rank 0 \({name_of(ranks[0])}\), idle; rank 1 \({name_of(ranks[1])}\), idle"
     with pytest.raises(CollectiveTimeoutError, match=told):

@@ -1,7 +1,7 @@
 """Node agent: the part of a session on a node without the driver. It has a process table and a pump, and
 introduces processes to each other.
 
-It does what the driver orders (:mod:`conveyor.driver.hosts.far_host`), one order after the other. It
+It does what the driver orders (:mod:`conveyor.driver.hosts`), one order after the other. It
 starts no process: it makes what a process is to be given, and watches whether the process lives. It knows
 nothing of values.
 """
@@ -20,7 +20,8 @@ from msgspec import Struct
 from conveyor import _core, descriptors
 from conveyor.calls.link_segment import Refusal
 from conveyor.codec import Reader
-from conveyor.driver.hosts.far_host import (
+from conveyor.driver.actors import BOARD_SLOTS, DeathWatches
+from conveyor.driver.hosts import (
     Adopt,
     Answer,
     BreakGroup,
@@ -39,8 +40,7 @@ from conveyor.driver.hosts.far_host import (
     Stand,
     TellWhenCome,
 )
-from conveyor.driver.hosts.protocol import Page as LastPage
-from conveyor.driver.processes.table import BOARD_SLOTS, DeathWatches
+from conveyor.driver.hosts import Page as LastPage
 from conveyor.graph.telemetry.afar import Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.events import EventLoop
 from conveyor.runtime.meeting import ClosedWord

@@ -22,21 +22,16 @@ from conveyor.calls.constructor import keep
 from conveyor.calls.links import Link
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
-from conveyor.driver.graphs.layer import Layer
-from conveyor.driver.graphs.laying import Laying
-from conveyor.driver.hosts.far_host import Home
-from conveyor.driver.hosts.looks import HERE
-from conveyor.driver.hosts.protocol import Hosts
-from conveyor.driver.network.collectives import DriverCollectives
-from conveyor.driver.network.introductions import DriverIntroductions
-from conveyor.driver.network.network import Network
-from conveyor.driver.processes.birth import Household
-from conveyor.driver.processes.far_hosts import FarHosts
-from conveyor.driver.processes.record import Actor, ActorRecord
-from conveyor.driver.processes.supervisor import Burial, Step, Supervisor
-from conveyor.driver.processes.table import BOARD_SLOTS, DRIVER_SLOT, Table
-from conveyor.driver.requests.orphans import ask_readers
-from conveyor.driver.requests.switchboard import Connections, Switchboard
+from conveyor.driver.actors import BOARD_SLOTS, DRIVER_SLOT, Actor, ActorRecord, Table
+from conveyor.driver.bootstrap import Household
+from conveyor.driver.broker import DriverIntroductions
+from conveyor.driver.deployments import Layer, Laying
+from conveyor.driver.groups import DriverCollectives
+from conveyor.driver.hosts import Home, Hosts
+from conveyor.driver.network import Network
+from conveyor.driver.remote_processes import HERE, FarHosts
+from conveyor.driver.requests import Connections, Switchboard, ask_readers
+from conveyor.driver.supervisor import Burial, Step, Supervisor
 from conveyor.exceptions import RuntimeStateError
 from conveyor.graph.assembly import compiled_graph
 from conveyor.graph.compiled import CompiledGraph

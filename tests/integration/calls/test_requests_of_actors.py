@@ -14,7 +14,7 @@ from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.driver.requests.switchboard import Switchboard
+from conveyor.driver.requests import Switchboard
 from conveyor.runtime import context
 from conveyor.worker.requests.messages import Connect, Create, Find, Lay
 

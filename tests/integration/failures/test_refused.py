@@ -23,7 +23,7 @@ from conveyor.calls.call import STOP
 from conveyor.calls.links import Link
 from conveyor.codec import SentDefinitions
 from conveyor.dag import InputNode
-from conveyor.driver.processes.record import ActorRecord
+from conveyor.driver.actors import ActorRecord
 from conveyor.exceptions import (
     ActorDiedError,
     ActorStartError,

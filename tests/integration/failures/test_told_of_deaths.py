@@ -14,8 +14,8 @@ from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.driver.processes import record
-from conveyor.driver.processes.supervisor import Supervisor
+from conveyor.driver import actors
+from conveyor.driver.supervisor import Supervisor
 from conveyor.exceptions import ActorDiedError, SessionEndedError
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import context
@@ -63,7 +63,7 @@ def test_an_error_that_was_asked_for_early_says_how_it_ended_once_that_is_known(
         late.append(end) if held.is_set() else on_exit(*end)
 
     monkeypatch.setattr(Supervisor, "on_exit", tell)
-    monkeypatch.setattr(record, "_EXIT_CODE_WAIT", 0.05)
+    monkeypatch.setattr(actors, "_EXIT_CODE_WAIT", 0.05)
     conveyor.shutdown()
     conveyor.init()
     victim, caller, go = Actor.remote(), Caller.remote(), latches()
@@ -107,7 +107,7 @@ def test_an_error_that_was_asked_for_early_says_how_it_ended_once_that_is_known(
 def test_who_holds_what_a_burial_needs_does_not_wait_for_it_in_vain(
     fresh_session, monkeypatch, wait_until
 ):
-    monkeypatch.setattr(record, "_EXIT_CODE_WAIT", 120.0)
+    monkeypatch.setattr(actors, "_EXIT_CODE_WAIT", 120.0)
     victim = Actor.remote()
     pid = get(victim.pid.remote())
     driver = context.current()
@@ -126,7 +126,7 @@ def test_who_is_told_of_a_death_holds_no_lock_of_the_link(
     fresh_session, monkeypatch, latches, wait_until, how
 ):
     """The thread that is told how it has ended calls over the same link, when it lets go of a handle."""
-    monkeypatch.setattr(record, "_EXIT_CODE_WAIT", 120.0)
+    monkeypatch.setattr(actors, "_EXIT_CODE_WAIT", 120.0)
     victim, other, go = Actor.remote(), Actor.remote(), latches()
     pid = get(victim.pid.remote())
     (found,) = (one for one in context.current().table if one.pid == pid)

@@ -8,10 +8,10 @@ import pytest
 
 from conveyor.cluster.fetches import FarMemoryService
 from conveyor.cluster.station import Station
-from conveyor.driver.graphs.service import GraphService
-from conveyor.driver.hosts import far_host as far_orders
-from conveyor.driver.hosts.far_host import FarOrder
-from conveyor.driver.requests.switchboard import Switchboard
+from conveyor.driver import hosts as far_orders
+from conveyor.driver.graph_service import GraphService
+from conveyor.driver.hosts import FarOrder
+from conveyor.driver.requests import Switchboard
 from conveyor.exceptions import RuntimeStateError
 from conveyor.graph.handles import sharing as graph_exchange
 from conveyor.graph.handles.handle import Requests

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor import _core
-from conveyor.driver.hosts.far_host import CountDue, GiveUp, TellWhenCome
-from conveyor.driver.processes.far_hosts import FarHosts
-from conveyor.driver.requests.orphans import Arrivals
+from conveyor.driver.hosts import CountDue, GiveUp, TellWhenCome
+from conveyor.driver.remote_processes import FarHosts
+from conveyor.driver.requests import Arrivals
 from conveyor.exceptions import RuntimeStateError
 from conveyor.futures import Future
 

@@ -18,7 +18,7 @@ from conveyor import _core
 from conveyor.cluster.depot import Depot
 from conveyor.cluster.handshake import HandshakeError
 from conveyor.cluster.tls import SessionCertificate
-from conveyor.driver.hosts.far_host import (
+from conveyor.driver.hosts import (
     Adopt,
     Answer,
     Bury,
@@ -31,8 +31,8 @@ from conveyor.driver.hosts.far_host import (
     Stand,
     TellWhenCome,
 )
-from conveyor.driver.processes.far_hosts import FarHosts
-from conveyor.driver.requests.switchboard import RequestLine, RequestLines, Switchboard
+from conveyor.driver.remote_processes import FarHosts
+from conveyor.driver.requests import RequestLine, RequestLines, Switchboard
 from conveyor.engines.ray import greeting
 from conveyor.engines.ray.agent import Agent, Secrets, Terms
 from conveyor.engines.ray.agents import AgentHost, Agents, Ready

@@ -6,8 +6,8 @@ import pytest
 
 from conveyor import _core
 from conveyor.calls import link_segment
-from conveyor.driver.network.network import Network
-from conveyor.driver.processes.record import Introduced
+from conveyor.driver.actors import Introduced
+from conveyor.driver.network import Network
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
 from conveyor.runtime.process import Place
 

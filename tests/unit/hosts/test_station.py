@@ -8,7 +8,7 @@ import pytest
 
 from conveyor import _core
 from conveyor.cluster.station import Station
-from conveyor.driver.hosts.far_host import Adopt, Bury, Stand
+from conveyor.driver.hosts import Adopt, Bury, Stand
 from conveyor.runtime.events import EventLoop
 from conveyor.runtime.process import ArenaSize
 

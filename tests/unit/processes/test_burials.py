@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conveyor.driver.processes.supervisor import Burial, Step
+from conveyor.driver.supervisor import Burial, Step
 from conveyor.runtime.threads import lent
 
 RECORD = SimpleNamespace(id=SimpleNamespace(name="actor"))

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from conveyor.driver.graphs import layer as module
-from conveyor.driver.graphs.layer import Roster, read_roster
+from conveyor.driver import deployments as module
+from conveyor.driver.deployments import Roster, read_roster
 
 
 def read(roster):

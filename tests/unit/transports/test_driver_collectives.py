@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor import _core
-from conveyor.driver.network.collectives import DriverCollectives
-from conveyor.driver.processes.far_hosts import FarHosts
+from conveyor.driver.groups import DriverCollectives
+from conveyor.driver.remote_processes import FarHosts
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime.process import close_all, dup_all
 from conveyor.runtime.protocol import ActorId

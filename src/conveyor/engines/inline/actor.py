@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor.calls.call import find_method
 from conveyor.calls.constructor import call_exit_hook
 from conveyor.calls.generators import OpenGenerators
-from conveyor.driver.processes.record import Actor as Lasting
+from conveyor.driver.actors import Actor as Lasting
 from conveyor.engines.inline.crossing import Crossing, Failure, interrupts
 from conveyor.engines.inline.lines import Host, Job, Run
 from conveyor.exceptions import ActorDiedError, ActorRestartedError

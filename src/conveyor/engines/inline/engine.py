@@ -18,7 +18,7 @@ from conveyor.calls.constructor import keep
 from conveyor.calls.unsendable import blame_call
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
-from conveyor.driver.processes.record import Actor as Lasting
+from conveyor.driver.actors import Actor as Lasting
 from conveyor.engines.inline.actor import Actor, Start
 from conveyor.engines.inline.call import CallJob, Outbox
 from conveyor.engines.inline.crossing import ArrivalError, Crossing, Failure

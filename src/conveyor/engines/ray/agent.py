@@ -38,8 +38,7 @@ from conveyor.cluster.redials import Redials
 from conveyor.cluster.station import Station, Told
 from conveyor.cluster.tls import Credentials, Tls
 from conveyor.codec import Reader
-from conveyor.driver.hosts.far_host import FarOrder
-from conveyor.driver.hosts.protocol import Page
+from conveyor.driver.hosts import FarOrder, Page
 from conveyor.engines.ray import greeting
 from conveyor.engines.ray.news import (
     Arrived,

@@ -11,7 +11,7 @@ from typing import Any
 
 from conveyor.cluster.carrier import Carrier, Parcel
 from conveyor.cluster.depot import Depot, Supply
-from conveyor.driver.hosts.far_host import FarOrder
+from conveyor.driver.hosts import FarOrder
 from conveyor.engines.ray.agent import Ready
 from conveyor.engines.ray.greeting import Told
 from conveyor.exceptions import ConveyorError, RuntimeStateError
@@ -27,7 +27,7 @@ _MOST_LOOKS = 4
 
 class AgentHost:
     """A remote node, which is reached by its agent. See
-    :class:`conveyor.driver.hosts.far_host.FarHost`."""
+    :class:`conveyor.driver.hosts.FarHost`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class AgentHost:
         return sent
 
     def carry(self, sock: socket.socket) -> int:
-        """See :class:`conveyor.driver.hosts.far_host.FarHost`, also for the next two methods."""
+        """See :class:`conveyor.driver.hosts.FarHost`, also for the next two methods."""
         number = next(self._lines)
         self.carrier.open(number, sock)
         return number

@@ -24,8 +24,7 @@ from functools import partial
 from typing import Any
 
 from conveyor import descriptors
-from conveyor.driver.hosts.far_host import Home
-from conveyor.driver.hosts.protocol import Settle, Spawned, Spawning
+from conveyor.driver.hosts import Home, Settle, Spawned, Spawning
 from conveyor.engines.ray import shell
 from conveyor.engines.ray.connected import Connected
 from conveyor.engines.ray.greeting import (

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from conveyor.cluster.carrier import Parcel
 from conveyor.codec import Reader
-from conveyor.driver.hosts.protocol import Page
+from conveyor.driver.hosts import Page
 from conveyor.runtime.waiting.inquiry import Frames
 
 
@@ -63,7 +63,7 @@ class Reached(Struct, frozen=True):
 
 class Come(Struct, frozen=True):
     """Notice that the frames of an order have come to the agent's node, or will not come any more. See
-    :class:`conveyor.driver.hosts.far_host.TellWhenCome`, which has the same number."""
+    :class:`conveyor.driver.hosts.TellWhenCome`, which has the same number."""
 
     number: int
 

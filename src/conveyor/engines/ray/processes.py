@@ -14,7 +14,7 @@ from functools import partial
 from msgspec import Struct, field
 
 from conveyor import descriptors
-from conveyor.driver.hosts.protocol import UNKNOWN_END
+from conveyor.driver.hosts import UNKNOWN_END
 from conveyor.engines.headless import SETTLED, goes_on
 from conveyor.engines.ray.courier import Courier
 from conveyor.engines.ray.ends import exit_status, status_once_reaped

@@ -15,8 +15,7 @@ from typing import Any
 
 from conveyor.cluster.addresses import Listening
 from conveyor.cluster.tls import Credentials
-from conveyor.driver.hosts.far_host import Home
-from conveyor.driver.hosts.protocol import Settle, Spawned, Spawning
+from conveyor.driver.hosts import Home, Settle, Spawned, Spawning
 from conveyor.engines.ray.agent_host import AgentHost
 from conveyor.engines.ray.agents import Agents
 from conveyor.engines.ray.connected import Connected
@@ -362,7 +361,7 @@ class RayHosts:
 
 class _Wish:
     """Request for a process, made with one Ray actor after the other until one comes. See
-    :class:`conveyor.driver.hosts.protocol.Spawning`."""
+    :class:`conveyor.driver.hosts.Spawning`."""
 
     def __init__(
         self,

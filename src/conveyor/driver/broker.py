@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from conveyor import _core
-from conveyor.driver.hosts.far_host import Handed
-from conveyor.driver.network.network import Network
-from conveyor.driver.processes.record import ActorRecord
-from conveyor.driver.processes.table import DRIVER_SLOT, Table
+from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Table
+from conveyor.driver.hosts import Handed
+from conveyor.driver.network import Network
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.meeting import (

@@ -13,8 +13,7 @@ from conveyor import _core, descriptors
 from conveyor.calls.link_segment import link_blueprint, link_depth
 from conveyor.calls.links import Link
 from conveyor.calls.pump import Pump
-from conveyor.driver.processes.record import ActorRecord, Label
-from conveyor.driver.processes.table import DRIVER_SLOT
+from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Label
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.messages.message import greeting
 from conveyor.runtime.process import CALL_SLOTS, RESULT_BIT, ArenaSize, Place, Process, close_all

@@ -12,13 +12,11 @@ from typing import Any
 from msgspec import Struct
 
 from conveyor import _core, descriptors
-from conveyor.driver.hosts.far_host import Handed
-from conveyor.driver.hosts.looks import HERE
-from conveyor.driver.network.network import Network
-from conveyor.driver.processes.far_hosts import FarHosts
-from conveyor.driver.processes.record import ActorRecord
-from conveyor.driver.processes.supervisor import Supervisor
-from conveyor.driver.processes.table import DRIVER_SLOT, Table
+from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Table
+from conveyor.driver.hosts import Handed
+from conveyor.driver.network import Network
+from conveyor.driver.remote_processes import HERE, FarHosts
+from conveyor.driver.supervisor import Supervisor
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.blueprint import hosts_among

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 from conveyor import _core, descriptors
 from conveyor.calls.link_segment import Refusal, link_blueprint, link_depth
 from conveyor.codec import Reader
-from conveyor.driver.hosts.far_host import Handed
-from conveyor.driver.hosts.looks import HERE
-from conveyor.driver.processes.far_hosts import FarHosts
-from conveyor.driver.processes.record import ActorRecord, Introduced
-from conveyor.driver.processes.table import Table
+from conveyor.driver.actors import ActorRecord, Introduced, Table
+from conveyor.driver.hosts import Handed
+from conveyor.driver.remote_processes import HERE, FarHosts
 from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.futures import Future, wait
 from conveyor.graph.edges.beside import Whereabouts
