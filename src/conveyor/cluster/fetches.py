@@ -36,7 +36,7 @@ from conveyor.runtime.far_memory import Brought, Room, RoomAt, Wanted
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.messages.connection import Connection
 from conveyor.runtime.messages.sockets import all_of
-from conveyor.worker.requests.far_memory import Come, GiveUp, Hold, LeaseThere, ToHost, Want
+from conveyor.worker.remote_memory import Come, GiveUp, Hold, LeaseThere, ToHost, Want
 
 #: Bytes that are copied from one file to another at a time.
 _COPIED = 1 << 20

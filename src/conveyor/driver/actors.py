@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from conveyor.calls.pump import CallRef
     from conveyor.driver.hosts import FarHost, Spawning
     from conveyor.refs.ref import Ref
-    from conveyor.worker.orders import Order
+    from conveyor.worker.messages import Order
 
 
 Label: TypeAlias = "Callable[[int, int], str | None]"

@@ -17,7 +17,7 @@ from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Label
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.messages.message import greeting
 from conveyor.runtime.process import CALL_SLOTS, RESULT_BIT, ArenaSize, Place, Process, close_all
-from conveyor.worker.orders import Hello
+from conveyor.worker.messages import Hello
 
 
 class Household(Struct, frozen=True):

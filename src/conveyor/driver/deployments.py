@@ -45,7 +45,7 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.process import Place, Process
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import Patience
-from conveyor.worker.orders import Unload
+from conveyor.worker.messages import Unload
 
 
 class Laying:

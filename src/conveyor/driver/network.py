@@ -25,7 +25,7 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
-from conveyor.worker.orders import Accept, HangUp, Load
+from conveyor.worker.messages import Accept, HangUp, Load
 
 if TYPE_CHECKING:
     from conveyor.refs.ref import Ref

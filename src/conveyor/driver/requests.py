@@ -61,9 +61,8 @@ from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.reports import Found
 from conveyor.system_limits import explained
 from conveyor.weak import WeakSet
-from conveyor.worker.orders import Settle
-from conveyor.worker.requests import messages as asked
-from conveyor.worker.requests.messages import (
+from conveyor.worker import messages as asked
+from conveyor.worker.messages import (
     Done,
     Failed,
     Notice,
@@ -74,6 +73,7 @@ from conveyor.worker.requests.messages import (
     OpenRefs,
     Reply,
     Request,
+    Settle,
 )
 
 

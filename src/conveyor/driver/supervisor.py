@@ -31,7 +31,7 @@ from conveyor.runtime.status import ActorStatus
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import Patience, wait_for_flag
 from conveyor.system_limits import explained
-from conveyor.worker.orders import End
+from conveyor.worker.messages import End
 
 #: Seconds before a restart of an actor whose constructor has killed the process: doubled with each time
 #: in a row, up to the second number.

@@ -18,21 +18,10 @@ from conveyor.runtime.process import close_all
 from conveyor.runtime.uninterrupted import try_each
 from conveyor.runtime.waiting.works import steps_of
 from conveyor.system_limits import explained
-from conveyor.worker.calls.calls import Calls
-from conveyor.worker.calls.mailbox import Mailbox
-from conveyor.worker.graphs.program import Part, make_part
-from conveyor.worker.ground import Ground
-from conveyor.worker.orders import (
-    Accept,
-    End,
-    HangUp,
-    Load,
-    NewPeers,
-    Order,
-    Settle,
-    Unload,
-)
-from conveyor.worker.unwanted import until
+from conveyor.worker.calls import Calls, Mailbox
+from conveyor.worker.instance import Ground, until
+from conveyor.worker.messages import Accept, End, HangUp, Load, NewPeers, Order, Settle, Unload
+from conveyor.worker.program import Part, make_part
 
 if TYPE_CHECKING:
     from conveyor.graph.edges.layout import Assignment

@@ -27,17 +27,17 @@ from conveyor.runtime.messages.message import check_greeting
 from conveyor.runtime.process import Process
 from conveyor.runtime.uninterrupted import try_each
 from conveyor.runtime.waiting.works import LOOP, ONE, STARTING, THREADS
-from conveyor.worker.calls.calls import Calls
+from conveyor.worker.actor_runtime import ActorRuntime
+from conveyor.worker.calls import Calls
 from conveyor.worker.control import Control
 from conveyor.worker.forked import flush_files
-from conveyor.worker.ground import Ground
-from conveyor.worker.orders import Hello
-from conveyor.worker.runtime import ActorRuntime
+from conveyor.worker.instance import Ground
+from conveyor.worker.messages import Hello
 
 if TYPE_CHECKING:
     import asyncio
 
-    from conveyor.worker.calls.instance import Instance
+    from conveyor.worker.instance import Instance
 
 
 def limit_grace(name: str, seconds: float) -> None:
@@ -271,7 +271,7 @@ class Worker:
         import asyncio
 
         from conveyor.runtime.waiting.aio import wait_until
-        from conveyor.worker.calls.coroutines import Coroutines
+        from conveyor.worker.coroutines import Coroutines
 
         inbox, handlers = self.process.inbox, self.handlers
         coroutines = Coroutines(inbox, self.process.lanes, self.hello.max_concurrency)

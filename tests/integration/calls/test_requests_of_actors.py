@@ -16,7 +16,7 @@ import conveyor
 from conveyor.dag import InputNode
 from conveyor.driver.requests import Switchboard
 from conveyor.runtime import context
-from conveyor.worker.requests.messages import Connect, Create, Find, Lay
+from conveyor.worker.messages import Connect, Create, Find, Lay
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

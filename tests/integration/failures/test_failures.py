@@ -18,7 +18,7 @@ import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ConveyorError, TaskError, WaitTimeoutError
 from conveyor.graph.submission.source import GraphSource
-from conveyor.worker.orders import Load
+from conveyor.worker.messages import Load
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

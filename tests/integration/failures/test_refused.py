@@ -37,9 +37,8 @@ from conveyor.runtime.events import EventLoop
 from conveyor.runtime.messages.connection import SHARE_FROM, received
 from conveyor.runtime.messages.sockets import receive_message, send_message
 from conveyor.worker.control import Control
-from conveyor.worker.orders import Unload
-from conveyor.worker.requests.client import RequestClient
-from conveyor.worker.requests.messages import Done, Find, Numbered
+from conveyor.worker.messages import Done, Find, Numbered, Unload
+from conveyor.worker.requests import RequestClient
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -19,7 +19,7 @@ from conveyor.driver.supervisor import Supervisor
 from conveyor.exceptions import ActorDiedError, SessionEndedError
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import context
-from conveyor.worker.orders import End
+from conveyor.worker.messages import End
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -23,13 +23,11 @@ from conveyor.refs.pickled.exports import Peer
 from conveyor.runtime.messages import message
 from conveyor.runtime.messages.message import Message, check_greeting, greeting, members
 from conveyor.runtime.messages.sockets import receive_message, send_message
-from conveyor.worker import orders
+from conveyor.worker import messages, remote_memory
+from conveyor.worker import messages as requests
 from conveyor.worker.control import Control
-from conveyor.worker.orders import Accept, End, HangUp, Order
-from conveyor.worker.requests import far_memory
-from conveyor.worker.requests import messages as requests
-from conveyor.worker.requests.far_memory import FarMemoryClient, FromHost, ToHost
-from conveyor.worker.requests.messages import Notice, Request
+from conveyor.worker.messages import Accept, End, HangUp, Notice, Order, Request
+from conveyor.worker.remote_memory import FarMemoryClient, FromHost, ToHost
 
 
 def test_a_message_is_a_frozen_value():
@@ -61,7 +59,7 @@ def test_a_message_travels():
 
 
 @pytest.mark.parametrize(
-    "module", [orders, requests, exchange, graph_exchange, far_orders, far_memory]
+    "module", [messages, requests, exchange, graph_exchange, far_orders, remote_memory]
 )
 def test_every_message_says_what_it_means(module):
     found = [

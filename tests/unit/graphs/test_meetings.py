@@ -15,7 +15,7 @@ import pytest
 from conveyor.exceptions import TransportError
 from conveyor.transport.communicator.gathering import Gathering
 from conveyor.transport.communicator.line import Line
-from conveyor.worker.graphs.meetings import Meeting
+from conveyor.worker.out_of_band import Meeting
 
 RANKS = 3
 

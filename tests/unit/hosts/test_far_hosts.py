@@ -43,7 +43,7 @@ from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint, RingPlan
 from conveyor.runtime.messages.sockets import receive_pickled
 from conveyor.runtime.process import ArenaSize, Place
-from conveyor.worker.requests.messages import Done, Failed
+from conveyor.worker.messages import Done, Failed
 
 ARENA = ArenaSize(1 << 24, 1 << 24, 0.0)
 

@@ -13,7 +13,7 @@ from conveyor import descriptors
 from conveyor.cluster.fetches import FarMemoryService
 from conveyor.runtime.far_memory import Brought, Wanted
 from conveyor.runtime.messages.sockets import Files
-from conveyor.worker.requests.far_memory import FarMemoryClient
+from conveyor.worker.remote_memory import FarMemoryClient
 
 WAIT = 60
 WANTED = Wanted((3, 1), 7, 0, bytes(16), joined=True)

@@ -7,7 +7,7 @@ import pytest
 
 from conveyor import _core
 from conveyor.graph.edges.beside import Whereabouts
-from conveyor.worker.graphs.conduits import EdgeWire
+from conveyor.worker.out_of_band import EdgeWire
 
 
 class Ring:

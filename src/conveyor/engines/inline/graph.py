@@ -29,10 +29,10 @@ from conveyor.plan.steps import Await, Call, Recv, Send, Step, Try, assert_never
 from conveyor.refs.values import with_bound_values
 from conveyor.runtime.process import RESULT_BIT, Process
 from conveyor.runtime.protocol import ActorId
-from conveyor.worker.graphs.program import make_part
+from conveyor.worker.program import make_part
 
 if TYPE_CHECKING:
-    from conveyor.worker.ground import Ground
+    from conveyor.worker.instance import Ground
 
 
 class Work(NamedTuple):

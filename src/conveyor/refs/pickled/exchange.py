@@ -83,7 +83,7 @@ class Made(ToRendezvous, frozen=True):
 
 
 class Dry(ToRendezvous, frozen=True):
-    """Answer to question ``question`` (see :class:`conveyor.worker.orders.Settle`): all that has come
+    """Answer to question ``question`` (see :class:`conveyor.worker.messages.Settle`): all that has come
     from these processes was loaded or given up, and nothing more of theirs comes."""
 
     question: int

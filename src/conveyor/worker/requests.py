@@ -34,7 +34,7 @@ from conveyor.runtime.waiting.inquiry import Waiting
 from conveyor.runtime.waiting.reports import Found
 from conveyor.runtime.waiting.works import FOR_THE_DRIVER, STEPS
 from conveyor.system_limits import explained
-from conveyor.worker.requests.messages import (
+from conveyor.worker.messages import (
     CloseEnd,
     CloseGroup,
     CreateGroup,

@@ -50,14 +50,7 @@ from conveyor.runtime.waiting.works import STEPS, Blockers
 from conveyor.system_limits import explained
 from conveyor.weak import WeakSet, WeakValues
 from conveyor.worker.calling import CallingRuntime
-from conveyor.worker.requests.client import (
-    ActorCollectives,
-    ActorIntroductions,
-    NotedRequests,
-    RequestClient,
-)
-from conveyor.worker.requests.far_memory import FarMemoryClient
-from conveyor.worker.requests.messages import (
+from conveyor.worker.messages import (
     AddTransport,
     ComesBack,
     Connect,
@@ -80,9 +73,16 @@ from conveyor.worker.requests.messages import (
     Staying,
     Unlay,
 )
+from conveyor.worker.remote_memory import FarMemoryClient
+from conveyor.worker.requests import (
+    ActorCollectives,
+    ActorIntroductions,
+    NotedRequests,
+    RequestClient,
+)
 
 if TYPE_CHECKING:
-    from conveyor.worker.ground import Ground
+    from conveyor.worker.instance import Ground
 
 
 class PeerMember:

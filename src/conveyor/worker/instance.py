@@ -1,9 +1,9 @@
-"""The actor's object: the instance of the user's class."""
+"""The actor's object, an instance of the user's class, and the state that all parts of its process share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.calls.call import METHOD, Call, find, find_method
@@ -11,6 +11,12 @@ from conveyor.calls.constructor import Constructor, call_exit_hook
 from conveyor.calls.generators import OpenGenerators
 from conveyor.codec import decode_error, encode_error
 from conveyor.codec.direct import receiving
+from conveyor.exceptions import ConveyorError
+from conveyor.runtime.process import Process
+from conveyor.worker.messages import Hello
+
+if TYPE_CHECKING:
+    from conveyor.worker.coroutines import Coroutines
 
 
 class Instance:
@@ -96,3 +102,31 @@ class Instance:
             raise decode_error(meta)
 
         return failed, False
+
+
+class Ground:
+    """The shared state of an actor's process. It knows none of the process's parts."""
+
+    def __init__(self, hello: Hello, process: Process, instance: Instance | None = None) -> None:
+        """``instance``: of an attached actor, whose object exists already."""
+        self.hello = hello
+        self.process = process
+        #: The function to call for each bit of the doorbell.
+        self.handlers: dict[int, Callable[[], None]] = {}
+        self.instance = instance or Instance(hello.name)
+        #: Where coroutines run, if the actor has async methods.
+        self.coroutines: Coroutines | None = None
+
+
+class Unwanted(ConveyorError):
+    """Outcome of an execution or call that waits here for something after nobody waits for it any more."""
+
+
+def until(limits: _core.Limits, number: int) -> int:
+    """Return when an execution or a call is over at the latest, on the monotonic clock in nanoseconds; 0: at
+    no time. Below 0: nobody waits for it any more. A failed execution counts as waited for: its failure says
+    more."""
+    if limits.cancelled(number) and not limits.failed(number):
+        return -1
+    deadline = limits.deadline(number)
+    return -1 if 0 < deadline <= _core.monotonic_ns() else deadline

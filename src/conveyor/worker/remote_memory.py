@@ -18,7 +18,7 @@ from conveyor.runtime.messages.connection import Connection
 from conveyor.runtime.messages.message import Message
 from conveyor.runtime.messages.sockets import all_of
 from conveyor.system_limits import explained
-from conveyor.worker.requests.messages import Introduce, KeptAfar, OpenFarMemory, Request
+from conveyor.worker.messages import Introduce, KeptAfar, OpenFarMemory, Request
 
 
 class Lease:
