@@ -41,7 +41,7 @@ from conveyor.driver.hosts import (
     TellWhenCome,
 )
 from conveyor.driver.hosts import Page as LastPage
-from conveyor.graph.telemetry.afar import Look, LookAtAll, Lookout, Seen
+from conveyor.graph.telemetry import Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.events import EventLoop
 from conveyor.runtime.meeting import ClosedWord
 from conveyor.runtime.messages.message import send_with_ticket

@@ -17,7 +17,7 @@ from conveyor.cluster.display import OWN_NODE
 from conveyor.command.nodes import nodes_of
 from conveyor.driver.actors import DRIVER_SLOT
 from conveyor.driver.deployments import FILE, LaidGraph, read_roster
-from conveyor.graph.telemetry.stacks import stack_of
+from conveyor.graph.telemetry import stack_of
 from conveyor.observe.dataflow import printable
 from conveyor.observe.units import size
 from conveyor.runtime.status import ActorStatus, Label, actor_status, status_of, with_node

@@ -19,6 +19,7 @@ from io import FileIO
 from msgspec import Struct, json
 
 from conveyor import _core, descriptors
+from conveyor.calls.unsendable import blame_tasks, blame_transports
 from conveyor.codec.sealed import Sealed
 from conveyor.config import Config
 from conveyor.driver.actors import ActorRecord, Life, Table
@@ -31,11 +32,17 @@ from conveyor.exceptions import (
     GraphTornDownError,
     SerializationError,
 )
-from conveyor.graph.edges.beside import Whereabouts, transports_of
-from conveyor.graph.edges.layout import Assignment, Layout, Tasks, assign, lay_out
+from conveyor.graph.edges import (
+    Assignment,
+    Layout,
+    Tasks,
+    Whereabouts,
+    assign,
+    lay_out,
+    transports_of,
+)
 from conveyor.graph.executor import LaidChannels, Member
-from conveyor.graph.submission.unsendable import blame_tasks, blame_transports
-from conveyor.graph.telemetry.afar import PATIENCE, Afar, Question
+from conveyor.graph.telemetry import PATIENCE, Afar, Question
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import Ref
 from conveyor.refs.together import get_together

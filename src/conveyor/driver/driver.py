@@ -35,10 +35,10 @@ from conveyor.driver.supervisor import Burial, Step, Supervisor
 from conveyor.exceptions import RuntimeStateError
 from conveyor.graph.assembly import compiled_graph
 from conveyor.graph.compiled import CompiledGraph
-from conveyor.graph.edges.layout import task_labels, tasks_by_actor
+from conveyor.graph.edges import task_labels, tasks_by_actor
 from conveyor.graph.executor import Laid, Member
-from conveyor.graph.handles.sharing import SharedGraphs
-from conveyor.graph.supervision import ProcessAccount
+from conveyor.graph.handles import SharedGraphs
+from conveyor.graph.lifecycle import ProcessAccount
 from conveyor.plan import lower
 from conveyor.plan.model import Plan
 from conveyor.refs.pickled.exports import Exports
@@ -403,7 +403,7 @@ class Driver(CallingRuntime):
         """Return the name of a graph's task, for waits on the actor that runs the task."""
         with suppress(RuntimeError):  # another thread compiles just now: then without a name
             for compiled in list(self.graphs):
-                label = compiled.supervision.label(graph, node)
+                label = compiled.lifecycle.label(graph, node)
                 if label is not None:
                     return label
         return self.layer.label(graph, node)  # another process's, or one that is laid just now
@@ -440,7 +440,7 @@ class Driver(CallingRuntime):
         self.table.closed = True  # without its lock, which a thread of the parent may have had
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for graph in list(self.graphs):
-            graph.supervision.orphan(error)
+            graph.lifecycle.orphan(error)
 
     @property
     def ending(self) -> bool:
@@ -484,7 +484,7 @@ class Driver(CallingRuntime):
         self.process.ended = True  # before anybody looks again
         error = ending.error()
         for graph in list(self.graphs):
-            graph.supervision.close(error)
+            graph.lifecycle.close(error)
         self.end_links()
 
     def _end_waits(self) -> None:

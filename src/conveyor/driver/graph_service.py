@@ -1,4 +1,4 @@
-"""Service for the handles that other processes have of a graph; see ``graph.handles.handle``."""
+"""Service for the handles that other processes have of a graph; see ``graph.handles``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from conveyor import _core
 from conveyor.codec import Reader, SentDefinitions, claims, dumps_by_value
 from conveyor.exceptions import CapacityError, ConveyorError, RuntimeStateError
 from conveyor.graph.compiled import CompiledGraph, parts_of
-from conveyor.graph.handles.sharing import (
+from conveyor.graph.entry import GateEntry
+from conveyor.graph.handles import (
     Answered,
     Execute,
     HeldUp,
@@ -21,7 +22,6 @@ from conveyor.graph.handles.sharing import (
     Whom,
     Withdraw,
 )
-from conveyor.graph.submission.entry import GateEntry
 from conveyor.refs.derived import Itself
 from conveyor.runtime import threads
 from conveyor.runtime.messages.connection import Connection, received

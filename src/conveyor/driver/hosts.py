@@ -16,7 +16,7 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.futures import Future
-from conveyor.graph.telemetry.afar import Look, LookAtAll, Seen, SeenAll
+from conveyor.graph.telemetry import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.meeting import Side

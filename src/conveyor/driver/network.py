@@ -16,10 +16,19 @@ from conveyor.driver.hosts import Handed
 from conveyor.driver.remote_processes import HERE, FarHosts
 from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.futures import Future, wait
-from conveyor.graph.edges.beside import Whereabouts
-from conveyor.graph.edges.layout import Assignment, Layout
-from conveyor.graph.telemetry.afar import Afar, Look, LookedAt, Question, Rings, Seen, Sight
-from conveyor.graph.telemetry.clocks import NONE, Offset, estimate
+from conveyor.graph.edges import Assignment, Layout, Whereabouts
+from conveyor.graph.telemetry import (
+    NONE,
+    Afar,
+    Look,
+    LookedAt,
+    Offset,
+    Question,
+    Rings,
+    Seen,
+    Sight,
+    estimate,
+)
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.kept import KeptAt

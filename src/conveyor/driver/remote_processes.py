@@ -44,16 +44,8 @@ from conveyor.driver.hosts import (
 )
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.futures import Future, wait
-from conveyor.graph.edges.beside import KNOWN_DEAD_WITHIN, Whereabouts
-from conveyor.graph.telemetry.afar import (
-    HASTE,
-    PATIENCE,
-    Look,
-    LookAtAll,
-    Lookout,
-    Seen,
-    SeenAll,
-)
+from conveyor.graph.edges import KNOWN_DEAD_WITHIN, Whereabouts
+from conveyor.graph.telemetry import HASTE, PATIENCE, Look, LookAtAll, Lookout, Seen, SeenAll
 from conveyor.runtime.blueprint import Blueprint, hosts_among
 from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.meeting import Side

@@ -36,7 +36,7 @@ from conveyor.exceptions import (
 )
 from conveyor.flag import Flag
 from conveyor.futures import Future
-from conveyor.graph.handles.sharing import SharedGraphs
+from conveyor.graph.handles import SharedGraphs
 from conveyor.pauses import Pauses
 from conveyor.refs.pickled.exports import Exports, Peer
 from conveyor.refs.pickled.tickets import Orphans

@@ -269,7 +269,7 @@ class Runtime(Protocol):
 
     @property
     def graphs(self) -> Iterable[Any]:
-        """The accounts (``graph.parts.Account``) of the graphs that this process executes, as long as
+        """The accounts (``graph.compiled.Account``) of the graphs that this process executes, as long as
         somebody holds the graph or one of its refs."""
         ...
 
@@ -347,7 +347,7 @@ class Runtime(Protocol):
         ...
 
     def load_graph(self, number: int, name: str, whole: bool, options: tuple[str, ...]) -> Any:
-        """The graph with this number, or a handle of it; see ``graph.handles.sharing``."""
+        """The graph with this number, or a handle of it; see ``graph.handles``."""
         ...
 
     def retain(self, actor: ActorId) -> object:

@@ -17,6 +17,7 @@ from conveyor import _core
 from conveyor.calls.call import start
 from conveyor.calls.constructor import Kept, keep
 from conveyor.calls.links import Link
+from conveyor.calls.unsendable import blame_tasks
 from conveyor.codec import importing
 from conveyor.codec.sealed import Sealed, seal
 from conveyor.config import Config
@@ -29,12 +30,11 @@ from conveyor.exceptions import (
 )
 from conveyor.graph.assembly import compiled_graph
 from conveyor.graph.compiled import CompiledGraph
-from conveyor.graph.edges.layout import task_labels, tasks_by_actor
+from conveyor.graph.edges import task_labels, tasks_by_actor
 from conveyor.graph.executor import Laid, LaidChannels, LaidMember, Member, refuse_own
-from conveyor.graph.handles.handle import graph_handle
-from conveyor.graph.submission.unsendable import blame_tasks
-from conveyor.graph.supervision import ProcessAccount
-from conveyor.graph.telemetry.afar import PATIENCE, Afar, Question
+from conveyor.graph.handles import graph_handle
+from conveyor.graph.lifecycle import ProcessAccount
+from conveyor.graph.telemetry import PATIENCE, Afar, Question
 from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
 from conveyor.refs.pickled.actor_exports import ActorExports
@@ -428,7 +428,7 @@ class ActorRuntime(CallingRuntime):
     def abandon(self) -> None:
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for graph in list(self.graphs):
-            graph.supervision.orphan(error)
+            graph.lifecycle.orphan(error)
 
     def shutdown(self) -> None:
         raise RuntimeStateError("a session is shut down by the driver, not by an actor")

@@ -18,7 +18,7 @@ from conveyor.calls.streams import CallStream, Incarnation
 from conveyor.checks import check_timeout
 from conveyor.codec import SentDefinitions
 from conveyor.codec.direct import Direct
-from conveyor.graph.results import get_all
+from conveyor.graph.results import Origins, get_all
 from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import chores as registrations
@@ -32,7 +32,6 @@ from conveyor.weak import WeakValues
 
 if TYPE_CHECKING:
     from conveyor.calls.retrying import Retrying
-    from conveyor.graph.origins import Origins
 
 
 class PutRef(Ref):
@@ -176,8 +175,6 @@ class CallingRuntime:
     def origins(self) -> Origins:
         """Record of the lines where results were got; of graphs in debug mode."""
         if self._origins is None:
-            from conveyor.graph.origins import Origins
-
             self._origins = Origins()
         return self._origins
 

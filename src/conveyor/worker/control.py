@@ -24,7 +24,7 @@ from conveyor.worker.messages import Accept, End, HangUp, Load, NewPeers, Order,
 from conveyor.worker.program import Part, make_part
 
 if TYPE_CHECKING:
-    from conveyor.graph.edges.layout import Assignment
+    from conveyor.graph.edges import Assignment
 
 
 #: Attempts to read an order for which there is no memory: nothing tells when there is some.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from conveyor.codec.sealed import Sealed
     from conveyor.config import Config
     from conveyor.exceptions import ConveyorError
-    from conveyor.graph.edges.layout import Assignment
-    from conveyor.graph.telemetry.afar import Question
+    from conveyor.graph.edges import Assignment
+    from conveyor.graph.telemetry import Question
     from conveyor.plan.model import Plan
     from conveyor.runtime.meeting import Side
     from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions

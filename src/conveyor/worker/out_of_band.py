@@ -21,9 +21,7 @@ from conveyor.codec.parcels import Head, Parcel
 from conveyor.codec.promises import Keeper, Promised
 from conveyor.dag.collective.together import Offer, Together
 from conveyor.exceptions import GraphTornDownError, TransportError
-from conveyor.graph.edges.beside import ConduitEnd
-from conveyor.graph.edges.ends import WriteEnd
-from conveyor.graph.edges.layout import Assignment
+from conveyor.graph.edges import Assignment, ConduitEnd, WriteEnd
 from conveyor.plan.model import Program, Reg, Task
 from conveyor.plan.steps import Call, Recv, Send
 from conveyor.runtime import threads

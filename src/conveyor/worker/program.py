@@ -29,9 +29,8 @@ from conveyor.codec import SentDefinitions, encode_error
 from conveyor.codec.direct import Direct
 from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import ArenaFullError, ConveyorError
-from conveyor.graph.edges.failures import FailureTeller
-from conveyor.graph.edges.layout import Assignment, make_budget
-from conveyor.graph.edges.promises import keeper_of
+from conveyor.graph.edges import Assignment, keeper_of, make_budget
+from conveyor.graph.failures import FailureTeller
 from conveyor.plan import fill
 from conveyor.plan.fresh import immutable, with_fresh
 from conveyor.plan.model import Argument, Const, Reg, Task

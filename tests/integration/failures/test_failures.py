@@ -17,7 +17,7 @@ from integration_helpers import WAIT, chain, hold
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ConveyorError, TaskError, WaitTimeoutError
-from conveyor.graph.submission.source import GraphSource
+from conveyor.graph.result_source import GraphSource
 from conveyor.worker.messages import Load
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

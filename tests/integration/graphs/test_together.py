@@ -24,7 +24,7 @@ from conveyor.exceptions import (
     TaskError,
     WaitTimeoutError,
 )
-from conveyor.graph.edges.failures import FailureTeller
+from conveyor.graph.failures import FailureTeller
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

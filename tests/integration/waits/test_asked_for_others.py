@@ -15,7 +15,7 @@ from conveyor import _core
 from conveyor.codec import SentDefinitions
 from conveyor.dag import InputNode
 from conveyor.driver.graph_service import GraphService
-from conveyor.graph.handles.sharing import Execute, HeldUp, Whom
+from conveyor.graph.handles import Execute, HeldUp, Whom
 from conveyor.runtime import context
 from conveyor.runtime.messages.connection import SHARE_FROM, Connection
 

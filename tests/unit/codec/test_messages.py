@@ -13,9 +13,8 @@ from conveyor.driver.graph_service import GraphService
 from conveyor.driver.hosts import FarOrder
 from conveyor.driver.requests import Switchboard
 from conveyor.exceptions import RuntimeStateError
-from conveyor.graph.handles import sharing as graph_exchange
-from conveyor.graph.handles.handle import Requests
-from conveyor.graph.handles.sharing import FromOwner, ToOwner
+from conveyor.graph import handles as graph_exchange
+from conveyor.graph.handles import FromOwner, Requests, ToOwner
 from conveyor.refs.pickled import exchange
 from conveyor.refs.pickled.actor_exports import ActorExports
 from conveyor.refs.pickled.exchange import FromRendezvous, ToRendezvous

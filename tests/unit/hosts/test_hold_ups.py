@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from conveyor.graph.submission import source as holdups
-from conveyor.graph.submission.source import HoldUps
-from conveyor.graph.telemetry.afar import Afar
+from conveyor.graph import result_source as holdups
+from conveyor.graph.result_source import HoldUps
+from conveyor.graph.telemetry import Afar
 from conveyor.plan.model import EXECUTOR
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor import _core
-from conveyor.graph.edges.beside import Whereabouts
+from conveyor.graph.edges import Whereabouts
 from conveyor.worker.out_of_band import EdgeWire
 
 

@@ -14,7 +14,7 @@ from conveyor import _core
 from conveyor.codec import decode_error, encode_error
 from conveyor.codec.faults import is_of_value
 from conveyor.exceptions import TaskError
-from conveyor.graph.edges.layout import make_budget
+from conveyor.graph.edges import make_budget
 from conveyor.runtime.process import RESULT_BIT, Process
 
 

@@ -464,7 +464,7 @@ class InlineRuntime(CallingRuntime):
     def abandon(self) -> None:
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for account in list(self.graphs):
-            account.supervision.orphan(error)
+            account.lifecycle.orphan(error)
 
     def share(self, actor: ActorId) -> None:
         found = self._actors.get(actor.index)
@@ -544,7 +544,7 @@ class InlineRuntime(CallingRuntime):
             self._closed = True
         error = ending.error()
         for account in list(self.graphs):
-            account.supervision.close(error)
+            account.lifecycle.close(error)
         self._layer.close()
         try:
             self._end_actors(error)

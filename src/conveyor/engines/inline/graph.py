@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from conveyor import _core
+from conveyor.calls.unsendable import blame_tasks
 from conveyor.config import Config
 from conveyor.engines.inline.actor import Actor
 from conveyor.engines.inline.crossing import ArrivalError, Crossing, Failure, Raised, interrupts
@@ -19,10 +20,8 @@ from conveyor.engines.inline.lines import Job, Lines
 from conveyor.engines.inline.streams import Production
 from conveyor.engines.inline.turns import Turns
 from conveyor.exceptions import ExecutionCancelledError, GraphTornDownError, SerializationError
-from conveyor.graph.edges.layout import Assignment, assign, lay_out, tasks_by_actor
-from conveyor.graph.epoch import Epoch
-from conveyor.graph.executor import Laid, LaidChannels
-from conveyor.graph.submission.unsendable import blame_tasks
+from conveyor.graph.edges import Assignment, assign, lay_out, tasks_by_actor
+from conveyor.graph.executor import Epoch, Laid, LaidChannels
 from conveyor.plan.model import EXECUTOR, Plan, Program, Task
 from conveyor.plan.reading import Stage, in_order
 from conveyor.plan.steps import Await, Call, Recv, Send, Step, Try, assert_never

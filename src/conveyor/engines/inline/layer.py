@@ -16,19 +16,15 @@ from conveyor.engines.inline.streams import InlineStream, Production
 from conveyor.exceptions import RuntimeStateError, TaskError
 from conveyor.graph.assembly import Begun, assemble, supervise, whole
 from conveyor.graph.compiled import CompiledGraph
+from conveyor.graph.entry import GateEntry, Source
 from conveyor.graph.executor import Laid, Member
-from conveyor.graph.handles.sharing import SharedGraphs
-from conveyor.graph.origins import Origins
-from conveyor.graph.results import GraphRef, Results, Streams
+from conveyor.graph.handles import SharedGraphs
+from conveyor.graph.lifecycle import Lifecycle, ProcessAccount
+from conveyor.graph.result_source import GraphSource
+from conveyor.graph.results import GraphRef, Origins, Results, Streams
 from conveyor.graph.status import ExecutionStatus, GraphStatus
-from conveyor.graph.submission.arguments import match_inputs
-from conveyor.graph.submission.entry import GateEntry, Source
-from conveyor.graph.submission.source import GraphSource
-from conveyor.graph.submission.submitter import Attempt, BellWays, Need, Terms
-from conveyor.graph.supervision import ProcessAccount, Supervision
-from conveyor.graph.telemetry.afar import Afar, Question
-from conveyor.graph.telemetry.recording import Progress, Track, result_edges
-from conveyor.graph.telemetry.stacks import stack_of
+from conveyor.graph.submission import Attempt, BellWays, Need, Terms, match_inputs
+from conveyor.graph.telemetry import Afar, Progress, Question, Track, result_edges, stack_of
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.outcome import Unseen, failure_of
 from conveyor.refs.ref import Ref
@@ -57,9 +53,9 @@ class InlineEntry(GateEntry):
     """Submits to the gate in the graph's turn, and has all of the execution run."""
 
     def __init__(
-        self, graph: InlineGraph, supervision: Supervision, results: Results, source: GraphSource
+        self, graph: InlineGraph, lifecycle: Lifecycle, results: Results, source: GraphSource
     ) -> None:
-        super().__init__(supervision, results, source, InlineRef)
+        super().__init__(lifecycle, results, source, InlineRef)
         self._graph = graph
 
     def at_once(
@@ -102,13 +98,13 @@ class InlineEntry(GateEntry):
         )
 
     def _make_fit(self) -> None:
-        supervision = self._supervision
-        if not supervision.closed_or_failed() and not self._graph.is_at(
-            supervision.epoch.gate.submitted
+        lifecycle = self._supervision
+        if not lifecycle.closed_or_failed() and not self._graph.is_at(
+            lifecycle.epoch.gate.submitted
         ):
             text = f"{self._name} was interrupted in the middle of an execution"
-            supervision.failure = RuntimeStateError(text)
-        supervision.restart_if_possible(Patience(None))  # nothing else happens meanwhile
+            lifecycle.failure = RuntimeStateError(text)
+        lifecycle.restart_if_possible(Patience(None))  # nothing else happens meanwhile
 
     def _run(self, inputs: tuple[Any, ...], passed: Mapping[int, Ref], execution: Source) -> Any:
         self._make_fit()
@@ -162,13 +158,13 @@ class InlineWays(BellWays):
 
 
 class InlineUpkeep:
-    """Restarts the graph between two executions; see ``graph.parts.Upkeep``."""
+    """Restarts the graph between two executions; see ``graph.compiled.Upkeep``."""
 
-    def __init__(self, graph: InlineGraph, supervision: Supervision) -> None:
+    def __init__(self, graph: InlineGraph, lifecycle: Lifecycle) -> None:
         self._graph = graph
-        self._supervision = supervision
-        self.teardown = supervision.teardown
-        self.check_block = supervision.check_block
+        self._supervision = lifecycle
+        self.teardown = lifecycle.teardown
+        self.check_block = lifecycle.check_block
 
     @property
     def is_teardown(self) -> bool:
@@ -181,14 +177,14 @@ class InlineUpkeep:
 class InlineAccount(ProcessAccount):
     """Tells of a graph whose actors have no status pages, no arenas and no processes of their own."""
 
-    def __init__(self, graph: InlineGraph, supervision: Supervision) -> None:
-        super().__init__(supervision)
+    def __init__(self, graph: InlineGraph, lifecycle: Lifecycle) -> None:
+        super().__init__(lifecycle)
         #: Lasts as long.
-        self.upkeep = InlineUpkeep(graph, supervision)
+        self.upkeep = InlineUpkeep(graph, lifecycle)
         self._graph = graph
 
     def progress(self) -> Progress:
-        gate, arena = self.supervision.epoch.gate, self.supervision.process.arena
+        gate, arena = self.lifecycle.epoch.gate, self.lifecycle.process.arena
         gate.count_completed()
         held = {EXECUTOR: arena.bytes_touched}
         return Progress(gate.submitted, gate.completed, gate.stashed, gate.stashed_bytes, held)
@@ -199,15 +195,15 @@ class InlineAccount(ProcessAccount):
         return [Track(EXECUTOR, "driver", pid, None), *actors]
 
     def status(self, stacks: bool = False, patience: float = 0) -> GraphStatus:
-        supervision, gate, at = self.supervision, self.supervision.epoch.gate, self._graph.at
-        supervision.closed_or_failed()  # it may not have been noticed
+        lifecycle, gate, at = self.lifecycle, self.lifecycle.epoch.gate, self._graph.at
+        lifecycle.closed_or_failed()  # it may not have been noticed
         actors = tuple(_actor_status(actor, stacks) for actor in self._graph.actors)
         running: tuple[ExecutionStatus, ...] = ()
         if at is not None:
             outstanding = tuple(self.plan.edges[edge].source for edge in result_edges(self.plan))
             names = tuple(actor.name for actor in actors if actor.execution == at)
             running = (ExecutionStatus(at, outstanding, names),)
-        error = supervision.closed or supervision.failure
+        error = lifecycle.closed or lifecycle.failure
         return GraphStatus(
             self.name,
             self.state,
@@ -278,10 +274,10 @@ class Layer:
 
     def _compiled(self, plan: Plan, config: Config, begun: Begun) -> CompiledGraph:
         results = Results(plan, self.keep)
-        supervision = supervise(self, plan, config, begun)
-        graph = self._graphs[supervision.number]
-        account = InlineAccount(graph, supervision)
-        entry = InlineEntry(graph, supervision, results, GraphSource(account, results, self))
+        lifecycle = supervise(self, plan, config, begun)
+        graph = self._graphs[lifecycle.number]
+        account = InlineAccount(graph, lifecycle)
+        entry = InlineEntry(graph, lifecycle, results, GraphSource(account, results, self))
         self.accounts.add(account)
         return assemble(account, entry, InlineWays(self.process), account.upkeep, "inline")
 

@@ -55,7 +55,7 @@ from conveyor.engines.ray.processes import Processes, Resident
 from conveyor.engines.ray.tail import tail
 from conveyor.engines.ray.visitors import Visitors
 from conveyor.exceptions import ActorStartError
-from conveyor.graph.telemetry.afar import Look, LookAtAll, Seen, SeenAll
+from conveyor.graph.telemetry import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.events import EventLoop, guarded
 from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.memory_limit import memory_limit

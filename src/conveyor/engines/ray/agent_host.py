@@ -16,7 +16,7 @@ from conveyor.engines.ray.agent import Ready
 from conveyor.engines.ray.greeting import Told
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.futures import Future
-from conveyor.graph.telemetry.afar import Look, LookAtAll, Seen, SeenAll
+from conveyor.graph.telemetry import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere

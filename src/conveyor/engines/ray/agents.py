@@ -38,7 +38,7 @@ from conveyor.engines.ray.greeting import Elsewhere
 from conveyor.engines.ray.news import News, Sent, Unclaimed
 from conveyor.exceptions import ActorStartError
 from conveyor.futures import Future, wait
-from conveyor.graph.telemetry.afar import PATIENCE, STACKS, LookAtAll
+from conveyor.graph.telemetry import PATIENCE, STACKS, LookAtAll
 from conveyor.runtime.events import EventLoop, guarded
 
 _log = logging.getLogger("conveyor")

@@ -64,7 +64,7 @@ def end_waits(runtime: ActorRuntime) -> None:
     process.ended = True  # before anybody looks again
     error = ending.error()
     for account in list(runtime.graphs):
-        account.supervision.close(error)
+        account.lifecycle.close(error)
     runtime.end_links()
 
 

@@ -1,4 +1,4 @@
-"""Supervision of a graph over processes: deaths, restarts, and its end."""
+"""Lifecycle of a graph over processes: deaths, restarts, and its end."""
 
 from __future__ import annotations
 
@@ -19,11 +19,18 @@ from conveyor.exceptions import (
     GraphTornDownError,
     SessionEndedError,
 )
-from conveyor.graph.epoch import Epoch
-from conveyor.graph.executor import Executor, Member, first_death
+from conveyor.graph.executor import Epoch, Executor, Member, first_death
 from conveyor.graph.status import NOTHING_AFAR, GraphState, GraphStatus, graph_status
-from conveyor.graph.telemetry.afar import PATIENCE, STACKS, Afar, Question
-from conveyor.graph.telemetry.recording import Progress, Recording, Track, result_edges
+from conveyor.graph.telemetry import (
+    PATIENCE,
+    STACKS,
+    Afar,
+    Progress,
+    Question,
+    Recording,
+    Track,
+    result_edges,
+)
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import Ref
 from conveyor.runtime import ending
@@ -37,36 +44,36 @@ class ProcessAccount:
     The executor of a graph, and each of its refs, has the account, which lasts as long as any of them.
     """
 
-    def __init__(self, supervision: Supervision) -> None:
-        self.supervision = supervision
-        self.number = supervision.number
-        self.name = supervision.name
-        self.plan = supervision.plan
-        self.config = supervision.config
-        self._board = supervision.process.board
-        self._own_slot = supervision.process.slot
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self.lifecycle = lifecycle
+        self.number = lifecycle.number
+        self.name = lifecycle.name
+        self.plan = lifecycle.plan
+        self.config = lifecycle.config
+        self._board = lifecycle.process.board
+        self._own_slot = lifecycle.process.slot
 
     @property
     def recording(self) -> Recording:
-        return self.supervision.epoch.recording
+        return self.lifecycle.epoch.recording
 
     @property
     def state(self) -> GraphState:
-        return self.supervision.state
+        return self.lifecycle.state
 
     @property
     def is_teardown(self) -> bool:
-        return self.supervision.is_teardown
+        return self.lifecycle.is_teardown
 
     def check_open(self) -> None:
-        self.supervision.check_open()
+        self.lifecycle.check_open()
 
     @property
     def hosts(self) -> dict[int, str]:
-        return self.supervision.epoch.hosts
+        return self.lifecycle.epoch.hosts
 
     def progress(self) -> Progress:
-        epoch, board = self.supervision.epoch, self._board
+        epoch, board = self.lifecycle.epoch, self._board
         gate = epoch.gate
         gate.count_completed()
         arenas = {EXECUTOR: board.memory(self._own_slot)}
@@ -77,28 +84,28 @@ class ProcessAccount:
 
     def tracks(self) -> list[Track]:
         tracks = [Track(EXECUTOR, self._board.name(self._own_slot), os.getpid(), None)]
-        for info, member in zip(self.plan.actors, self.supervision.epoch.members, strict=True):
+        for info, member in zip(self.plan.actors, self.lifecycle.epoch.members, strict=True):
             tracks.append(Track(info.index, info.name, member.pid, member.pid))
         return tracks
 
     def afar(self, question: Question, patience: float) -> Afar:
         hosts = self.hosts
         # A forked child has neither Ray's connections nor the pump's.
-        if not hosts or self.supervision.process.inbox.inherited:
+        if not hosts or self.lifecycle.process.inbox.inherited:
             return NOTHING_AFAR
-        return self.supervision.afar(question, patience)
+        return self.lifecycle.afar(question, patience)
 
     def status(self, stacks: bool = False, patience: float = PATIENCE) -> GraphStatus:
-        self.supervision.closed_or_failed()  # it may not have been noticed
+        self.lifecycle.closed_or_failed()  # it may not have been noticed
         return graph_status(
             self.name,
             self.state,
-            self.supervision.closed or self.supervision.failure,
+            self.lifecycle.closed or self.lifecycle.failure,
             self.plan,
-            self.supervision.epoch,
-            self.supervision.process,
+            self.lifecycle.epoch,
+            self.lifecycle.process,
             result_edges(self.plan),
-            self.supervision.name_node,
+            self.lifecycle.name_node,
             stacks,
             self.afar(Question(stacks=stacks), STACKS if stacks else patience),
         )
@@ -119,11 +126,11 @@ def _look_closer(_value: Any, _source: Ended, _type: type[Ref], _deadline: int =
 
 
 def _refuse(_value: Any, source: Ended, _type: type[Ref], _deadline: int = 0) -> NoReturn:
-    # Not a method: the supervision would refer to itself, and its channels would stay until a collection.
+    # Not a method: the lifecycle would refer to itself, and its channels would stay until a collection.
     raise afresh(source.why())
 
 
-class Supervision:
+class Lifecycle:
     """Holder of the epoch over which a graph is executed: replaces it at a restart, and closes it at the end.
 
     Nothing is reported to it. Submitters and waiters ask it, and then it looks at the process table's count

@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from conveyor import _core
+from conveyor.calls.unsendable import blame_input
 from conveyor.checks import check_deadline, deadline_in_words, in_seconds
 from conveyor.codec import afresh
 from conveyor.exceptions import (
@@ -21,19 +22,21 @@ from conveyor.exceptions import (
     SessionEndedError,
     WaitTimeoutError,
 )
-from conveyor.graph.edges.promises import InputPromises
+from conveyor.graph.edges import InputPromises
+from conveyor.graph.lifecycle import Lifecycle
+from conveyor.graph.result_source import GraphSource
 from conveyor.graph.results import GraphRef, Results
-from conveyor.graph.submission.arguments import (
+from conveyor.graph.submission import (
+    Attempt,
+    Need,
+    ShortWay,
+    Terms,
     check_inputs,
     match_inputs,
     reserved_inputs,
     takes_parts,
     whole_arguments,
 )
-from conveyor.graph.submission.source import GraphSource
-from conveyor.graph.submission.submitter import Attempt, Need, ShortWay, Terms
-from conveyor.graph.submission.unsendable import blame_input
-from conveyor.graph.supervision import Supervision
 from conveyor.plan.model import Plan, Task
 from conveyor.refs.ref import EMPTY, Ref, cancelled_error
 from conveyor.refs.values import refs_among
@@ -194,23 +197,23 @@ class GateEntry:
 
     def __init__(
         self,
-        supervision: Supervision,
+        lifecycle: Lifecycle,
         results: Results,
         source: GraphSource,
         ref_type: type[GraphRef],
     ) -> None:
         """``ref_type``: the class of the results of executions."""
-        plan, config = supervision.plan, supervision.config
+        plan, config = lifecycle.plan, lifecycle.config
         self.takes_parts = takes_parts(plan)
-        self._supervision = supervision
+        self._supervision = lifecycle
         self._results = results
         self._source = source
         self._ref_type = ref_type
         self._plan = plan
-        self._name = supervision.name
-        self._process = supervision.process
-        self._lock: threading.Lock = supervision.lock
-        self._holder = supervision.holder
+        self._name = lifecycle.name
+        self._process = lifecycle.process
+        self._lock: threading.Lock = lifecycle.lock
+        self._holder = lifecycle.holder
         # Whether the thread that has the lock waits for room or for memory.
         self._waits = False
         # Deadline of executions that are given none.
@@ -229,13 +232,13 @@ class GateEntry:
             # No reference cycle: the fast path refers to nothing that refers to this entry, so the graph ends
             # with the last reference to it.
             self._short_way = _core.ShortWay(
-                supervision.door,
-                supervision.lock,
-                supervision.holder,
+                lifecycle.door,
+                lifecycle.lock,
+                lifecycle.holder,
                 source,
                 ref_type,
                 SerializationError,
-                functools.partial(_blame, plan, supervision.name),
+                functools.partial(_blame, plan, lifecycle.name),
                 len(results.edges) if results.as_read else 0,
                 Execution,
                 config.deadline,
@@ -309,14 +312,14 @@ class GateEntry:
         check_inputs(self._plan, self._name, args, kwargs)
 
     def until_done(self, need: Need, execution: Source) -> Need:
-        supervision, there = self._supervision, need.ready
+        lifecycle, there = self._supervision, need.ready
         self._check_session()
-        supervision.check_open()
+        lifecycle.check_open()
         self._check_time(execution)
         self._wake_up_for(execution)
         return replace(
             need,
-            ready=_either(lambda: supervision.is_teardown or there(), execution),
+            ready=_either(lambda: lifecycle.is_teardown or there(), execution),
             bounded=bool(execution.deadline),
         )
 
@@ -442,13 +445,13 @@ class GateEntry:
             return self._submit(inputs, source) if taken else None
 
     def _submit(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
-        supervision = self._supervision
+        lifecycle = self._supervision
         while True:
-            if supervision.closed_or_failed():
-                raise afresh(supervision.why())
+            if lifecycle.closed_or_failed():
+                raise afresh(lifecycle.why())
             ref = self._submit_now(inputs, source)
             # Otherwise a death, of this graph or of another, keeps the gate shut.
-            if ref is not None or self._process.board.deaths == supervision.epoch.gate.deaths:
+            if ref is not None or self._process.board.deaths == lifecycle.epoch.gate.deaths:
                 return ref
 
     def _submit_now(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:

@@ -9,12 +9,11 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.exceptions import ArenaFullError, ConveyorError, SessionEndedError
-from conveyor.graph.epoch import Epoch
-from conveyor.graph.executor import Executor
+from conveyor.graph.executor import Epoch, Executor
+from conveyor.graph.lifecycle import ProcessAccount
 from conveyor.graph.results import Results
 from conveyor.graph.status import RingProgress, replace_rings
-from conveyor.graph.supervision import ProcessAccount
-from conveyor.graph.telemetry.afar import HASTE, Afar
+from conveyor.graph.telemetry import HASTE, Afar
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import EMPTY, Ref, cancelled_error, final
 from conveyor.refs.together import get_or_wait
@@ -173,7 +172,7 @@ class GraphSource:
         self.cancel_with_await = account.config.cancel_with_await
         self.get_timeout = account.config.get_timeout
         self.alarm = executor.process.alarm
-        self._supervision = account.supervision
+        self._supervision = account.lifecycle
         self._results = results
         self._executor = executor
         self._process = executor.process
@@ -197,20 +196,20 @@ class GraphSource:
             return self._wait(ref, patience, wait)
 
     def _wait(self, ref: Ref, patience: Patience, wait: Wait | None) -> Any:
-        gate, inbox, supervision = ref._gate, self._process.inbox, self._supervision
+        gate, inbox, lifecycle = ref._gate, self._process.inbox, self._supervision
         while ref._outcome is EMPTY:
             seen, asked = inbox.count, inbox.asked
             deaths = self._process.board.deaths
             if wait is not None and wait.serve is not None:
                 wait.serve()
-            ended = supervision.past_error(ref._number)
-            if ended is not None or supervision.closed_or_failed():
+            ended = lifecycle.past_error(ref._number)
+            if ended is not None or lifecycle.closed_or_failed():
                 value = gate.take(ref._number, ref._reader)  # what had come before
                 if value is not EMPTY:
                     return value
                 # It may still come, from a living actor, and would be kept as long as the graph is held.
                 gate.drop(ref._number, ref._reader)
-                raise final(ended or supervision.past_error(ref._number) or supervision.why())
+                raise final(ended or lifecycle.past_error(ref._number) or lifecycle.why())
             step = patience.step()
             if wait is not None:
                 step = sooner(step, wait.look(asked))
@@ -231,8 +230,8 @@ class GraphSource:
 
     def _is_lost(self, ref: Ref) -> bool:
         """Return whether a result that has not come will not come."""
-        supervision = self._supervision
-        return supervision.past_error(ref._number) is not None or supervision.closed_or_failed()
+        lifecycle = self._supervision
+        return lifecycle.past_error(ref._number) is not None or lifecycle.closed_or_failed()
 
     def why(self) -> ConveyorError:
         """Return the error for users of the graph, which is closed or has failed."""
