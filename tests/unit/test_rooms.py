@@ -16,12 +16,12 @@ TOGETHER = [
     {"runtime.waiting.deadlock", "runtime.waiting.lanes", "runtime.waiting.reports"},
     # Refs ask the process's runtime, which has a table of them. Its protocol knows all by their types.
     {
+        "calls.retrying",
         "runtime.context",
         "runtime.meeting",
         "runtime.protocol",
         "runtime.ranks",
-        "refs.outcome",
-        "refs.pickled.imports",
+        "refs.imports",
         "refs.ref",
         "runtime.waiting.aio",
         "refs.watcher",

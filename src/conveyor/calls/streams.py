@@ -16,8 +16,7 @@ from conveyor import _core
 from conveyor.calls.call import ASYNC_NEXT, NEXT, Call
 from conveyor.calls.generators import Key
 from conveyor.codec import afresh
-from conveyor.refs.placed import may_have_stayed
-from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
+from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error, may_have_stayed
 from conveyor.refs.streams import NoGenerator, StreamRef
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.process import Process

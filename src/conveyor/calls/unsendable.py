@@ -1,5 +1,5 @@
-"""Description, in the user's terms, of the part of a call that cannot be sent: for the error, after sending
-has failed."""
+"""Blame, in the user's terms, for the part of a call or of a graph that cannot be sent: for the error, after
+sending has failed."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from conveyor import _core, descriptors
-from conveyor.calls.link_segment import Refusal
+from conveyor.calls.links import Refusal
 from conveyor.codec import Reader
 from conveyor.driver.actors import BOARD_SLOTS, DeathWatches
 from conveyor.driver.hosts import (

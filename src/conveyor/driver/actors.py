@@ -37,7 +37,7 @@ from conveyor.system_limits import CLOSED
 if TYPE_CHECKING:
     from conveyor.calls.constructor import Kept
     from conveyor.calls.links import Link
-    from conveyor.calls.pump import CallRef
+    from conveyor.calls.pending import CallRef
     from conveyor.driver.hosts import FarHost, Spawning
     from conveyor.refs.ref import Ref
     from conveyor.worker.messages import Order

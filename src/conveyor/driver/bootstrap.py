@@ -10,9 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from conveyor import _core, descriptors
-from conveyor.calls.link_segment import link_blueprint, link_depth
-from conveyor.calls.links import Link
-from conveyor.calls.pump import Pump
+from conveyor.calls.links import Link, link_blueprint, link_depth
+from conveyor.calls.pending import Pump
 from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Label
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.messages.message import greeting

@@ -41,7 +41,7 @@ from conveyor.graph.handles import SharedGraphs
 from conveyor.graph.lifecycle import ProcessAccount
 from conveyor.plan import lower
 from conveyor.plan.model import Plan
-from conveyor.refs.pickled.exports import Exports
+from conveyor.refs.exports import Exports
 from conveyor.refs.ref import Ref
 from conveyor.refs.values import with_bound_values
 from conveyor.runtime import context, ending, threads

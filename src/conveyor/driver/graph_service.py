@@ -22,7 +22,7 @@ from conveyor.graph.handles import (
     Whom,
     Withdraw,
 )
-from conveyor.refs.derived import Itself
+from conveyor.refs.ref import Itself
 from conveyor.runtime import threads
 from conveyor.runtime.messages.connection import Connection, received
 from conveyor.runtime.waiting.works import Blockers

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from conveyor import _core, descriptors
-from conveyor.calls.link_segment import Refusal, link_blueprint, link_depth
+from conveyor.calls.links import Refusal, link_blueprint, link_depth
 from conveyor.codec import Reader
 from conveyor.driver.actors import ActorRecord, Introduced, Table
 from conveyor.driver.hosts import Handed

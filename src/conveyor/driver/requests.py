@@ -38,8 +38,7 @@ from conveyor.flag import Flag
 from conveyor.futures import Future
 from conveyor.graph.handles import SharedGraphs
 from conveyor.pauses import Pauses
-from conveyor.refs.pickled.exports import Exports, Peer
-from conveyor.refs.pickled.tickets import Orphans
+from conveyor.refs.exports import Exports, Orphans, Peer
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import chores as registrations
 from conveyor.runtime import ending, threads
@@ -712,7 +711,7 @@ class Arrivals:
         self._numbers = itertools.count(1)
 
     def pending(self, host: int, maker: Reader, reader: Reader) -> bool:
-        """Return whether frames may still come; see :data:`conveyor.refs.pickled.tickets.Arrives`."""
+        """Return whether frames may still come; see :data:`conveyor.refs.exports.Arrives`."""
         to = self._abroad.host_of(reader[0])
         way = maker, host, to
         if not self._abroad.comes(host, to) or way in self._come:

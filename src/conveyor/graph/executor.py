@@ -18,9 +18,8 @@ from conveyor.graph.failures import FailureRings
 from conveyor.graph.telemetry import Afar, Question, RecorderPlace, Recording, result_edges
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Outline
-from conveyor.refs.items import Items
 from conveyor.refs.ref import Ref
-from conveyor.refs.streams import GraphStream, StreamRef
+from conveyor.refs.streams import GraphStream, Items, StreamRef
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.waiting.patience import Patience

@@ -28,7 +28,7 @@ from conveyor.graph.compiled import CompiledGraph, GraphParts, parts_of
 from conveyor.graph.status import GraphStatus
 from conveyor.graph.submission import BellWays, Need, Options, Submitter, Terms, reserved_inputs
 from conveyor.plan.model import Plan
-from conveyor.refs.pickled.imports import Outcome
+from conveyor.refs.imports import Outcome
 from conveyor.runtime import context
 from conveyor.runtime.messages.connection import SHARE_FROM, Connection
 from conveyor.runtime.messages.message import Message
@@ -38,7 +38,7 @@ from conveyor.runtime.waiting.works import Blockers
 from conveyor.weak import WeakValues
 
 if TYPE_CHECKING:
-    from conveyor.refs.pickled.exchange import Parts
+    from conveyor.refs.imports import Parts
 
 
 #: Questions to a graph's owner beside executions; the names are those of ``CompiledGraph``.

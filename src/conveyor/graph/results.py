@@ -20,8 +20,7 @@ from conveyor.exceptions import ArenaFullError, ArgumentsError, TaskError
 from conveyor.graph.telemetry import result_edges
 from conveyor.plan import fill
 from conveyor.plan.model import Passed, Plan
-from conveyor.refs.outcome import Unseen, failure_of
-from conveyor.refs.ref import EMPTY, Ref, Source
+from conveyor.refs.ref import EMPTY, Ref, Source, Unseen, failure_of
 from conveyor.refs.streams import StreamRef
 from conveyor.refs.together import get_together
 from conveyor.refs.values import wait_for

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from conveyor.codec import Reader
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
-    from conveyor.refs.pickled.exchange import ExportId
+    from conveyor.refs.imports import ExportId
     from conveyor.refs.ref import Ref
     from conveyor.refs.watcher import Watcher
     from conveyor.runtime.chores import Chores

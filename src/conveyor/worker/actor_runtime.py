@@ -37,7 +37,7 @@ from conveyor.graph.lifecycle import ProcessAccount
 from conveyor.graph.telemetry import PATIENCE, Afar, Question
 from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
-from conveyor.refs.pickled.actor_exports import ActorExports
+from conveyor.refs.actor_exports import ActorExports
 from conveyor.refs.ref import Ref
 from conveyor.refs.values import with_bound_values
 from conveyor.runtime.chores import Chores

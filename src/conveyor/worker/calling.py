@@ -13,7 +13,7 @@ from conveyor.calls.call import CLOSE, METHOD, OPEN
 from conveyor.calls.functions import Functions
 from conveyor.calls.generators import Key
 from conveyor.calls.links import Link
-from conveyor.calls.pump import Pump
+from conveyor.calls.pending import Pump
 from conveyor.calls.streams import CallStream, Incarnation
 from conveyor.checks import check_timeout
 from conveyor.codec import SentDefinitions

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.calls.arguments import take_result
 from conveyor.calls.call import MISSED, START, STOP, Call, returned
-from conveyor.calls.link_segment import link_limits, reply_offset
+from conveyor.calls.links import link_limits, reply_offset
+from conveyor.calls.pending import take_result
 from conveyor.calls.unsendable import blame_result
 from conveyor.codec import REFERENCES_OF_A_LOCAL, claims, encode_error
 from conveyor.codec.faults import NotThere

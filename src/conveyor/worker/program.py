@@ -22,9 +22,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from conveyor import _core
-from conveyor.calls.arguments import take_result
 from conveyor.calls.call import elements
 from conveyor.calls.generators import iterator, needs_loop, without_loop
+from conveyor.calls.pending import take_result
 from conveyor.codec import SentDefinitions, encode_error
 from conveyor.codec.direct import Direct
 from conveyor.codec.sealed import Sealed

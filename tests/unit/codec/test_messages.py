@@ -15,10 +15,10 @@ from conveyor.driver.requests import Switchboard
 from conveyor.exceptions import RuntimeStateError
 from conveyor.graph import handles as graph_exchange
 from conveyor.graph.handles import FromOwner, Requests, ToOwner
-from conveyor.refs.pickled import exchange
-from conveyor.refs.pickled.actor_exports import ActorExports
-from conveyor.refs.pickled.exchange import FromRendezvous, ToRendezvous
-from conveyor.refs.pickled.exports import Peer
+from conveyor.refs import imports
+from conveyor.refs.actor_exports import ActorExports
+from conveyor.refs.exports import Peer
+from conveyor.refs.imports import FromRendezvous, ToRendezvous
 from conveyor.runtime.messages import message
 from conveyor.runtime.messages.message import Message, check_greeting, greeting, members
 from conveyor.runtime.messages.sockets import receive_message, send_message
@@ -58,7 +58,7 @@ def test_a_message_travels():
 
 
 @pytest.mark.parametrize(
-    "module", [messages, requests, exchange, graph_exchange, far_orders, remote_memory]
+    "module", [messages, requests, imports, graph_exchange, far_orders, remote_memory]
 )
 def test_every_message_says_what_it_means(module):
     found = [

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor import _core
-from conveyor.calls import link_segment
+from conveyor.calls import links
 from conveyor.driver.actors import Introduced
 from conveyor.driver.network import Network
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
@@ -66,7 +66,7 @@ def network():
 
 
 def linked(caller, callee, number, shared):
-    blueprint = link_segment.link_blueprint(Place(1, 1, 1), Place(2, 1, 1), 4)
+    blueprint = links.link_blueprint(Place(1, 1, 1), Place(2, 1, 1), 4)
     laid = Introduced(
         number, caller, callee, 1, blueprint.make(), SimpleNamespace(_number=7), shared
     )
@@ -82,7 +82,7 @@ def test_no_host_keeps_a_segment_of_a_link_that_was_refused(network, host):
     laid = linked(caller, callee, 3, 44)
     network.refuse(callee, 7, RuntimeStateError("no room"))
     assert network._abroad.told == [*[("mark", 44)] * bool(host), ("forget", 44)]
-    assert bool(link_segment.Refusal(laid.segment)) is not bool(host)
+    assert bool(links.Refusal(laid.segment)) is not bool(host)
     assert not callee.callers
     assert not caller.mailboxes
 

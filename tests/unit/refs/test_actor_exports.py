@@ -10,10 +10,10 @@ import pytest
 from conveyor import _core
 from conveyor.codec import set_up_codec
 from conveyor.exceptions import RuntimeStateError, SystemLimitError
-from conveyor.refs.pickled import actor_exports, exports
-from conveyor.refs.pickled.actor_exports import ActorExports
-from conveyor.refs.pickled.exports import Exported, Exports, Peer
-from conveyor.refs.pickled.imports import Outcome
+from conveyor.refs import actor_exports, exports
+from conveyor.refs.actor_exports import ActorExports
+from conveyor.refs.exports import Exported, Exports, Peer
+from conveyor.refs.imports import Outcome
 from conveyor.refs.ref import Ref
 from conveyor.runtime import threads
 from conveyor.runtime.chores import Chores

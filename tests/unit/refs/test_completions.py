@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from conveyor.refs.watcher import Completions
 from conveyor.runtime import threads
-from conveyor.runtime.waiting.completions import Completions
 
 
 def test_a_signal_handler_may_put_something_in_the_middle_of_that():

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from conveyor.refs.items import Items
 from conveyor.refs.ref import EMPTY
+from conveyor.refs.streams import Items
 
 
 class Reader:

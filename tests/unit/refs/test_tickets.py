@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from conveyor import _core
 from conveyor.codec import set_up_codec
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
-from conveyor.refs.pickled.exports import Exports
+from conveyor.refs.exports import Exports
 from conveyor.refs.ref import Ref
 from conveyor.runtime.chores import Chores
 

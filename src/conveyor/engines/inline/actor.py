@@ -16,7 +16,7 @@ from conveyor.driver.actors import Actor as Lasting
 from conveyor.engines.inline.crossing import Crossing, Failure, interrupts
 from conveyor.engines.inline.lines import Host, Job, Run
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
-from conveyor.refs.outcome import tell_unseen
+from conveyor.refs.ref import tell_unseen
 from conveyor.runtime.protocol import ActorId
 from conveyor.worker import forked
 

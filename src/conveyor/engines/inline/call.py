@@ -7,15 +7,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from conveyor.calls.arguments import Taken
 from conveyor.calls.call import Call, find, returned, with_arguments
+from conveyor.calls.pending import Taken
 from conveyor.calls.unsendable import blame_call, blame_result
 from conveyor.engines.inline.actor import Actor
 from conveyor.engines.inline.crossing import ArrivalError, Failure, interrupts, is_cancellation
 from conveyor.engines.inline.lines import Host, Job, Line
 from conveyor.exceptions import SerializationError, TaskError
-from conveyor.refs.outcome import Unseen, failure_of
-from conveyor.refs.ref import EMPTY, Ref, cancelled_error
+from conveyor.refs.ref import EMPTY, Ref, Unseen, cancelled_error, failure_of
 from conveyor.refs.values import RefFailed, wait_for_all, with_values
 from conveyor.runtime.waiting.works import Again, Blockers
 

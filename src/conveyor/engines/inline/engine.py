@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from typing import Any, NoReturn
 
 from conveyor import _core, descriptors
-from conveyor.calls.arguments import take
 from conveyor.calls.call import Call, count_of, with_arguments
 from conveyor.calls.constructor import keep
+from conveyor.calls.pending import take
 from conveyor.calls.unsendable import blame_call
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
@@ -37,9 +37,8 @@ from conveyor.exceptions import (
 from conveyor.graph.compiled import CompiledGraph
 from conveyor.graph.executor import refuse_own
 from conveyor.plan import lower
-from conveyor.refs.derived import elements_of
-from conveyor.refs.pickled.exports import Exports
-from conveyor.refs.ref import Ref
+from conveyor.refs.exports import Exports
+from conveyor.refs.ref import Ref, elements_of
 from conveyor.refs.streams import StreamRef
 from conveyor.refs.values import RefFailed, lacking, wait_for, wait_for_all, with_values
 from conveyor.runtime import context, ending

@@ -26,8 +26,7 @@ from conveyor.graph.status import ExecutionStatus, GraphStatus
 from conveyor.graph.submission import Attempt, BellWays, Need, Terms, match_inputs
 from conveyor.graph.telemetry import Afar, Progress, Question, Track, result_edges, stack_of
 from conveyor.plan.model import EXECUTOR, Plan
-from conveyor.refs.outcome import Unseen, failure_of
-from conveyor.refs.ref import Ref
+from conveyor.refs.ref import Ref, Unseen, failure_of
 from conveyor.refs.values import wait_for
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.status import ActorStatus

@@ -1,4 +1,4 @@
-"""Pickled refs as an actor sees them; see ``refs.pickled.exports``."""
+"""Pickled refs as an actor sees them; see ``refs.exports``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
-from conveyor.refs.pickled.exchange import (
+from conveyor.refs.imports import (
     Answer,
     Arrived,
     Ask,
@@ -27,14 +27,17 @@ from conveyor.refs.pickled.exchange import (
     Forget,
     FromRendezvous,
     GiveUp,
+    ImportedRef,
+    Imports,
     Load,
     Made,
+    Outcome,
     Refused,
     Tell,
     ToRendezvous,
     Whom,
+    tell_of,
 )
-from conveyor.refs.pickled.imports import ImportedRef, Imports, Outcome, tell_of
 from conveyor.refs.ref import Ref
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import threads

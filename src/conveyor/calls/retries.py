@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from conveyor.calls.arguments import is_constant
 from conveyor.calls.links import Queue
+from conveyor.calls.pending import is_constant
 from conveyor.calls.retrying import Retrying
 from conveyor.calls.unsendable import arguments
 from conveyor.codec import append_to_message, blamed
@@ -24,8 +24,16 @@ from conveyor.exceptions import (
     TaskError,
     WaitTimeoutError,
 )
-from conveyor.refs.outcome import Failure, Unseen, failure_of
-from conveyor.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error
+from conveyor.refs.ref import (
+    EMPTY,
+    Failure,
+    Ref,
+    Source,
+    Unseen,
+    blockers_of,
+    cancelled_error,
+    failure_of,
+)
 from conveyor.refs.together import look_at_company
 from conveyor.runtime import ending
 from conveyor.runtime.protocol import ActorId, Retries, Runtime
