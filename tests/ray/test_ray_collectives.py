@@ -23,7 +23,7 @@ from conveyor.exceptions import (
 )
 from conveyor.experimental.collective import ReduceOp
 from conveyor.runtime import context
-from conveyor.runtime.ranks import Membership
+from conveyor.runtime.meeting import Membership
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

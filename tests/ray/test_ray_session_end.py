@@ -11,7 +11,7 @@ import pytest
 
 import conveyor
 from conveyor.driver import remote_processes
-from conveyor.runtime.waiting import patience
+from conveyor.runtime import waiting
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -78,7 +78,7 @@ def test_what_an_actor_of_another_node_does_that_does_not_end(
 def test_what_waits_for_a_restart_says_so(
     two_nodes, leaves_nothing, wait_until, caplog, monkeypatch
 ):
-    monkeypatch.setattr(patience, "LOG_AFTER", 0.01)
+    monkeypatch.setattr(waiting, "LOG_AFTER", 0.01)
     with leaves_nothing():
         conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
         actor = Stage.options(**THERE, max_restarts=1, name="back").remote()

@@ -12,18 +12,15 @@ TOGETHER = [
         "engines.inline.actor",
         "engines.inline.call",
     },  # one, and what is asked of it
-    # Waits, the threads that have them, and what others are told of both.
-    {"runtime.waiting.deadlock", "runtime.waiting.lanes", "runtime.waiting.reports"},
     # Refs ask the process's runtime, which has a table of them. Its protocol knows all by their types.
     {
         "calls.retrying",
         "runtime.context",
         "runtime.meeting",
         "runtime.protocol",
-        "runtime.ranks",
         "refs.imports",
         "refs.ref",
-        "runtime.waiting.aio",
+        "runtime.aio",
         "refs.watcher",
     },
 ]

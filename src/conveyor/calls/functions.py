@@ -20,8 +20,8 @@ from conveyor.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error, 
 from conveyor.refs.together import look_at_company
 from conveyor.refs.values import refs_among
 from conveyor.runtime.process import CALL_SLOTS
-from conveyor.runtime.waiting.patience import Patience, wait_patiently
-from conveyor.runtime.waiting.works import CALLS, Again, Blockers, any_of
+from conveyor.runtime.wait_graph import CALLS, Again, Blockers, any_of
+from conveyor.runtime.waiting import Patience, wait_patiently
 from conveyor.system_limits import cores
 
 if TYPE_CHECKING:

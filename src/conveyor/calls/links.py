@@ -49,11 +49,11 @@ from conveyor.refs.together import get_or_wait
 from conveyor.refs.values import RefFailed, refs_among
 from conveyor.runtime import ending
 from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
+from conveyor.runtime.deadlock import Wait, sooner
 from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, MOST_CALL_SLOTS, Place, Process
 from conveyor.runtime.shortage import MemoryWait, is_final
-from conveyor.runtime.waiting.deadlock import Wait, sooner
-from conveyor.runtime.waiting.patience import Patience
-from conveyor.runtime.waiting.works import CALLS, Again, Blockers, call_of
+from conveyor.runtime.wait_graph import CALLS, Again, Blockers, call_of
+from conveyor.runtime.waiting import Patience
 
 
 def link_depth(max_concurrency: int | None) -> int:

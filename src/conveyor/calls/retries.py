@@ -37,8 +37,8 @@ from conveyor.refs.ref import (
 from conveyor.refs.together import look_at_company
 from conveyor.runtime import ending
 from conveyor.runtime.protocol import ActorId, Retries, Runtime
-from conveyor.runtime.waiting.patience import Patience, wait_patiently
-from conveyor.runtime.waiting.works import Again, Blockers
+from conveyor.runtime.wait_graph import Again, Blockers
+from conveyor.runtime.waiting import Patience, wait_patiently
 
 #: Makes one try with these arguments, by position and by name, and whether it is not the first.
 Make: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], bool], Ref]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from conveyor import _core
 from conveyor.cluster.answering import Answering, hear
-from conveyor.runtime.far_memory import Wanted
+from conveyor.runtime.remote_memory import Wanted
 
 _RANGE = struct.Struct("<QQ")
 #: What is asked: slot, incarnation, number, anchor, where to begin, how (``_JOINED``, ``_DIGESTS``), the

@@ -42,13 +42,18 @@ from conveyor.driver.hosts import (
 )
 from conveyor.driver.hosts import Page as LastPage
 from conveyor.graph.telemetry import Look, LookAtAll, Lookout, Seen
+from conveyor.runtime.deadlock_detector import (
+    Frames,
+    LookAtWaits,
+    WaitsThere,
+    due_to,
+    look_at_waits,
+)
 from conveyor.runtime.events import EventLoop
 from conveyor.runtime.meeting import ClosedWord
-from conveyor.runtime.messages.message import send_with_ticket
-from conveyor.runtime.messages.sockets import receive_pickled, send_pickled
+from conveyor.runtime.messages import receive_pickled, send_pickled, send_with_ticket
 from conveyor.runtime.process import ArenaSize, close_all
 from conveyor.runtime.status import Page
-from conveyor.runtime.waiting.inquiry import Frames, LookAtWaits, WaitsThere, due_to, look_at_waits
 
 
 class Local(Struct, eq=False):

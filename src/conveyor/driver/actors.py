@@ -28,10 +28,10 @@ from conveyor.exceptions import (
 )
 from conveyor.flag import Flag
 from conveyor.runtime import ending
-from conveyor.runtime.messages.message import send_with_ticket
+from conveyor.runtime.messages import send_with_ticket
 from conveyor.runtime.process import RESULT_BIT, BellBits
 from conveyor.runtime.protocol import PID_MASK, ActorId, MethodInfo, NameTakenError, ProcessOptions
-from conveyor.runtime.waiting.patience import wait_for_flag
+from conveyor.runtime.waiting import wait_for_flag
 from conveyor.system_limits import CLOSED
 
 if TYPE_CHECKING:

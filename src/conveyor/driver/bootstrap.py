@@ -14,7 +14,7 @@ from conveyor.calls.links import Link, link_blueprint, link_depth
 from conveyor.calls.pending import Pump
 from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Label
 from conveyor.runtime.blueprint import Blueprint
-from conveyor.runtime.messages.message import greeting
+from conveyor.runtime.messages import greeting
 from conveyor.runtime.process import CALL_SLOTS, RESULT_BIT, ArenaSize, Place, Process, close_all
 from conveyor.worker.messages import Hello
 

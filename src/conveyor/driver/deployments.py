@@ -48,10 +48,10 @@ from conveyor.refs.ref import Ref
 from conveyor.refs.together import get_together
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import threads
-from conveyor.runtime.chores import Chores
+from conveyor.runtime.cleanup import Chores
 from conveyor.runtime.process import Place, Process
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting import Patience
 from conveyor.worker.messages import Unload
 
 

@@ -45,12 +45,12 @@ from conveyor.refs.exports import Exports
 from conveyor.refs.ref import Ref
 from conveyor.refs.values import with_bound_values
 from conveyor.runtime import context, ending, threads
-from conveyor.runtime.chores import Chores
+from conveyor.runtime.cleanup import Chores
 from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo, ProcessOptions
 from conveyor.runtime.threads import Background
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting import Patience
 from conveyor.system_limits import CLOSED, explained
 from conveyor.weak import WeakSet
 from conveyor.worker.calling import CallingRuntime

@@ -24,8 +24,8 @@ from conveyor.graph.handles import (
 )
 from conveyor.refs.ref import Itself
 from conveyor.runtime import threads
-from conveyor.runtime.messages.connection import Connection, received
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.messages import Connection, received
+from conveyor.runtime.wait_graph import Blockers
 
 if TYPE_CHECKING:
     import socket

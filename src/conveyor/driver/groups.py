@@ -20,9 +20,9 @@ from conveyor.driver.supervisor import Supervisor
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.blueprint import hosts_among
+from conveyor.runtime.meeting import Joined, Membership, doing, enter, group_blueprint
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.ranks import Joined, Membership, doing, enter, group_blueprint
 from conveyor.system_limits import explained
 
 #: The driver among actors, in words.

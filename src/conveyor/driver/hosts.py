@@ -18,12 +18,12 @@ from conveyor.codec import Reader
 from conveyor.futures import Future
 from conveyor.graph.telemetry import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.blueprint import Blueprint
-from conveyor.runtime.kept import KeptAt
+from conveyor.runtime.deadlock_detector import Frames, LookAtWaits, WaitsThere
 from conveyor.runtime.meeting import Side
-from conveyor.runtime.messages.message import Message
+from conveyor.runtime.messages import Message
 from conveyor.runtime.process import ArenaSize, Process
 from conveyor.runtime.protocol import ProcessOptions
-from conveyor.runtime.waiting.inquiry import Frames, LookAtWaits, WaitsThere
+from conveyor.runtime.stored_values import KeptAt
 
 
 class FarOrder(Message, frozen=True):
@@ -78,7 +78,7 @@ class GiveUp(FarOrder, frozen=True):
 
 class CountDue(FarOrder, frozen=True):
     """Count the frames published there that node ``to`` is to have. The answer is
-    :data:`conveyor.runtime.waiting.inquiry.Frames`."""
+    :data:`conveyor.runtime.deadlock_detector.Frames`."""
 
     to: int
 

@@ -30,10 +30,10 @@ from conveyor.graph.telemetry import (
     estimate,
 )
 from conveyor.runtime.blueprint import Blueprint
-from conveyor.runtime.chores import Chores
-from conveyor.runtime.kept import KeptAt
+from conveyor.runtime.cleanup import Chores
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
+from conveyor.runtime.stored_values import KeptAt
 from conveyor.worker.messages import Accept, HangUp, Load
 
 if TYPE_CHECKING:

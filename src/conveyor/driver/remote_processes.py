@@ -47,11 +47,7 @@ from conveyor.futures import Future, wait
 from conveyor.graph.edges import KNOWN_DEAD_WITHIN, Whereabouts
 from conveyor.graph.telemetry import HASTE, PATIENCE, Look, LookAtAll, Lookout, Seen, SeenAll
 from conveyor.runtime.blueprint import Blueprint, hosts_among
-from conveyor.runtime.kept import KeptAt, kept_on
-from conveyor.runtime.meeting import Side
-from conveyor.runtime.process import Process
-from conveyor.runtime.status import Page
-from conveyor.runtime.waiting.inquiry import (
+from conveyor.runtime.deadlock_detector import (
     NOBODY,
     Frames,
     LookAtWaits,
@@ -59,6 +55,10 @@ from conveyor.runtime.waiting.inquiry import (
     due_to,
     look_at_waits,
 )
+from conveyor.runtime.meeting import Side
+from conveyor.runtime.process import Process
+from conveyor.runtime.status import Page
+from conveyor.runtime.stored_values import KeptAt, kept_on
 from conveyor.transport.base import Host
 
 T = TypeVar("T")

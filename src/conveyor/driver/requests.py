@@ -40,14 +40,10 @@ from conveyor.graph.handles import SharedGraphs
 from conveyor.pauses import Pauses
 from conveyor.refs.exports import Exports, Orphans, Peer
 from conveyor.refs.watcher import Watcher
-from conveyor.runtime import chores as registrations
-from conveyor.runtime import ending, threads
-from conveyor.runtime.chores import Chores
-from conveyor.runtime.messages.connection import Connection
-from conveyor.runtime.messages.message import Message
-from conveyor.runtime.messages.sockets import pickled, receive_message, send_pickled
-from conveyor.runtime.process import RESULT_BIT, Place, Process, close_all
-from conveyor.runtime.waiting.inquiry import (
+from conveyor.runtime import context, ending, threads
+from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.deadlock import Found
+from conveyor.runtime.deadlock_detector import (
     Frames,
     Look,
     LookAtWaits,
@@ -56,8 +52,9 @@ from conveyor.runtime.waiting.inquiry import (
     WaitsThere,
     inquire,
 )
-from conveyor.runtime.waiting.patience import Patience
-from conveyor.runtime.waiting.reports import Found
+from conveyor.runtime.messages import Connection, Message, pickled, receive_message, send_pickled
+from conveyor.runtime.process import RESULT_BIT, Place, Process, close_all
+from conveyor.runtime.waiting import Patience
 from conveyor.system_limits import explained
 from conveyor.weak import WeakSet
 from conveyor.worker import messages as asked
@@ -532,10 +529,10 @@ class Switchboard:
         return found, []
 
     def _find_transport(self, _caller: ActorRecord, request: asked.FindTransport) -> _Answer:
-        return registrations.KNOWN.get(request.name), []
+        return context.TRANSPORTS.get(request.name), []
 
     def _add_transport(self, _caller: ActorRecord, request: asked.AddTransport) -> _Answer:
-        registrations.add(request.name, request.registration)
+        context.add_transport(request.name, request.registration)
         return None, []
 
     def _kill(self, caller: ActorRecord, request: asked.Kill) -> _Answer:

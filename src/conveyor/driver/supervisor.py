@@ -24,12 +24,12 @@ from conveyor.exceptions import ActorDiedError, ActorStartError, ConveyorError, 
 from conveyor.flag import Flag
 from conveyor.refs.ref import Ref
 from conveyor.runtime import threads
-from conveyor.runtime.chores import Chores
+from conveyor.runtime.cleanup import Chores
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import PID_MASK, ActorId
 from conveyor.runtime.status import ActorStatus
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.runtime.waiting.patience import Patience, wait_for_flag
+from conveyor.runtime.waiting import Patience, wait_for_flag
 from conveyor.system_limits import explained
 from conveyor.worker.messages import End
 

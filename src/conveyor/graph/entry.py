@@ -42,7 +42,7 @@ from conveyor.refs.ref import EMPTY, Ref, cancelled_error
 from conveyor.refs.values import refs_among
 from conveyor.runtime import ending
 from conveyor.runtime.shortage import MemoryWait, is_final
-from conveyor.runtime.waiting.works import Again, Blockers, tell_another
+from conveyor.runtime.wait_graph import Again, Blockers, tell_another
 
 
 def late_error(

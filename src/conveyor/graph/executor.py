@@ -22,8 +22,8 @@ from conveyor.refs.ref import Ref
 from conveyor.refs.streams import GraphStream, Items, StreamRef
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.waiting.patience import Patience
-from conveyor.runtime.waiting.works import Blockers, steps_of
+from conveyor.runtime.wait_graph import Blockers, steps_of
+from conveyor.runtime.waiting import Patience
 
 if TYPE_CHECKING:
     from conveyor.graph.results import Origins

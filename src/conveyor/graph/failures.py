@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from conveyor import _core
 from conveyor.exceptions import CollectiveBrokenError
 from conveyor.runtime.blueprint import RingPlan
+from conveyor.runtime.meeting import DEAD_RANK, FAILED_IN
 from conveyor.runtime.process import Place, Process
-from conveyor.runtime.ranks import DEAD_RANK, FAILED_IN
 
 _cause, _context, _noted = (
     BaseException.__dict__[name].__get__ for name in ("__cause__", "__context__", "__dict__")

@@ -30,11 +30,10 @@ from conveyor.graph.submission import BellWays, Need, Options, Submitter, Terms,
 from conveyor.plan.model import Plan
 from conveyor.refs.imports import Outcome
 from conveyor.runtime import context
-from conveyor.runtime.messages.connection import SHARE_FROM, Connection
-from conveyor.runtime.messages.message import Message
+from conveyor.runtime.messages import SHARE_FROM, Connection, Message
 from conveyor.runtime.process import Process
-from conveyor.runtime.waiting.patience import Patience
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.wait_graph import Blockers
+from conveyor.runtime.waiting import Patience
 from conveyor.weak import WeakValues
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from conveyor.graph.telemetry import (
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import Ref
 from conveyor.runtime import ending
-from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting import Patience
 
 
 class ProcessAccount:

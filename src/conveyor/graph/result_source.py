@@ -18,10 +18,9 @@ from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import EMPTY, Ref, cancelled_error, final
 from conveyor.refs.together import get_or_wait
 from conveyor.runtime import ending
-from conveyor.runtime.waiting.deadlock import Wait, sooner
-from conveyor.runtime.waiting.patience import Patience
-from conveyor.runtime.waiting.reports import OLD
-from conveyor.runtime.waiting.works import Again, Blockers, steps_of
+from conveyor.runtime.deadlock import OLD, Wait, sooner
+from conveyor.runtime.wait_graph import Again, Blockers, steps_of
+from conveyor.runtime.waiting import Patience
 
 #: (actor, what it is about to make, of which execution)
 Holder = tuple[int, str, int]

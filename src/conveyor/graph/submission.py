@@ -18,8 +18,8 @@ from conveyor.plan.model import Passed, Plan
 from conveyor.refs.ref import Ref, blockers_of
 from conveyor.refs.values import RefFailed, is_there, lacking, refs_among, with_values
 from conveyor.runtime.process import Process
-from conveyor.runtime.waiting.patience import Patience, wait_patiently
-from conveyor.runtime.waiting.works import Ask
+from conveyor.runtime.wait_graph import Ask
+from conveyor.runtime.waiting import Patience, wait_patiently
 
 #: The options of ``execute``. Inputs of the graph may have the same names.
 RESERVED = ("timeout", "deadline")
@@ -359,7 +359,7 @@ class BellWays:
 
     async def wait(self, attempt: Attempt) -> Any:
         """Run the attempt; the running asyncio task sleeps while the attempt lacks something."""
-        from conveyor.runtime.waiting.aio import wait_until  # asyncio is slow to import
+        from conveyor.runtime.aio import wait_until  # asyncio is slow to import
 
         try:
             while True:

@@ -41,13 +41,13 @@ from conveyor.refs.imports import (
 from conveyor.refs.ref import Ref
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import threads
-from conveyor.runtime.messages.connection import Connection
+from conveyor.runtime.messages import Connection
 from conveyor.runtime.sources import Sources
-from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting import wait_until
 from conveyor.weak import WeakKeys
 
 if TYPE_CHECKING:
-    from conveyor.runtime.chores import Chores
+    from conveyor.runtime.cleanup import Chores
 
 
 class ActorExports(Imports):

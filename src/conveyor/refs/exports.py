@@ -54,11 +54,11 @@ from conveyor.refs.imports import (
 from conveyor.refs.ref import Ref
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import threads
-from conveyor.runtime.messages.connection import Connection, Node
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.messages import Connection, Node
+from conveyor.runtime.wait_graph import Blockers
 
 if TYPE_CHECKING:
-    from conveyor.runtime.chores import Chores
+    from conveyor.runtime.cleanup import Chores
 
 
 #: Have a process say :class:`~conveyor.refs.imports.Dry`, with that number, once it has

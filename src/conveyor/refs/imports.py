@@ -14,10 +14,9 @@ from conveyor.codec import Reader, SentDefinitions, claims, decode_error, encode
 from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
 from conveyor.refs.ref import EMPTY, Holding, Ref, blockers_of, stays_afar
 from conveyor.runtime import context
-from conveyor.runtime.messages.connection import SHARE_FROM, Connection, received
-from conveyor.runtime.messages.message import Message
-from conveyor.runtime.waiting.patience import Patience, wait_patiently
-from conveyor.runtime.waiting.works import Again, Blockers, tell_another
+from conveyor.runtime.messages import SHARE_FROM, Connection, Message, received
+from conveyor.runtime.wait_graph import Again, Blockers, tell_another
+from conveyor.runtime.waiting import Patience, wait_patiently
 from conveyor.weak import WeakKeys, WeakValues
 
 ExportId = tuple[int, int]

@@ -30,8 +30,8 @@ from conveyor.codec.frames import decode
 from conveyor.exceptions import ConstructorError, SerializationError, SessionEndedError
 from conveyor.later import import_later
 from conveyor.runtime import context, ending
-from conveyor.runtime.waiting.patience import Patience, passing_on, wait_patiently
-from conveyor.runtime.waiting.works import Again, Blockers
+from conveyor.runtime.wait_graph import Again, Blockers
+from conveyor.runtime.waiting import Patience, passing_on, wait_patiently
 from conveyor.system_limits import explained
 from conveyor.tracebacks import trimmed
 from conveyor.typevars import ValueT
@@ -565,7 +565,7 @@ _refuse_operators(Ref)
 def asyncio_waits() -> ModuleType:
     """Import ``waiting.aio``: the import of asyncio is slow, and rarely needed."""
     try:
-        from conveyor.runtime.waiting import aio
+        from conveyor.runtime import aio
     except OSError:  # no descriptor was left to read it with
         with explained("await anything in this event loop"):
             raise

@@ -18,8 +18,8 @@ from conveyor.refs.ref import EMPTY, Ref, Source, asyncio_waits, blockers_of
 from conveyor.refs.together import look_at_company
 from conveyor.runtime import context
 from conveyor.runtime.process import Process
-from conveyor.runtime.waiting.patience import PassingOn, Patience, wait_patiently
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.wait_graph import Blockers
+from conveyor.runtime.waiting import PassingOn, Patience, wait_patiently
 from conveyor.tracebacks import trimmed
 from conveyor.typevars import ItemT
 

@@ -23,7 +23,7 @@ from conveyor.refs.imports import Claims, load, reduce_done
 from conveyor.refs.ref import EMPTY, Holding, Ref, same, stays_afar
 from conveyor.refs.streams import StreamRef
 from conveyor.runtime import context, ending
-from conveyor.runtime.waiting.patience import PassingOn
+from conveyor.runtime.waiting import PassingOn
 
 #: Whether one of the arguments, positional or by name, is itself a ref.
 refs_among = _core.refs_among

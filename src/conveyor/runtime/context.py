@@ -142,3 +142,17 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+#: Registrations of transports by name, each pickled by value. Only the driver's are asked for.
+TRANSPORTS: dict[str, bytes] = {}
+
+
+def add_transport(name: str, registration: bytes) -> None:
+    """Note the registration of a transport.
+
+    Raises:
+        ValueError: another transport has the name.
+    """
+    if TRANSPORTS.setdefault(name, registration) != registration:
+        raise ValueError(f"there is a transport {name!r} already")

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from conveyor.refs.imports import ExportId
     from conveyor.refs.ref import Ref
     from conveyor.refs.watcher import Watcher
-    from conveyor.runtime.chores import Chores
-    from conveyor.runtime.meeting import Introductions
+    from conveyor.runtime.cleanup import Chores
+    from conveyor.runtime.deadlock import Lanes
+    from conveyor.runtime.meeting import Collectives, Introductions
     from conveyor.runtime.process import Process
-    from conveyor.runtime.ranks import Collectives
-    from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.weak import WeakValues
 
 

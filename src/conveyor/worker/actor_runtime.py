@@ -40,13 +40,13 @@ from conveyor.plan.model import Plan, Task
 from conveyor.refs.actor_exports import ActorExports
 from conveyor.refs.ref import Ref
 from conveyor.refs.values import with_bound_values
-from conveyor.runtime.chores import Chores
-from conveyor.runtime.messages.sockets import all_of
+from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.messages import all_of
 from conveyor.runtime.process import Place, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.status import describe_status
-from conveyor.runtime.waiting.patience import Patience, wait_until
-from conveyor.runtime.waiting.works import STEPS, Blockers
+from conveyor.runtime.wait_graph import STEPS, Blockers
+from conveyor.runtime.waiting import Patience, wait_until
 from conveyor.system_limits import explained
 from conveyor.weak import WeakSet, WeakValues
 from conveyor.worker.calling import CallingRuntime

@@ -21,13 +21,13 @@ from conveyor.codec.direct import Direct
 from conveyor.graph.results import Origins, get_all
 from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
 from conveyor.refs.watcher import Watcher
-from conveyor.runtime import chores as registrations
-from conveyor.runtime.chores import Chores
+from conveyor.runtime import context
+from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.deadlock import Lanes
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId, Returns
-from conveyor.runtime.waiting.lanes import Lanes
-from conveyor.runtime.waiting.patience import Patience, outstanding, wait_patiently
-from conveyor.runtime.waiting.works import Blockers, any_of
+from conveyor.runtime.wait_graph import Blockers, any_of
+from conveyor.runtime.waiting import Patience, outstanding, wait_patiently
 from conveyor.weak import WeakValues
 
 if TYPE_CHECKING:
@@ -118,10 +118,10 @@ class CallingRuntime:
             functions.fail_if_lost()
 
     def find_transport(self, name: str) -> bytes | None:
-        return registrations.KNOWN.get(name)
+        return context.TRANSPORTS.get(name)
 
     def add_transport(self, name: str, registration: bytes) -> None:
-        registrations.add(name, registration)
+        context.add_transport(name, registration)
 
     def _known_link(self, actor: ActorId) -> Incarnation:
         """Return the link to an actor, the same one for as long as it can be used; see :meth:`link`."""

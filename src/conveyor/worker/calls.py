@@ -17,10 +17,10 @@ from conveyor.codec import REFERENCES_OF_A_LOCAL, claims, encode_error
 from conveyor.codec.faults import NotThere
 from conveyor.direct.awaiting import Attempts
 from conveyor.exceptions import ActorStartError, ArenaFullError, SerializationError
-from conveyor.runtime.kept import others_have_values
 from conveyor.runtime.process import RESULT_BIT, Place, Process
 from conveyor.runtime.shortage import Sending
-from conveyor.runtime.waiting.works import call_of
+from conveyor.runtime.stored_values import others_have_values
+from conveyor.runtime.wait_graph import call_of
 from conveyor.worker import forked
 from conveyor.worker.instance import until
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import ThreadPoolExecutor
 
-    from conveyor.runtime.waiting.awaits import Activity
+    from conveyor.runtime.aio import Activity
     from conveyor.worker.coroutines import Coroutines
     from conveyor.worker.instance import Instance
 
@@ -476,7 +476,7 @@ class Calls:
                     sent = self._reply(mailbox, tag, call, results)
                 if not sent:
                     with self._late_reply(mailbox, tag, call, results, given) as sending:
-                        from conveyor.runtime.waiting import aio  # asyncio is slow to import
+                        from conveyor.runtime import aio  # asyncio is slow to import
 
                         while not sending.try_once():
                             await aio.wait_until(sending.ready, lambda _: sending.causes())

@@ -13,10 +13,10 @@ from conveyor import _core, descriptors
 from conveyor.codec import Reader, encode_error
 from conveyor.exceptions import GraphTornDownError
 from conveyor.pauses import Pauses
-from conveyor.runtime.messages.message import MAX_FDS, TICKET_BYTES
+from conveyor.runtime.messages import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import close_all
 from conveyor.runtime.uninterrupted import try_each
-from conveyor.runtime.waiting.works import steps_of
+from conveyor.runtime.wait_graph import steps_of
 from conveyor.system_limits import explained
 from conveyor.worker.calls import Calls, Mailbox
 from conveyor.worker.instance import Ground, until

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from conveyor import _core
-from conveyor.runtime.waiting.awaits import Activity, Awaits, Call, Step, activity
-from conveyor.runtime.waiting.lanes import Lanes
+from conveyor.runtime.aio import Activity, Awaits, Call, Step, activity
+from conveyor.runtime.deadlock import Lanes
 
 #: Coroutines of calls that run at the same time, if the actor does not say.
 _MAX_CONCURRENCY = 1000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
 
-from conveyor.runtime.messages.message import Message
+from conveyor.runtime.messages import Message
 from conveyor.runtime.process import ArenaSize
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from conveyor.graph.edges import Assignment
     from conveyor.graph.telemetry import Question
     from conveyor.plan.model import Plan
+    from conveyor.runtime.deadlock_detector import Waiting
     from conveyor.runtime.meeting import Side
     from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
-    from conveyor.runtime.waiting.inquiry import Waiting
 
 
 class Hello(Struct, frozen=True):

@@ -27,7 +27,7 @@ from conveyor.plan.steps import Call, Recv, Send
 from conveyor.runtime import threads
 from conveyor.runtime.process import Process
 from conveyor.runtime.uninterrupted import try_each
-from conveyor.runtime.waiting.alarm import Alarm
+from conveyor.runtime.waiting import Alarm
 from conveyor.transport.base import Conduit, Enqueued, Sending
 from conveyor.transport.communicator.gathering import Gathering
 from conveyor.transport.communicator.line import Job

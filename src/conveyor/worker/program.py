@@ -47,9 +47,9 @@ from conveyor.plan.steps import (
     Try,
     assert_never,
 )
-from conveyor.runtime.messages.connection import SHARE_FROM
+from conveyor.runtime.messages import SHARE_FROM
 from conveyor.runtime.shortage import DRIVER, MemoryWait, Sending, begun
-from conveyor.runtime.waiting.works import steps_of
+from conveyor.runtime.wait_graph import steps_of
 from conveyor.worker.calls import Arriving
 from conveyor.worker.instance import Unwanted, until
 from conveyor.worker.out_of_band import Conduits, Meetings
@@ -229,7 +229,7 @@ class Producer:
         process.board.ring(process.slot, self._program.bit)
 
     async def _send_all(self, made: AsyncIterator[Any] | Coroutine[Any, Any, Any]) -> None:
-        from conveyor.runtime.waiting.aio import wait_until
+        from conveyor.runtime.aio import wait_until
 
         execution = self._program.execution
         items: Any = await made if inspect.iscoroutine(made) else made
@@ -736,7 +736,7 @@ class RungFor:
             self._task.cancel()
 
     async def _ring(self) -> None:
-        from conveyor.runtime.waiting.aio import wait_until
+        from conveyor.runtime.aio import wait_until
 
         await wait_until(self._wait.ready)
         self._process.board.ring(self._process.slot, self._bit)

@@ -1,4 +1,4 @@
-"""Fetching memory of processes on other nodes, by way of an actor's own node; see ``runtime.far_memory``."""
+"""Fetching memory of processes on other nodes through an actor's own node; see ``runtime.remote_memory``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from conveyor import descriptors
 from conveyor.codec import Reader
-from conveyor.runtime.far_memory import Brought, Closing, Room, Wanted
-from conveyor.runtime.kept import KeptAt
-from conveyor.runtime.messages.connection import Connection
-from conveyor.runtime.messages.message import Message
-from conveyor.runtime.messages.sockets import all_of
+from conveyor.runtime.messages import Connection, Message, all_of
+from conveyor.runtime.remote_memory import Brought, Closing, Room, Wanted
+from conveyor.runtime.stored_values import KeptAt
 from conveyor.system_limits import explained
 from conveyor.worker.messages import Introduce, KeptAfar, OpenFarMemory, Request
 

@@ -23,16 +23,23 @@ from conveyor.exceptions import (
 )
 from conveyor.flag import sleep_for
 from conveyor.runtime import threads
-from conveyor.runtime.meeting import ClosedWord, Meeting, Side
-from conveyor.runtime.messages.message import Message
-from conveyor.runtime.messages.sockets import PIECE, all_of, receive_message, send_pickled
+from conveyor.runtime.deadlock import Found
+from conveyor.runtime.deadlock_detector import Waiting
+from conveyor.runtime.meeting import (
+    ClosedWord,
+    Joined,
+    Meeting,
+    Membership,
+    Side,
+    doing,
+    enter,
+    in_words,
+)
+from conveyor.runtime.messages import PIECE, Message, all_of, receive_message, send_pickled
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.ranks import Joined, Membership, doing, enter, in_words
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.runtime.waiting.inquiry import Waiting
-from conveyor.runtime.waiting.reports import Found
-from conveyor.runtime.waiting.works import FOR_THE_DRIVER, STEPS
+from conveyor.runtime.wait_graph import FOR_THE_DRIVER, STEPS
 from conveyor.system_limits import explained
 from conveyor.worker.messages import (
     CloseEnd,

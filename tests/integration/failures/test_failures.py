@@ -624,7 +624,7 @@ def test_a_long_wait_is_logged_once(a, latches, monkeypatch, caplog, wait_until,
 
         # For this wait alone: on a busy machine any other may be as long.
         with monkeypatch.context() as patched:
-            patched.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.05)
+            patched.setattr("conveyor.runtime.waiting.LOG_AFTER", 0.05)
             opener = threading.Thread(target=open_later)
             opener.start()
             if what == "execute":

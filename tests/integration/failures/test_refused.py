@@ -34,8 +34,7 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime import context, threads
 from conveyor.runtime.events import EventLoop
-from conveyor.runtime.messages.connection import SHARE_FROM, received
-from conveyor.runtime.messages.sockets import receive_message, send_message
+from conveyor.runtime.messages import SHARE_FROM, receive_message, received, send_message
 from conveyor.worker.control import Control
 from conveyor.worker.messages import Done, Find, Numbered, Unload
 from conveyor.worker.requests import RequestClient

@@ -25,8 +25,8 @@ from conveyor.engines.local.launcher import Launcher
 from conveyor.engines.local.logs import LogPrinter
 from conveyor.engines.local.spec import ChildSpec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
+from conveyor.runtime import waiting as patience_module
 from conveyor.runtime.events import EventLoop
-from conveyor.runtime.waiting import patience as patience_module
 
 pytestmark = pytest.mark.cold_start
 

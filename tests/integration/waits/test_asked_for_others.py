@@ -17,7 +17,7 @@ from conveyor.dag import InputNode
 from conveyor.driver.graph_service import GraphService
 from conveyor.graph.handles import Execute, HeldUp, Whom
 from conveyor.runtime import context
-from conveyor.runtime.messages.connection import SHARE_FROM, Connection
+from conveyor.runtime.messages import SHARE_FROM, Connection
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -19,9 +19,15 @@ from conveyor.refs import imports
 from conveyor.refs.actor_exports import ActorExports
 from conveyor.refs.exports import Peer
 from conveyor.refs.imports import FromRendezvous, ToRendezvous
-from conveyor.runtime.messages import message
-from conveyor.runtime.messages.message import Message, check_greeting, greeting, members
-from conveyor.runtime.messages.sockets import receive_message, send_message
+from conveyor.runtime import messages as message
+from conveyor.runtime.messages import (
+    Message,
+    check_greeting,
+    greeting,
+    members,
+    receive_message,
+    send_message,
+)
 from conveyor.worker import messages, remote_memory
 from conveyor.worker import messages as requests
 from conveyor.worker.control import Control

@@ -17,7 +17,7 @@ from conveyor.cluster.depot import Depot, Supply
 from conveyor.cluster.handshake import NotHeardError
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
 from conveyor.flag import Flag
-from conveyor.runtime.messages.sockets import all_of, receive_pickled, send_pickled
+from conveyor.runtime.messages import all_of, receive_pickled, send_pickled
 
 WAIT = 60
 LARGE = 3 << 20

@@ -41,7 +41,7 @@ from conveyor.engines.ray.news import Ended
 from conveyor.engines.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint, RingPlan
-from conveyor.runtime.messages.sockets import receive_pickled
+from conveyor.runtime.messages import receive_pickled
 from conveyor.runtime.process import ArenaSize, Place
 from conveyor.worker.messages import Done, Failed
 

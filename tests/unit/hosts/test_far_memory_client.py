@@ -11,8 +11,8 @@ import pytest
 
 from conveyor import descriptors
 from conveyor.cluster.fetches import FarMemoryService
-from conveyor.runtime.far_memory import Brought, Wanted
-from conveyor.runtime.messages.sockets import Files
+from conveyor.runtime.messages import Files
+from conveyor.runtime.remote_memory import Brought, Wanted
 from conveyor.worker.remote_memory import FarMemoryClient
 
 WAIT = 60

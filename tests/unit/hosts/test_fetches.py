@@ -21,7 +21,7 @@ from conveyor.cluster.fetches import Fetches, Waiter
 from conveyor.cluster.memories import Memories
 from conveyor.exceptions import SystemLimitError
 from conveyor.flag import Flag
-from conveyor.runtime.far_memory import SMALL, RoomAt, Wanted
+from conveyor.runtime.remote_memory import SMALL, RoomAt, Wanted
 
 WAIT = 60
 #: Several pieces, of which the last is no whole one.

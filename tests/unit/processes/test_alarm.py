@@ -6,7 +6,7 @@ from contextlib import suppress
 from interrupted import WAIT, goes_on, interrupted_when_entered
 
 from conveyor import _core
-from conveyor.runtime.waiting.alarm import Alarm
+from conveyor.runtime.waiting import Alarm
 
 
 class Timed:

@@ -16,8 +16,8 @@ from conveyor.refs.exports import Exported, Exports, Peer
 from conveyor.refs.imports import Outcome
 from conveyor.refs.ref import Ref
 from conveyor.runtime import threads
-from conveyor.runtime.chores import Chores
-from conveyor.runtime.messages.sockets import receive_message
+from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.messages import receive_message
 from conveyor.runtime.sources import Sources
 
 set_up_codec()

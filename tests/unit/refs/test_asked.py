@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from conveyor.runtime.waiting.works import tell_another
+from conveyor.runtime.wait_graph import tell_another
 
 
 class Asked:

@@ -8,8 +8,7 @@ import pytest
 
 from conveyor import _core
 from conveyor.codec import SentDefinitions, set_up_codec
-from conveyor.runtime.messages.connection import Connection
-from conveyor.runtime.messages.sockets import receive_message
+from conveyor.runtime.messages import Connection, receive_message
 
 set_up_codec()
 

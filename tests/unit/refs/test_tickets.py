@@ -14,7 +14,7 @@ from conveyor.codec import set_up_codec
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
 from conveyor.refs.exports import Exports
 from conveyor.refs.ref import Ref
-from conveyor.runtime.chores import Chores
+from conveyor.runtime.cleanup import Chores
 
 set_up_codec()
 

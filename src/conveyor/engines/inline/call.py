@@ -16,7 +16,7 @@ from conveyor.engines.inline.lines import Host, Job, Line
 from conveyor.exceptions import SerializationError, TaskError
 from conveyor.refs.ref import EMPTY, Ref, Unseen, cancelled_error, failure_of
 from conveyor.refs.values import RefFailed, wait_for_all, with_values
-from conveyor.runtime.waiting.works import Again, Blockers
+from conveyor.runtime.wait_graph import Again, Blockers
 
 #: By position and by name, and what else was taken when the call was made.
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any], "Taken | None"]

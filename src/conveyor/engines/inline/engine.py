@@ -42,11 +42,10 @@ from conveyor.refs.ref import Ref, elements_of
 from conveyor.refs.streams import StreamRef
 from conveyor.refs.values import RefFailed, lacking, wait_for, wait_for_all, with_values
 from conveyor.runtime import context, ending
-from conveyor.runtime.chores import Chores
-from conveyor.runtime.meeting import ClosedWord, Meeting, Side, channel_blueprint
+from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.meeting import ClosedWord, Joined, Meeting, Side, channel_blueprint
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo, NameTakenError
-from conveyor.runtime.ranks import Joined
 from conveyor.weak import WeakSet
 from conveyor.worker.calling import CallingRuntime
 from conveyor.worker.forked import flush_files
@@ -168,7 +167,7 @@ class InlineIntroductions:
 
 
 class InlineCollectives:
-    """Refuses groups; see ``runtime.ranks.Collectives``."""
+    """Refuses groups; see ``runtime.meeting.Collectives``."""
 
     def __init__(self) -> None:
         self.made: dict[str, Any] = {}

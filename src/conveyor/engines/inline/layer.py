@@ -30,7 +30,7 @@ from conveyor.refs.ref import Ref, Unseen, failure_of
 from conveyor.refs.values import wait_for
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.status import ActorStatus
-from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting import Patience
 from conveyor.weak import WeakSet
 
 

@@ -16,9 +16,9 @@ from conveyor import _core
 from conveyor.exceptions import DeadlockError
 from conveyor.flag import LOOK
 from conveyor.runtime import threads
+from conveyor.runtime.deadlock import sooner
 from conveyor.runtime.process import Process
-from conveyor.runtime.waiting.deadlock import sooner
-from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting import Patience
 
 #: Where on the board an actor is dead: none of them lives there.
 DEAD_SLOT = 1

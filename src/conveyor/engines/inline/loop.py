@@ -16,10 +16,9 @@ from typing import Any
 
 from conveyor.engines.inline.lines import Host, Job, Line, Lines, Run
 from conveyor.exceptions import DeadlockError
-from conveyor.runtime import threads
+from conveyor.runtime import aio, threads
+from conveyor.runtime.aio import ActorLoop, ActorSelector
 from conveyor.runtime.uninterrupted import try_each
-from conveyor.runtime.waiting import aio
-from conveyor.runtime.waiting.loops import ActorLoop, ActorSelector
 
 #: Coroutines of one actor that run side by side, if it does not say.
 DEFAULT_CONCURRENCY = 1000

@@ -22,7 +22,7 @@ from conveyor.engines.options import session_options
 from conveyor.engines.program_end import ProgramEnd
 from conveyor.engines.surroundings import surroundings
 from conveyor.runtime.events import EventLoop
-from conveyor.runtime.memory_limit import memory_groups, read_text
+from conveyor.runtime.process import memory_groups, read_text
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 

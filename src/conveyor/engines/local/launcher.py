@@ -24,7 +24,7 @@ from conveyor.runtime import threads
 from conveyor.runtime.events import EventLoop, guarded
 from conveyor.runtime.status import is_stopped
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting import Patience
 
 READ_BYTES = 64 << 10
 PIPE_BYTES = 1 << 20  # the most a pipe holds by default

@@ -56,11 +56,10 @@ from conveyor.engines.ray.tail import tail
 from conveyor.engines.ray.visitors import Visitors
 from conveyor.exceptions import ActorStartError
 from conveyor.graph.telemetry import Look, LookAtAll, Seen, SeenAll
+from conveyor.runtime.deadlock_detector import LookAtWaits, WaitsThere, due_to
 from conveyor.runtime.events import EventLoop, guarded
-from conveyor.runtime.kept import KeptAt, kept_on
-from conveyor.runtime.memory_limit import memory_limit
-from conveyor.runtime.process import ArenaSize
-from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere, due_to
+from conveyor.runtime.process import ArenaSize, memory_limit
+from conveyor.runtime.stored_values import KeptAt, kept_on
 
 #: Timeout of the first connection to another node, in seconds.
 _PATIENCE = 10.0

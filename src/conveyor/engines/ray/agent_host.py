@@ -17,9 +17,9 @@ from conveyor.engines.ray.greeting import Told
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.futures import Future
 from conveyor.graph.telemetry import Look, LookAtAll, Seen, SeenAll
-from conveyor.runtime.kept import KeptAt
+from conveyor.runtime.deadlock_detector import LookAtWaits, WaitsThere
 from conveyor.runtime.process import ArenaSize
-from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
+from conveyor.runtime.stored_values import KeptAt
 
 #: Limit of unanswered looks at a node: with so many, another one fails at once.
 _MOST_LOOKS = 4

@@ -46,7 +46,7 @@ from conveyor.engines.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
 from conveyor.local_sockets import owner
 from conveyor.runtime import context, ending, threads
-from conveyor.runtime.messages.message import check_greeting
+from conveyor.runtime.messages import check_greeting
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import Attached, ProcessOptions
 from conveyor.runtime.uninterrupted import try_each, uninterrupted

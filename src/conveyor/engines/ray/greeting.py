@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from conveyor import __version__, descriptors
 from conveyor.engines.surroundings import Surroundings
-from conveyor.runtime.messages.message import PROTOCOL
+from conveyor.runtime.messages import PROTOCOL
 from conveyor.runtime.process import close_all, dup_all
 
 #: More than any message takes.

@@ -7,7 +7,7 @@ from msgspec import Struct
 from conveyor.cluster.carrier import Parcel
 from conveyor.codec import Reader
 from conveyor.driver.hosts import Page
-from conveyor.runtime.waiting.inquiry import Frames
+from conveyor.runtime.deadlock_detector import Frames
 
 
 class Arrived(Struct, frozen=True):

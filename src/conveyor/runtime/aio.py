@@ -1,9 +1,12 @@
-"""Finding coroutines that take part in a cycle of waits; see ``waiting.deadlock``.
+"""asyncio on the doorbell: an event loop watches the process's eventfd while somebody awaits.
 
-A coroutine that is a step of a graph, or a call, is kept from going on where its task waits for nothing
-but results that are not there: for one, for a task that waits so, or for several of them together
-(``asyncio.gather``), and no timer of its own may end that. Whatever else it may wait for could come from
-anywhere, so then nothing is said of it.
+Actors run on loops of their own. A child that a coroutine forks shares the parent's epoll instance, and has
+the parent's callbacks before it. It goes on with neither: what it awaits never comes, and it ends there.
+
+Coroutines in a cycle of waits (``runtime.deadlock``) are found here. A coroutine that is a step of a graph,
+or a call, is kept from going on where its task waits for nothing but results that are not there: for one, for
+a task that waits so, or for several of them together (``asyncio.gather``), and no timer of its own may end
+that. Whatever else it may wait for could come from anywhere, so then nothing is said of it.
 
 This is looked at some milliseconds after the last of its waits has begun, and from then on less and less
 often; and at once if somebody asks. What is noted on the board may be out of date until the next look,
@@ -13,7 +16,12 @@ which harms nobody: whoever believes in a cycle has asked before, and only a loo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import os
+import selectors
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context, ContextVar
 from functools import partial
 from math import inf
@@ -21,11 +29,13 @@ from time import thread_time
 from types import MappingProxyType
 from typing import Any
 
-from conveyor import _core
-from conveyor.exceptions import DeadlockError
-from conveyor.runtime.waiting.deadlock import FIRST_REFRESH, LONGEST_REFRESH, Wait
-from conveyor.runtime.waiting.lanes import Lanes
-from conveyor.runtime.waiting.works import FULL, PLACE, Ask, Blockers, any_of, call_of
+from conveyor import _core, descriptors
+from conveyor.exceptions import ConveyorError, DeadlockError, RuntimeStateError
+from conveyor.runtime import context, ending
+from conveyor.runtime.deadlock import FIRST_REFRESH, LONGEST_REFRESH, Lanes, Wait
+from conveyor.runtime.wait_graph import FULL, PLACE, Ask, Blockers, any_of, call_of
+from conveyor.system_limits import explained
+from conveyor.weak import WeakKeys, WeakSet
 
 #: A timer counts for so long after its time: what it does has been done by then.
 _GRACE = 1.0
@@ -356,3 +366,232 @@ def _belongs(task: asyncio.Task[Any], of: Activity) -> bool:
     """Whether the timers that ``task`` has set are known as timers of that activity."""
     context = getattr(task, "get_context", None)  # since Python 3.12
     return context is not None and context().get(activity) is of
+
+
+class LoopWatch:
+    """Watch of one event loop over the doorbell: futures, each with the condition that completes it."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        inbox: _core.Inbox,
+        relay: int,
+        awaits: Awaits | None,
+    ) -> None:
+        """``relay``: an eventfd, which is this one's from now on. ``awaits``: who looks for cycles among
+        those that wait, if the loop is an actor's."""
+        self._loop = weakref.ref(loop)  # the registry below is keyed by the loop
+        self._awaits = awaits  # keeps an actor's, which is there to the end
+        self._inbox = inbox
+        self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        # Written when another thread has taken the process's event down (see Inbox::clear_event).
+        self._relay = relay
+        inbox.add_relay(self._relay)
+        # Watched for the life of the loop: the event is only written while somebody is armed.
+        loop.add_reader(inbox.eventfd, self._on_event)
+        loop.add_reader(self._relay, self._on_relay)
+
+    def add(
+        self, loop: asyncio.AbstractEventLoop, ready: Callable[[], bool]
+    ) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting[future] = ready
+        self._look()
+        return future
+
+    def discard(self, future: asyncio.Future[None]) -> None:
+        self._waiting.pop(future, None)
+
+    def _on_event(self) -> None:
+        self._inbox.clear_event(self._relay)
+        self._look()
+
+    def _on_relay(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._relay)
+        self._look()
+
+    def _look(self) -> None:
+        # Look after noting the count, sleep only if it has not moved since: no ring is missed.
+        seen = self._inbox.count
+        self._complete()
+        if self._awaits is not None:
+            self._awaits.rung()
+        if not self._waiting:
+            self._inbox.disarm(self._relay)
+        elif not self._inbox.arm(seen, self._relay):
+            loop = self._loop()
+            if loop is not None:
+                loop.call_soon(self._look)
+
+    def _complete(self) -> None:
+        if ending.begun_elsewhere():
+            return  # a task that nobody waits for would print what it gets
+        for future, ready in list(self._waiting.items()):
+            if future.done():  # cancelled
+                del self._waiting[future]
+            elif ready():
+                del self._waiting[future]
+                future.set_result(None)
+
+    def __del__(self) -> None:
+        self._inbox.remove_relay(self._relay)
+        os.close(self._relay)
+
+
+_watches: WeakKeys[asyncio.AbstractEventLoop, LoopWatch] = WeakKeys()
+
+
+async def wait_until(ready: Callable[[], bool], ask: Ask | None = None) -> None:
+    """Wait until ``ready()``, which is asked after every ring of this process's doorbell. ``ask`` tells who
+    has to do something before that, if it is known: then the wait takes part in finding deadlocks."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeStateError(
+            "awaiting a result, or for room, needs a running asyncio event loop; in trio and other loops "
+            "wait until ref.fileno() can be read (trio.lowlevel.wait_readable), then get it"
+        ) from None
+    runtime = context.current()
+    inbox, awaits = runtime.inbox, awaits_of(loop)
+    watch = _watches.get(loop)
+    if watch is None or watch._inbox is not inbox:
+        with explained("await anything in this event loop"):
+            relay = descriptors.event()
+        watch = _watches[loop] = LoopWatch(loop, inbox, relay, awaits)
+    future = watch.add(loop, ready)
+    of = None if awaits is None or ask is None else awaits.begin(future, ready, ask)
+    try:
+        await future
+    finally:
+        if awaits is not None and of is not None:
+            awaits.end(of, future)
+        watch.discard(future)  # cancelled: it refers to the loop, which must not be kept
+
+
+# How many tasks, of any loop, await what such a key stands for.
+_awaiting: dict[Hashable, int] = {}
+_awaiting_lock = threading.Lock()
+
+
+async def wait_or_cancel(
+    ready: Callable[[], bool], ask: Ask, key: Hashable, cancel: Callable[[], object]
+) -> None:
+    """Like :func:`wait_until`; where the task is cancelled meanwhile, and no other waits with the same
+    ``key``, ``cancel()`` is called."""
+    with _awaiting_lock:
+        _awaiting[key] = _awaiting.get(key, 0) + 1
+    cancelled = False
+    try:
+        await wait_until(ready, ask)
+    except asyncio.CancelledError:
+        cancelled = True
+        raise
+    finally:
+        with _awaiting_lock:
+            left = _awaiting.pop(key) - 1
+            if left:
+                _awaiting[key] = left
+        if cancelled and not left:
+            with suppress(ConveyorError):  # what would be cancelled has ended
+                cancel()
+
+
+async def cancel_all_tasks() -> None:
+    """Cancel all tasks of the running loop, which ends. Returns when the tasks have ended."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_loops: WeakSet[ActorLoop] = WeakSet()
+
+
+class ActorSelector(selectors.EpollSelector):
+    """The selector of a loop that runs an actor's coroutines."""
+
+    _selector_cls = staticmethod(descriptors.epoll)
+
+    def __init__(self, name: str) -> None:
+        """``name`` is the actor's."""
+        super().__init__()
+        self._name = name
+
+    def be_its_own(self) -> None:
+        """Detach from the parent, in a forked child, which ends where it would wait for more. Until then it
+        leaves the parent's epoll instance alone: any change here would change it there."""
+
+        def end(timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            return _core.end_forked_child(f"a coroutine of {self._name}")
+
+        # Here, and not in a method of the class, which every turn of the loop would call.
+        self.select = end  # type: ignore[method-assign]
+        # Without a descriptor left it keeps the parent's; it ends before it selects.
+        with suppress(OSError):
+            own = descriptors.epoll()
+            try:
+                os.dup2(own.fileno(), self.fileno(), inheritable=False)
+            finally:
+                own.close()
+
+
+class ActorLoop(asyncio.SelectorEventLoop):
+    """Event loop for an actor's coroutines. It knows which timers belong to which activity."""
+
+    def __init__(self, selector: ActorSelector) -> None:
+        super().__init__(selector)
+        self._actor_selector = selector
+        self._forking: asyncio.Task[Any] | None = None
+        _loops.add(self)
+
+    #: The clock of deadlines, which a test that replaces ``time.monotonic`` does not stop.
+    time = staticmethod(_core.monotonic)
+
+    def _make_self_pipe(self) -> None:
+        super()._make_self_pipe()  # type: ignore[misc]  # of asyncio's base class since it exists
+        self._remove_reader(self._ssock.fileno())  # type: ignore[attr-defined, has-type]
+        self._ssock = descriptors.own_socket(self._ssock)  # type: ignore[has-type]
+        self._csock = descriptors.own_socket(self._csock)  # type: ignore[has-type]
+        self._add_reader(self._ssock.fileno(), self._read_from_self)  # type: ignore[attr-defined]
+
+    def call_at(  # type: ignore[override]  # it takes and passes on anything
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        handle = super().call_at(when, callback, *args, context=context)
+        of = activity.get() if context is None else context.get(activity)
+        if of is not None:
+            of.add_timer(handle, self.time())
+        return handle
+
+    def before_fork(self) -> None:
+        """Note which task forks this process."""
+        self._forking = asyncio.current_task(self)
+
+    def in_child(self) -> None:
+        """Drop the parent's callbacks in a forked child. One of the callbacks that are due may have forked
+        the process; the others are the parent's."""
+        self._actor_selector.be_its_own()
+        if self._thread_id == threading.get_ident():  # type: ignore[attr-defined]  # likewise
+            # The child goes on inside of the task that has forked it. Python 3.14 has taken that away, and
+            # would refuse to leave it.
+            asyncio._set_running_loop(self)
+            if self._forking is not None and asyncio.current_task(self) is None:
+                asyncio.tasks._enter_task(self, self._forking)
+        for handle in self._ready:  # type: ignore[attr-defined]  # of asyncio's base class since it exists
+            handle.cancel()
+
+
+def _before_fork() -> None:
+    loop = asyncio._get_running_loop()
+    if isinstance(loop, ActorLoop):
+        loop.before_fork()
+
+
+def _in_child() -> None:
+    for loop in list(_loops):
+        if not loop.is_closed():
+            loop.in_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)

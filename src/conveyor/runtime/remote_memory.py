@@ -17,7 +17,7 @@ from msgspec import Struct
 from conveyor import _core, descriptors
 from conveyor.codec import Reader
 from conveyor.exceptions import ArenaFullError
-from conveyor.runtime.kept import KeptAt
+from conveyor.runtime.stored_values import KeptAt
 
 #: Values below are told with the news that they are there.
 SMALL = 32 * 1024

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from conveyor import _core
-from conveyor.runtime.waiting.works import BOUNDED, THREADS, Node, lane_of, way_back
+from conveyor.runtime.wait_graph import BOUNDED, THREADS, Node, lane_of, way_back
 
 #: Conditions of a process that starts or is alive.
 _LIVING = (1, 2)

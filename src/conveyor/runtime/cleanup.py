@@ -10,20 +10,6 @@ from contextlib import suppress
 from conveyor import _core
 from conveyor.exceptions import ConveyorError
 
-#: By the name, each pickled by value. Only the driver's is asked for.
-KNOWN: dict[str, bytes] = {}
-
-
-def add(name: str, registration: bytes) -> None:
-    """Note the registration of a transport.
-
-    Raises:
-        ValueError: another transport has the name.
-    """
-    if KNOWN.setdefault(name, registration) != registration:
-        raise ValueError(f"there is a transport {name!r} already")
-
-
 logger = logging.getLogger("conveyor")
 
 
