@@ -21,7 +21,7 @@ import warm_start
 import conveyor
 from conveyor.codec.pickling import blame
 from conveyor.driver import actors
-from conveyor.engines.local import boot, launcher
+from conveyor.engines.local import launcher
 
 SOURCE = Path(conveyor.__file__).parents[1]
 # Programs that tests start import from where the tests do: pytest's own path is in pyproject.toml.
@@ -114,7 +114,7 @@ def warm_starts(request, nurseries):
     preload = getattr(request.module, "PRELOAD", None)
     if preload:
         nurseries.have(launcher._PRELOADED, preload)
-    with nurseries.used_by(boot):
+    with nurseries.used_by(launcher):
         yield
 
 

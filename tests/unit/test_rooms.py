@@ -8,10 +8,6 @@ SOURCES = Path(__file__).parents[2] / "src"
 #: Files that import each other because they belong to one concept.
 TOGETHER = [
     {"dag.hooks", "dag.node"},  # nodes, and who runs them
-    {
-        "engines.inline.actor",
-        "engines.inline.call",
-    },  # one, and what is asked of it
     # Refs ask the process's runtime, which has a table of them. Its protocol knows all by their types.
     {
         "calls.retrying",

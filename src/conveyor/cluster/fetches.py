@@ -24,10 +24,9 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from conveyor import _core, descriptors
-from conveyor.cluster.answering import break_off, hear, hear_into
-from conveyor.cluster.depot import Supply
 from conveyor.cluster.handshake import HandshakeError
-from conveyor.cluster.memories import DIGEST, PIECE, asked, hear_answer, pieces
+from conveyor.cluster.servers import DIGEST, PIECE, Supply, asked, hear_answer, pieces
+from conveyor.cluster.serving import break_off, hear, hear_into
 from conveyor.codec import Reader
 from conveyor.exceptions import SystemLimitError
 from conveyor.pauses import Pauses

@@ -1,8 +1,8 @@
 """Hosts of actors' processes, as the driver sees them: its engine, and each remote node.
 
 The processes of a remote node share no memory with the driver's node. Such a node has a process table and a
-pump of its own, and an agent that does there what the driver does here: see :mod:`conveyor.cluster.station`.
-The driver sends it orders (:class:`FarOrder`).
+pump of its own, and an agent that does there what the driver does here: see
+:mod:`conveyor.cluster.node_agent`. The driver sends it orders (:class:`FarOrder`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 import warm_start
 
-from conveyor.engines.local import boot
 from conveyor.engines.local import launcher as launcher_module
 from conveyor.engines.local.launcher import Launcher
 from conveyor.engines.local.logs import LogPrinter
@@ -296,7 +295,7 @@ class TestStart:
         assert children() == []
 
     def test_what_a_failing_server_said_is_in_the_error(self, monkeypatch):
-        monkeypatch.setattr(boot, "_BOOTSTRAP", "raise OSError('out of luck')")
+        monkeypatch.setattr(launcher_module, "_BOOTSTRAP", "raise OSError('out of luck')")
         host = Host()
         with pytest.raises(ActorStartError, match="out of luck"):
             host.launcher.spawn(host.spec(), [])

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from conveyor.cluster.fetches import FarMemoryService
-from conveyor.cluster.station import Station
+from conveyor.cluster.node_agent import Station
 from conveyor.driver import hosts as far_orders
 from conveyor.driver.graph_service import GraphService
 from conveyor.driver.hosts import FarOrder

@@ -11,10 +11,10 @@ from typing import ClassVar
 import pytest
 
 from conveyor import descriptors
-from conveyor.cluster import answering, carrier, depot
+from conveyor.cluster import carrier, servers, serving
 from conveyor.cluster.carrier import Carrier
-from conveyor.cluster.depot import Depot, Supply
 from conveyor.cluster.handshake import NotHeardError
+from conveyor.cluster.servers import Depot, Supply
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
 from conveyor.flag import Flag
 from conveyor.runtime.messages import all_of, receive_pickled, send_pickled
@@ -281,8 +281,8 @@ def test_a_line_for_which_there_is_no_thread_is_over_at_both_ends(hosts, monkeyp
 
 def test_a_host_to_which_no_connection_comes_about_is_told_to_be_out_of_reach(monkeypatch):
     """It may be connected all the same, by itself: nobody else would find out, and the wait would not end."""
-    monkeypatch.setattr(depot, "_REACHED_WITHIN", 0.0)
-    monkeypatch.setattr(depot, "_LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr(servers, "_REACHED_WITHIN", 0.0)
+    monkeypatch.setattr(servers, "_LONGEST_PAUSE", 0.001)
     tries, told = [], []
 
     def refuse():
@@ -296,20 +296,20 @@ def test_a_host_to_which_no_connection_comes_about_is_told_to_be_out_of_reach(mo
     supply = Supply(refuse, out_of_reach)
     with pytest.raises(ConnectionError, match="nobody answers"):
         supply.fetch(1, 1)
-    assert told == [(depot._MOST_TRIES, "nobody answers")]
+    assert told == [(servers._MOST_TRIES, "nobody answers")]
 
 
 def test_a_host_that_is_away_for_a_while_is_not_out_of_reach(monkeypatch):
-    monkeypatch.setattr(depot, "_LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr(servers, "_LONGEST_PAUSE", 0.001)
     tries, told = [], []
 
     def refuse():
         tries.append(1)
-        if len(tries) > 2 * depot._MOST_TRIES:
+        if len(tries) > 2 * servers._MOST_TRIES:
             supply.close()
         raise TimeoutError("nobody answers")
 
-    monkeypatch.setattr(depot, "_REACHED_WITHIN", 3600.0)
+    monkeypatch.setattr(servers, "_REACHED_WITHIN", 3600.0)
     supply = Supply(refuse, told.append)
     with pytest.raises(ConnectionError, match="nobody answers"):
         supply.fetch(1, 1)
@@ -322,15 +322,15 @@ def test_where_no_thread_is_left_a_depot_answers_on_its_callers(monkeypatch):
     def refuse(target, name, *args):
         raise SystemLimitError(errno.EAGAIN, "no thread is left")
 
-    monkeypatch.setattr(answering.threads, "start", refuse)
+    monkeypatch.setattr(serving.threads, "start", refuse)
     files, (here, there) = Depot(), socket.socketpair()
     fd = file_with(b"a value")
     number = files.put(fd)
     handshake = threading.Thread(target=files.serve, args=(there,), daemon=True)
     handshake.start()
     here.settimeout(WAIT)
-    here.sendall(depot._ASKED.pack(number, 0, 7))
-    assert answering.hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
+    here.sendall(servers._ASKED.pack(number, 0, 7))
+    assert serving.hear(here, servers._ANSWERED.size + 7)[servers._ANSWERED.size :] == b"a value"
     files.close()
     handshake.join(WAIT)
     assert not handshake.is_alive()
@@ -446,8 +446,8 @@ def test_an_answer_of_a_depot_takes_no_descriptor(monkeypatch):
     monkeypatch.setattr(descriptors, "duplicate", refuse)
     files.serve(there)
     here.settimeout(WAIT)
-    here.sendall(depot._ASKED.pack(number, 0, 7))
-    assert answering.hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
+    here.sendall(servers._ASKED.pack(number, 0, 7))
+    assert serving.hear(here, servers._ANSWERED.size + 7)[servers._ANSWERED.size :] == b"a value"
     files.close()
     here.close()
 
@@ -461,11 +461,11 @@ def test_a_file_that_is_dropped_while_it_is_sent_is_sent_to_its_end(wait_until):
     os.close(fd)
     files.serve(there)
     here.settimeout(WAIT)
-    here.sendall(depot._ASKED.pack(number, 0, LARGE))
-    answering.hear(here, depot._ANSWERED.size)
+    here.sendall(servers._ASKED.pack(number, 0, LARGE))
+    serving.hear(here, servers._ANSWERED.size)
     files.drop(number)
     assert len(files) == 0
-    assert answering.hear(here, LARGE) == data
+    assert serving.hear(here, LARGE) == data
     files.close()
     here.close()
     wait_until(lambda: inode not in inodes(), WAIT)
@@ -477,14 +477,14 @@ def test_who_asks_for_a_file_that_becomes_shorter_hears_of_it(wait_until):
     number = files.put(fd)
     files.serve(there)
     here.settimeout(WAIT)
-    here.sendall(depot._ASKED.pack(number, 0, LARGE))
-    answering.hear(here, depot._ANSWERED.size)
+    here.sendall(servers._ASKED.pack(number, 0, LARGE))
+    serving.hear(here, servers._ANSWERED.size)
     os.truncate(fd, 1)  # while what fits into the sockets is on its way
     with pytest.raises(ConnectionError):
-        answering.hear(here, LARGE)
+        serving.hear(here, LARGE)
     here.close()
     # The next connection has the rest, or what there is instead.
-    supply = depot.Supply(lambda: served(files))
+    supply = servers.Supply(lambda: served(files))
     with pytest.raises(OSError, match="does not have value"):
         supply.fetch(number, LARGE)
     supply.close()
@@ -538,7 +538,7 @@ def fetched(files, dial, data):
 
 
 def test_the_longer_a_depot_is_away_the_longer_are_the_pauses(monkeypatch):
-    monkeypatch.setattr(depot, "Flag", Passes)
+    monkeypatch.setattr(servers, "Flag", Passes)
     monkeypatch.setattr(Passes, "pauses", [])
     files, fails, data = Depot(), [20], os.urandom(1000)
 
@@ -555,7 +555,7 @@ def test_the_longer_a_depot_is_away_the_longer_are_the_pauses(monkeypatch):
 
 def test_a_depot_that_ends_each_connection_is_asked_with_growing_pauses(monkeypatch):
     """They are short again when a part has come."""
-    monkeypatch.setattr(depot, "Flag", Passes)
+    monkeypatch.setattr(servers, "Flag", Passes)
     monkeypatch.setattr(Passes, "pauses", [])
     files, tries, data = Depot(), [0], os.urandom(1000)
 
@@ -582,8 +582,8 @@ def test_a_depot_that_ends_each_connection_is_asked_with_growing_pauses(monkeypa
 
 def test_a_listener_that_hears_nobody_is_not_out_of_reach(monkeypatch):
     """It is there, and has no descriptor for this one: that value cannot be had, and the host is well."""
-    monkeypatch.setattr(depot, "_REACHED_WITHIN", 0.0)
-    monkeypatch.setattr(depot, "_LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr(servers, "_REACHED_WITHIN", 0.0)
+    monkeypatch.setattr(servers, "_LONGEST_PAUSE", 0.001)
     told = []
 
     def refuse():

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from no_descriptors import none_at_all
 
-from conveyor.cluster.depot import Supply
 from conveyor.cluster.display import OWN_NODE, Display, NodeSeen, in_words
+from conveyor.cluster.servers import Supply
 from conveyor.futures import Future
 from conveyor.graph.telemetry import SeenAll
 from conveyor.local_sockets import KEY_BYTES, prove

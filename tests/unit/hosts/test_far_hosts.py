@@ -15,8 +15,8 @@ from unittest.mock import Mock
 import pytest
 
 from conveyor import _core
-from conveyor.cluster.depot import Depot
 from conveyor.cluster.handshake import HandshakeError
+from conveyor.cluster.servers import Depot
 from conveyor.cluster.tls import SessionCertificate
 from conveyor.driver.hosts import (
     Adopt,
@@ -33,11 +33,10 @@ from conveyor.driver.hosts import (
 )
 from conveyor.driver.remote_processes import FarHosts
 from conveyor.driver.requests import RequestLine, RequestLines, Switchboard
-from conveyor.engines.ray import greeting
-from conveyor.engines.ray.agent import Agent, Secrets, Terms
+from conveyor.engines.ray import bootstrap
+from conveyor.engines.ray.agent import Agent, Ended, Secrets, Terms
 from conveyor.engines.ray.agents import AgentHost, Agents, Ready
-from conveyor.engines.ray.greeting import Elsewhere, Locality
-from conveyor.engines.ray.news import Ended
+from conveyor.engines.ray.bootstrap import Elsewhere, Locality
 from conveyor.engines.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint, RingPlan
@@ -335,7 +334,7 @@ def test_what_an_agent_is_told_is_printed_without_the_token():
 def agent():
     before = signal.getsignal(signal.SIGINT)
     try:
-        made = Agent(Terms(1, greeting.version(), (0, 1), ("192.0.2.1", 1), ARENA, 10.0, 7))
+        made = Agent(Terms(1, bootstrap.version(), (0, 1), ("192.0.2.1", 1), ARENA, 10.0, 7))
     finally:
         signal.signal(signal.SIGINT, before)
     yield made
@@ -350,7 +349,7 @@ def agent():
 def expected(agent):
     """A process that the agent waits for in slot 5."""
     agent.do(Adopt(5, 1, "unwanted"))
-    agent.expect(7, 5, greeting.Told("unwanted", surroundings(), b""), [])
+    agent.expect(7, 5, bootstrap.Told("unwanted", surroundings(), b""), [])
     return agent._processes.courier._expected[7].arrived.args[0]
 
 
@@ -483,11 +482,11 @@ def test_what_an_agent_cannot_make_for_a_process_leaves_no_descriptor(agent, mon
 
     agent.do(Adopt(5, 1, "unlucky"))
     before = descriptors()
-    owner = {"pidfd_open": os, "dup_all": greeting, "courier": agent._processes.courier}[at]
+    owner = {"pidfd_open": os, "dup_all": bootstrap, "courier": agent._processes.courier}[at]
     with monkeypatch.context() as patched:
         patched.setattr(owner, "expect" if at == "courier" else at, fails)
         with pytest.raises(OSError, match="Too many open files"):
-            agent.expect(7, 5, greeting.Told("unlucky", surroundings(), b""), [])
+            agent.expect(7, 5, bootstrap.Told("unlucky", surroundings(), b""), [])
     # Garbage of other tests may go meanwhile.
     assert descriptors() - before == Counter()
     assert agent.disown(7) is False

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from conveyor import descriptors
-from conveyor.cluster import answering, depot, fetches
+from conveyor.cluster import fetches, servers, serving
 from conveyor.cluster import fetches as source
 from conveyor.cluster.fetches import Fetches, Waiter
-from conveyor.cluster.memories import Memories
+from conveyor.cluster.servers import Memories
 from conveyor.exceptions import SystemLimitError
 from conveyor.flag import Flag
 from conveyor.runtime.remote_memory import SMALL, RoomAt, Wanted
@@ -416,7 +416,7 @@ def test_the_more_often_a_connection_breaks_the_longer_are_the_pauses(hosts, mon
             pauses.append(timeout)
             return self.is_set()
 
-    monkeypatch.setattr(depot, "Flag", Passes)
+    monkeypatch.setattr(servers, "Flag", Passes)
     hosts.between = lambda host, there: there.close()
     assert Wants(hosts, Kept(LARGE)).failed() == errno.ECONNABORTED
     could_be = [min(0.01 * 1.5**n, 0.1) for n in range(10)]
@@ -436,5 +436,5 @@ def test_digests_of_any_size_are_not_taken(hosts, monkeypatch):
 
     monkeypatch.setattr(Memories, "answer", lie)
     for sock in hosts.dialled:  # those who answer over these tell no lies
-        answering.break_off(sock)
+        serving.break_off(sock)
     assert Wants(hosts, kept).failed() == errno.ECONNABORTED

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor import _core
-from conveyor.cluster import redials
-from conveyor.cluster.redials import Redials
-from conveyor.engines.ray.agent import Agent
+from conveyor.cluster import connections
+from conveyor.cluster.connections import Redials
+from conveyor.engines.ray.agent import Agent, LostHost
 from conveyor.engines.ray.agents import Agents
-from conveyor.engines.ray.news import LostHost
-from conveyor.engines.ray.ray_hosts import RayHosts
+from conveyor.engines.ray.hosts import RayHosts
 from conveyor.exceptions import SystemLimitError
 from conveyor.runtime.events import EventLoop
 
@@ -43,7 +42,7 @@ def test_an_agent_dials_again_though_no_thread_is_left(monkeypatch, wait_until):
     agent, lost, dialled = Agent.__new__(Agent), [], []
     agent._redials, agent._news = Redials(dial, 1.0), queue.SimpleQueue()
     agent._redials.prepare(2)
-    monkeypatch.setattr(redials.threads, "start", refuse)
+    monkeypatch.setattr(connections.threads, "start", refuse)
     with pytest.raises(SystemLimitError):  # and so does not begin with one that it could not keep
         agent._redials.prepare(4)
     agent._fetches = SimpleNamespace(lose=lost.append)

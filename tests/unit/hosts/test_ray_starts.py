@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from interrupted import goes_on, interrupted_when_entered
 
-from conveyor.engines.ray import ray_hosts
-from conveyor.engines.ray.starts import Starts
+from conveyor.engines.ray import hosts
+from conveyor.engines.ray.hosts import Starts
 from conveyor.runtime.events import EventLoop
 
 
@@ -25,6 +25,6 @@ def test_a_session_ends_behind_a_start_that_was_broken_off(of):
 
 def test_what_an_actor_waits_for_is_told():
     ray = SimpleNamespace(available_resources=lambda: {"CPU": 4})
-    said = ray_hosts.still_waits(ray, {"num_cpus": 8, "placement_group": "pg"})
+    said = hosts.still_waits(ray, {"num_cpus": 8, "placement_group": "pg"})
     assert "it wants num_cpus=8, where 'pg' says, and available are {'CPU': 4}" in said
     assert "raylet.out" in said

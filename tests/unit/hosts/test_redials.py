@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from conveyor.cluster import redials
+from conveyor.cluster import connections
+from conveyor.cluster.connections import Redials
 from conveyor.cluster.handshake import HandshakeError
-from conveyor.cluster.redials import Redials
 from conveyor.flag import Flag
 
 
@@ -34,7 +34,7 @@ def dialled(monkeypatch):
             return self.is_set()
 
     made = Dialled()
-    monkeypatch.setattr(redials, "Flag", Passes)
+    monkeypatch.setattr(connections, "Flag", Passes)
     return made
 
 

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 from conveyor.cluster.addresses import Listening
 from conveyor.engines.ray.agents import AgentHost, Ready
-from conveyor.engines.ray.greeting import Locality
-from conveyor.engines.ray.ray_hosts import RayHosts
-from conveyor.engines.ray.started import Started
+from conveyor.engines.ray.bootstrap import Locality
+from conveyor.engines.ray.hosts import RayHosts, Started
 from conveyor.runtime.process import ArenaSize
 
 ARENA = ArenaSize(1 << 24, 1 << 24, 0.0)

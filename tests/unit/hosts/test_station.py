@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor import _core
-from conveyor.cluster.station import Station
+from conveyor.cluster.node_agent import Station
 from conveyor.driver.hosts import Adopt, Bury, Stand
 from conveyor.runtime.events import EventLoop
 from conveyor.runtime.process import ArenaSize
@@ -61,7 +61,7 @@ def test_a_process_of_another_host_can_be_introduced_again_where_that_has_failed
 def test_of_a_process_that_cannot_be_adopted_nothing_is_left(
     station, monkeypatch, at, opened_since
 ):
-    from conveyor.cluster import station as module
+    from conveyor.cluster import node_agent as module
 
     pair = Refuses(module.socket.socketpair, at)
     monkeypatch.setattr(module.socket, "socketpair", pair)

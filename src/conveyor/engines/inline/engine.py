@@ -19,13 +19,10 @@ from conveyor.calls.unsendable import blame_call
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.driver.actors import Actor as Lasting
-from conveyor.engines.inline.actor import Actor, Start
-from conveyor.engines.inline.call import CallJob, Outbox
-from conveyor.engines.inline.crossing import ArrivalError, Crossing, Failure
-from conveyor.engines.inline.layer import Layer
-from conveyor.engines.inline.lines import DEAD_SLOT, Host, Lines
-from conveyor.engines.inline.loop import DEFAULT_CONCURRENCY, Loop
-from conveyor.engines.inline.turns import Turns
+from conveyor.engines.inline.actor import Actor, CallJob, Outbox, Start
+from conveyor.engines.inline.deployment import Layer
+from conveyor.engines.inline.loopback import ArrivalError, Crossing, Failure
+from conveyor.engines.inline.threads import DEAD_SLOT, DEFAULT_CONCURRENCY, Host, Lines, Loop, Turns
 from conveyor.engines.options import session_options
 from conveyor.engines.program_end import ProgramEnd
 from conveyor.exceptions import (

@@ -25,9 +25,8 @@ from typing import Any
 
 from conveyor import descriptors
 from conveyor.driver.hosts import Home, Settle, Spawned, Spawning
-from conveyor.engines.ray import shell
-from conveyor.engines.ray.connected import Connected
-from conveyor.engines.ray.greeting import (
+from conveyor.engines.ray import ray_actor
+from conveyor.engines.ray.bootstrap import (
     MESSAGE_BYTES,
     Birth,
     Elsewhere,
@@ -38,14 +37,13 @@ from conveyor.engines.ray.greeting import (
     read_file,
     write,
 )
-from conveyor.engines.ray.ray_hosts import RayHosts
-from conveyor.engines.ray.started import Started
-from conveyor.engines.ray.starts import ENDED
-from conveyor.engines.ray.visitors import Visitors
+from conveyor.engines.ray.hosts import ENDED, RayHosts, Started
+from conveyor.engines.ray.processes import Visitors
 from conveyor.engines.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
 from conveyor.local_sockets import owner
 from conveyor.runtime import context, ending, threads
+from conveyor.runtime.context import Cluster
 from conveyor.runtime.messages import check_greeting
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import Attached, ProcessOptions
@@ -389,12 +387,12 @@ def join(made: Any, birth: Birth) -> Elsewhere | None:
     connection: socket.socket | None = None
     fds: list[int] = []
     try:
-        connection = shell.meet_at(birth)
+        connection = ray_actor.meet_at(birth)
         if connection is None:
             _host = None
-            return shell.where()
+            return ray_actor.where()
         _host, _ = owner(connection)
-        fds = shell.welcomed(connection)
+        fds = ray_actor.welcomed(connection)
         threads.start(_take_part, "guest", made, connection, fds)
     except BaseException:
         if connection is not None:
@@ -442,7 +440,7 @@ def _be_guest(
     try:
         import ray
 
-        cluster = Connected(ray)
+        cluster = Cluster(ray)
         hello: Hello = pickle.loads(check_greeting(read_file(told).payload))
         instance = _Instance(hello.name, made)
     except BaseException:

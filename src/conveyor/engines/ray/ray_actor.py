@@ -21,8 +21,7 @@ from typing import Any
 
 from conveyor import descriptors
 from conveyor.engines.program_end import flush, leave
-from conveyor.engines.ray.connected import Connected
-from conveyor.engines.ray.greeting import (
+from conveyor.engines.ray.bootstrap import (
     MESSAGE_BYTES,
     Birth,
     Elsewhere,
@@ -39,7 +38,8 @@ from conveyor.engines.ray.greeting import (
 from conveyor.engines.surroundings import HUGE_TENSORS, import_from, main_module
 from conveyor.exceptions import ActorStartError
 from conveyor.local_sockets import UnprovenPeerError, prove
-from conveyor.runtime import threads
+from conveyor.runtime import context, threads
+from conveyor.runtime.context import Cluster
 from conveyor.worker.forked import exit_code, flush_files
 
 #: The kernel's limit for one message.
@@ -213,10 +213,9 @@ def _set_up(told: Told) -> None:
 def _run(told: Told, fds: list[int]) -> int:
     import ray
 
-    from conveyor.runtime import context
     from conveyor.worker import worker
 
-    context.place_on(Connected(ray))
+    context.place_on(Cluster(ray))
     pid, code = os.getpid(), 0
     try:
         worker.main(told.payload, fds)

@@ -1,23 +1,35 @@
-"""Threads of this process as actors see them: which actors each is inside of, and what it waits for.
+"""Threads of the driver's process as actors see them, and hosts, whose jobs run on them.
 
 With processes, an actor is blocked when its process is. Here a call runs on its caller's thread, so
 one thread is inside of several actors at once, each waiting for the next. Every wait of the engine
 goes through :meth:`Lines.block`, which refuses one that nobody but the waiting thread could end.
+
+A host runs the jobs of an actor: on the threads of those who want them, a few at a time, in order
+(:class:`Turns`); or, for an actor with async methods, on an event loop of its own (:class:`Loop`). As in a
+process, everything of such an actor then runs on one thread, its constructor and its plain methods too, and
+its coroutines run side by side. A caller waits until its call is done, or until it could only wait on: for a
+timer, for I/O, for somebody else to set an event.
 """
 
 from __future__ import annotations
 
+import asyncio
+import selectors
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from conveyor import _core
 from conveyor.exceptions import DeadlockError
 from conveyor.flag import LOOK
-from conveyor.runtime import threads
+from conveyor.runtime import aio, ending, threads
+from conveyor.runtime.aio import ActorLoop, ActorSelector
 from conveyor.runtime.deadlock import sooner
 from conveyor.runtime.process import Process
+from conveyor.runtime.uninterrupted import try_each
 from conveyor.runtime.waiting import Patience
 
 #: Where on the board an actor is dead: none of them lives there.
@@ -335,3 +347,319 @@ def _deadlock(line: Line, job: Job, way: list[str]) -> DeadlockError:
         "getting it",
         names,
     )
+
+
+class Turns(Host):
+    """Queue with ``capacity`` turns. A thread that wants a job done stands in the queue, and does the job
+    itself.
+
+    A job whose caller is inside the host itself (or blocks somebody who is) cannot wait for its
+    turn: it stays in the queue, and whoever has the turn does it before giving the turn back.
+    """
+
+    def __init__(self, lines: Lines, name: str, capacity: int = 1) -> None:
+        super().__init__(lines, name)
+        self._capacity = capacity
+        self._holders: list[Line] = []
+        self._at_the_end: Callable[[Run], None] | None = None
+        self._over = False
+        self._queue: deque[Job] = deque()
+
+    def submit(self, job: Job, before: Callable[[], object] = lambda: None) -> None:
+        with self.lines.lock:
+            before()
+            apart = self.lines.from_a_loop(job)
+            if not apart:  # at once, so that nobody else takes it
+                job.attendant = self.lines.current()
+            self._queue.append(job)
+        if apart:
+            threading.Thread(
+                target=self._wait_apart, args=(job,), name=f"inline {job.label}", daemon=True
+            ).start()
+            return
+        try:
+            self._wait_quietly(job)
+        except BaseException:
+            job.done = True
+            raise
+
+    def run_here(self, job: Job) -> None:
+        """Do ``job`` on this thread, even if it is an event loop's. A job that cannot be done is never
+        started."""
+        with self.lines.lock:
+            job.attendant = self.lines.current()
+            self._queue.append(job)
+        try:
+            self.finish(job)
+        except BaseException:
+            job.done = True
+            raise
+
+    def _wait_quietly(self, job: Job) -> None:
+        with suppress(DeadlockError):
+            self.finish(job)
+
+    def _wait_apart(self, job: Job) -> None:
+        with suppress(BaseException):  # whoever wants the job's result is told
+            self.finish(job)
+
+    def finish(self, job: Job, timeout: float | None = None) -> None:
+        line = self.lines.current()
+        taken = False
+
+        def take_turn() -> bool:
+            nonlocal taken
+            if job.done:
+                return True
+            if job.runner is not None:
+                return False
+            if job.attendant is None:
+                job.attendant = line
+            if job.attendant is not line or not self._is_next(job):
+                return False
+            self._holders.append(line)
+            taken = True
+            return True
+
+        try:
+            self.lines.block(job, take_turn, timeout)
+        except BaseException:
+            with self.lines.lock:
+                if job.attendant is line:
+                    job.attendant = None
+                    self.lines.changed.notify_all()
+            if taken:
+                self._give_back(line)
+            raise
+        if taken:  # also if the job has been ended since then: the turn is to be given back
+            self._serve(line)
+
+    def _is_next(self, job: Job) -> bool:
+        if len(self._holders) >= self._capacity:
+            return False
+        self._forget_unwanted()
+        attended = (j for j in self._queue if j.attendant is not None and not j.done)
+        return next(attended, None) is job  # none: this one was done meanwhile
+
+    def _forget_unwanted(self) -> None:
+        while self._queue and self._queue[0].done:
+            self._queue.popleft()
+
+    def _serve(self, line: Line) -> None:
+        """Do the next jobs, as long as they are this line's or nobody's; then give the turn back."""
+        line.inside.append(self)
+        try:
+            while (job := self._next(line)) is not None:
+                try:
+                    job.start()
+                except BaseException as error:
+                    job.interrupted(error)
+                    raise
+                finally:
+                    self.lines.finished(job)
+        finally:
+            line.inside.pop()
+            self._give_back(line)
+
+    def _give_back(self, line: Line) -> None:
+        with self.lines.lock:
+            self._holders.remove(line)
+            self.lines.changed.notify_all()
+        self._end_if_due()
+
+    def close(self, at_the_end: Callable[[Run], None]) -> None:
+        with self.lines.lock:
+            self._at_the_end = at_the_end
+        # A signal that ends the program is handled inside of a method, which is not gone on with.
+        self._end_if_due(ending.begun_here() and self.lines.current() in self._holders)
+
+    def _end_if_due(self, inside: bool = False) -> None:
+        with self.lines.lock:
+            if self._holders and not inside:
+                return
+            at_the_end, self._at_the_end = self._at_the_end, None
+        if at_the_end is None:
+            return
+        try:
+            at_the_end(run_alone)
+        finally:
+            with self.lines.lock:
+                self._over = True
+                self.lines.changed.notify_all()
+
+    def join(self, timeout: float) -> bool:
+        with self.lines.lock:
+            if self.lines.current() in self._holders:
+                return True
+            return self.lines.changed.wait_for(lambda: self._over, timeout)
+
+    def _next(self, line: Line) -> Job | None:
+        with self.lines.lock:
+            self._forget_unwanted()
+            if not self._queue or self._queue[0].attendant not in (None, line):
+                return None
+            job = self._queue.popleft()
+            job.runner = line
+            job.started = True
+            self.begun(job)
+            return job
+
+    def movers(self, job: Job) -> list[Line]:
+        return self._holders if job.runner is None else [job.runner]
+
+    def rests(self, job: Job, seen: set[Job]) -> bool:
+        lines = self.movers(job)
+        return bool(lines) and all(
+            line.waits_for is not None and self.lines.rests(line.waits_for, seen) for line in lines
+        )
+
+
+#: Coroutines of one actor that run side by side, if it does not say.
+DEFAULT_CONCURRENCY = 1000
+
+
+class Loop(Host):
+    """Host with a thread of its own that runs an event loop."""
+
+    has_loop = True
+
+    def __init__(self, lines: Lines, name: str, capacity: int) -> None:
+        super().__init__(lines, name)
+        self.line = Line(self)
+        self._capacity = capacity
+        self._asleep = False
+        self._at_the_end: Callable[[Run], None] = lambda run: None
+        self._tasks: dict[Job, asyncio.Task[None]] = {}
+        self._loop = ActorLoop(_Selector(name, self._sleeps))
+        self._thread = threads.Background(target=self._main, name=f"inline {name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, before: Callable[[], object] = lambda: None) -> None:
+        lines = self.lines
+        with lines.lock:
+            before()
+            job.runner = self.line
+            waits = not lines.from_a_loop(job)
+            self.soon(lambda: self._start(job))
+        if waits:
+            with suppress(DeadlockError):
+                lines.block(job, lambda: job.done or lines.rests(job))
+
+    def finish(self, job: Job, timeout: float | None = None) -> None:
+        self.lines.block(job, lambda: job.done, timeout)
+
+    def movers(self, job: Job) -> list[Line]:
+        return [self.line]
+
+    def rests(self, job: Job, seen: set[Job]) -> bool:
+        return (
+            self._asleep
+            and job.started
+            and all(self.lines.rests(other, seen) for other in self.line.sent)
+        )
+
+    def soon(self, work: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # it is closed: the actor is gone, and its jobs with it
+            self._loop.call_soon_threadsafe(work)
+
+    def goes_on(self, job: Job) -> bool:
+        return super().goes_on(job) and not job.started  # a coroutine is cancelled
+
+    def cancel(self, job: Job) -> None:
+        def cancel() -> None:
+            task = self._tasks.get(job)
+            if task is not None:
+                task.cancel()
+
+        self.soon(cancel)
+
+    def close(self, at_the_end: Callable[[Run], None]) -> None:
+        self._at_the_end = at_the_end
+        self.soon(self._loop.stop)
+
+    def join(self, timeout: float) -> bool:
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def limited(self, coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
+        async def run() -> None:
+            try:
+                async with self._slots:
+                    await coroutine
+            finally:
+                coroutine.close()  # should it never have begun
+
+        return run()
+
+    # On its thread
+
+    def _main(self) -> None:
+        self.lines.adopt(self.line)
+        loop = self._loop
+        self._slots = asyncio.Semaphore(self._capacity)
+        try:
+            loop.run_forever()
+        finally:
+            # A coroutine that raises KeyboardInterrupt stops the loop: the others need another turn.
+            while try_each(lambda: loop.run_until_complete(aio.cancel_all_tasks())) is not None:
+                pass
+            try_each(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
+            with suppress(KeyboardInterrupt):  # printed, and no concern of this thread
+                self._at_the_end(loop.run_until_complete)
+            try_each(lambda: loop.run_until_complete(loop.shutdown_default_executor()))
+            loop.close()
+            # The loop's watch of the doorbell ends with the loop, not when it is garbage.
+            aio._watches.pop(loop)
+
+    def _start(self, job: Job) -> None:
+        if job.done:  # not wanted any more
+            return
+        with self.lines.lock:
+            self.begun(job)
+        try:
+            coroutine = job.start()
+        except BaseException as error:
+            job.interrupted(error)
+            self.lines.finished(job)
+            return
+        if coroutine is None:
+            self.lines.finished(job)
+            return
+        task = self._loop.create_task(self._await(job, coroutine))
+        self._tasks[job] = task
+        task.add_done_callback(lambda _: self._tasks.pop(job, None))
+        with self.lines.lock:
+            job.started = True
+
+    async def _await(self, job: Job, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            await coroutine
+        except BaseException as error:
+            job.interrupted(error)
+        finally:
+            self.lines.finished(job)
+
+    def _sleeps(self, asleep: bool) -> None:
+        """Note whether the loop has nothing to do but to wait for a timer or for I/O."""
+        with self.lines.lock:
+            self._asleep = asleep
+            if asleep:
+                self.lines.changed.notify_all()
+
+
+class _Selector(ActorSelector):
+    """Selector that tells when its loop falls asleep, and when it wakes up."""
+
+    def __init__(self, name: str, sleeps: Callable[[bool], None]) -> None:
+        super().__init__(name)
+        self._sleeps = sleeps
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout <= 0:
+            return super().select(timeout)
+        self._sleeps(True)
+        try:
+            return super().select(timeout)
+        finally:
+            self._sleeps(False)

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from conveyor.config import Config
 from conveyor.engines.inline.actor import Actor
-from conveyor.engines.inline.crossing import Raised, interrupts
-from conveyor.engines.inline.graph import InlineGraph, InlineHost
-from conveyor.engines.inline.streams import InlineStream, Production
+from conveyor.engines.inline.graph import InlineGraph, InlineHost, InlineStream, Production
+from conveyor.engines.inline.loopback import Raised, interrupts
 from conveyor.exceptions import RuntimeStateError, TaskError
 from conveyor.graph.assembly import Begun, assemble, supervise, whole
 from conveyor.graph.compiled import CompiledGraph

@@ -7,32 +7,161 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from msgspec import field
+
 from conveyor.cluster.addresses import Listening
 from conveyor.cluster.tls import Credentials
+from conveyor.codec import Reader
 from conveyor.driver.hosts import Home, Settle, Spawned, Spawning
-from conveyor.engines.ray.agent_host import AgentHost
-from conveyor.engines.ray.agents import Agents
-from conveyor.engines.ray.connected import Connected
-from conveyor.engines.ray.greeting import Birth, Elsewhere, Locality, Told, made_for
-from conveyor.engines.ray.news import Arrived, Asked, Come, Ended, LostHost, News, Reached
-from conveyor.engines.ray.processes import Processes
-from conveyor.engines.ray.shell import Shell
-from conveyor.engines.ray.started import Started, said
-from conveyor.engines.ray.starts import ENDED, Starts
+from conveyor.engines.ray.agent import Arrived, Asked, Come, Ended, LostHost, News, Reached
+from conveyor.engines.ray.agents import AgentHost, Agents
+from conveyor.engines.ray.bootstrap import Birth, Elsewhere, Locality, Told, made_for
+from conveyor.engines.ray.processes import Processes, Resident, tail
+from conveyor.engines.ray.ray_actor import Shell
 from conveyor.engines.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError, SystemLimitError
+from conveyor.flag import Flag
 from conveyor.runtime import threads
+from conveyor.runtime.context import Cluster
 from conveyor.runtime.events import EventLoop, guarded
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
 _log = logging.getLogger("conveyor")
+
+#: Error text of a start that the session's end has ended.
+ENDED = "the session has ended"
+#: Timeout of a call to Ray that asks for a process, or ends one, in seconds.
+_TIMEOUT = 10.0
+
+
+class Starts:
+    """The starts of one session's actors."""
+
+    def __init__(self) -> None:
+        # Entered as a lock: entering a condition runs Python code, so a signal handler that raises there may
+        # leave the lock held. Then no thread could start an actor any more, nor end the session.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._under_way: dict[int, Callable[[], object]] = {}
+        self._asking = 0
+        self._closed = False
+
+    def begin(self, number: int, end: Callable[[], object]) -> None:
+        """Note that the start of that number waits for Ray. ``end()`` ends the wait."""
+        with self._lock:
+            self._under_way[number] = end
+
+    def over(self, number: int) -> None:
+        """Note that the start of that number does not wait any more."""
+        with self._lock:
+            self._under_way.pop(number, None)
+
+    @contextmanager
+    def waiting(self, number: int) -> Iterator[None]:
+        """Context at whose end the wait of :meth:`begin` is over."""
+        try:
+            yield
+        finally:
+            self.over(number)
+
+    @contextmanager
+    def under_way(self, number: int, end: Callable[[], object]) -> Iterator[None]:
+        """Context within which the start of that number waits for Ray. ``end()`` ends the wait."""
+        self.begin(number, end)
+        with self.waiting(number):
+            yield
+
+    @contextmanager
+    def asking(self, what: str) -> Iterator[None]:
+        """Context within which Ray is asked for a process, or for what the process needs. ``ActorStartError``
+        if the session has ended, so that it is too late to do ``what``."""
+        with self._lock:
+            if self._closed:
+                raise ActorStartError(f"cannot {what}: {ENDED}")
+            self._asking += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asking -= 1
+                self._changed.notify_all()
+
+    def close(self, events: EventLoop) -> None:
+        """Let Ray be asked for nothing from now on, and end the starts that are under way, on the thread of
+        ``events``. Wait for the calls that ask Ray now, since their processes have to be ended, too."""
+        with self._lock:
+            self._closed = True
+            if not self._changed.wait_for(lambda: not self._asking, _TIMEOUT):
+                _log.warning("Ray has not answered for %g s who asks it for a process", _TIMEOUT)
+            ends = list(self._under_way.values())
+        ended = Flag()
+        for end in ends:
+            events.call(end)
+        events.call(ended.set)
+        if not events.on_thread() and not events.closed and not ended.wait(_TIMEOUT):
+            _log.warning("a call of Ray's has taken %g s, and holds up the session's end", _TIMEOUT)
+
+
+class Started(Resident, eq=False, kw_only=True):
+    """A process that Ray is asked for, from the request to its end.
+
+    The thread that asks Ray sets ``fds``, ``handle``, ``ran``, ``host`` and ``place``, and clears ``done``.
+    The rest changes on the event loop's thread, apart from the fields that :class:`Resident` excepts.
+    """
+
+    number: int
+    name: str
+    asked: Mapping[str, Any]
+    on_spawned: Callable[[int], object]
+    error: str = ""
+    unwanted: bool = False
+    #: Set once there is a pid or an error, or the process is known to be on another node.
+    done: Flag = field(default_factory=Flag)
+    #: Ray's handle, and the ref of the call that lasts as long as the process.
+    handle: Any = None
+    ran: Any = None
+    stderr: str = ""
+    #: Whether Ray says that it has died before it came to the driver.
+    died_early: bool = False
+    #: Its node, if not the driver's; which process it is there, and how it has ended.
+    elsewhere: Elsewhere | None = None
+    host: AgentHost | None = None
+    place: Reader = (0, 0)
+    ended: Ended | None = None
+
+    def refuse(self, why: str) -> None:
+        """Give the process up: the start fails with ``why``, unless it is done already."""
+        self.close_fds()
+        if not self.done.is_set():
+            self.error = why
+            self.done.set()
+
+    @property
+    def key(self) -> int:
+        """Number of the process in the session: its pid, with the node's number above it on another node."""
+        return self.pid if self.host is None else self.host.number << 32 | self.pid
+
+    def last_lines(self) -> str:
+        """Return the last lines that the process has written to stderr."""
+        if self.host is None:
+            return tail(self.stderr)
+        return "" if self.ended is None else self.ended.tail
+
+
+def said(error: BaseException | None) -> str:
+    """Return why a process has not come, by the outcome of the call that was to last as long as it."""
+    if error is None:
+        return "it has ended before it came to the driver"
+    cause = getattr(error, "cause", None)
+    return str(cause if isinstance(cause, ActorStartError) else error)
+
 
 #: Seconds after which a warning says why an actor is not started yet.
 _SAID_AFTER = 10.0
@@ -67,7 +196,7 @@ class RayHosts:
         self._events = EventLoop()
         self._processes = Processes(self._events)
         self._courier = self._processes.courier
-        self._connected = Connected(ray)
+        self._connected = Cluster(ray)
         heard = self._on_news, self._on_loss
         self._agents = Agents(
             ray, self._events, window, *heard, tls, self._connected.check, listening
