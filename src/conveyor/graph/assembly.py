@@ -20,7 +20,6 @@ from conveyor.graph.submission import (
     Options,
     ShortWay,
     Submitter,
-    Ways,
     reserved_inputs,
 )
 from conveyor.plan.model import Plan
@@ -85,7 +84,7 @@ def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> L
 def assemble(
     account: ProcessAccount,
     entry: Entry[Any],
-    ways: Ways,
+    ways: BellWays,
     upkeep: Upkeep,
     how: str = "",
     short_way: ShortWay | None = None,

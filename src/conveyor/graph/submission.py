@@ -247,16 +247,6 @@ class Entry(Protocol[T]):
         ...
 
 
-class Ways(Protocol):
-    """The ways to wait for what an attempt lacks."""
-
-    def block(self, attempt: Attempt, patience: Patience) -> Any: ...
-
-    async def wait(self, attempt: Attempt) -> Any: ...
-
-    def refuse(self, attempt: Attempt) -> Any: ...
-
-
 class Submitter(Generic[T]):
     """Takes executions; see the methods of the same names of ``CompiledGraph``."""
 
@@ -264,7 +254,7 @@ class Submitter(Generic[T]):
         self,
         name: str,
         entry: Entry[T],
-        ways: Ways,
+        ways: BellWays,
         options: Options,
         short_way: ShortWay | None = None,
     ) -> None:

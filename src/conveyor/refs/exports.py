@@ -22,7 +22,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from conveyor import _core
 from conveyor.codec import Reader
@@ -132,17 +132,6 @@ class Orphans:
             del self._questions[number]
 
 
-class Maker(Protocol):
-    """Process of an actor that has made pickles."""
-
-    #: Slot and incarnation of the process, as others know it.
-    reader: Reader
-    #: Node of the process, where that is not the driver's.
-    node: Node | None
-    #: All that it has said was heard.
-    ended: bool
-
-
 #: Pickles of refs that nobody has loaded yet and whose results are kept.
 MAX_TICKETS = 10_000
 
@@ -160,8 +149,8 @@ class Tickets:
         self._exports: OrderedDict[int, ExportId] = OrderedDict()
         # Readers that may still come with a ticket, for tickets whose readers are known.
         self._readers: dict[int, set[Reader]] = {}
-        # Maker of each ticket whose pickle an actor has made.
-        self._makers: dict[int, Maker] = {}
+        # Process that made the pickle of each ticket, if an actor has made it.
+        self._makers: dict[int, Peer] = {}
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
@@ -175,7 +164,7 @@ class Tickets:
         export: ExportId,
         readers: Sequence[Reader],
         noted: set[int],
-        maker: Maker | None = None,
+        maker: Peer | None = None,
         number: int = 0,
     ) -> int:
         """Create a ticket for these readers (empty: one unknown reader). It is one of ``noted`` first.
@@ -193,7 +182,7 @@ class Tickets:
             self._end(next(iter(self._exports)))
         return ticket
 
-    def made_by_actors(self) -> Iterator[tuple[int, Maker, set[Reader]]]:
+    def made_by_actors(self) -> Iterator[tuple[int, Peer, set[Reader]]]:
         """Iterate over the tickets of actors with known readers: number, maker, and readers that may still
         come."""
         for ticket, maker in self._makers.items():
@@ -320,40 +309,18 @@ class Peer:
     }
 
 
-class Holder(Protocol):
-    """An actor's process, which has made the ref, or has a copy of it, or has pickled one."""
-
-    connection: Connection
-    #: The actor's number.
-    number: int
-    #: The process, as others know it.
-    reader: Reader
-    #: Node of the process, where that is not the driver's.
-    node: Node | None
-    #: All that it has said was heard.
-    ended: bool
-
-    def push(self, export: ExportId, outcome: Outcome) -> None:
-        """Tell it what a ref has come to."""
-        ...
-
-    def answer(self, export: ExportId, question: int, said: Blockers) -> None:
-        """Tell it who has to do something before a ref is done."""
-        ...
-
-
 class Exported:
     """Entry of one exported ref."""
 
     __slots__ = ("holders", "outcome", "owner", "ref", "subscribers", "tickets", "watched")
 
-    def __init__(self, owner: Holder | None, ref: Ref | None) -> None:
+    def __init__(self, owner: Peer | None, ref: Ref | None) -> None:
         self.owner = owner
         self.ref = ref  # the original, if it is the driver's, until the outcome is here
         self.outcome: Outcome | None = None
-        self.holders: set[Holder | None] = set()  # None: the driver
+        self.holders: set[Peer | None] = set()  # None: the driver
         self.tickets: set[int] = set()
-        self.subscribers: list[Holder] = []
+        self.subscribers: list[Peer] = []
         self.watched = False
 
 
@@ -456,7 +423,7 @@ class Exports(Imports):
 
     # Keeping
 
-    def _let_go(self, export: ExportId, holder: Holder | None) -> None:
+    def _let_go(self, export: ExportId, holder: Peer | None) -> None:
         entry = self._entries.get(export)
         if entry is not None:
             entry.holders.discard(holder)
@@ -465,7 +432,7 @@ class Exports(Imports):
                 entry.subscribers.remove(holder)
             self._release(export, entry)
 
-    def _look_at_node(self, entry: Exported, left: Holder | None) -> None:
+    def _look_at_node(self, entry: Exported, left: Peer | None) -> None:
         """Look whether anybody else on its node still has the ref, now that ``left`` has nothing of it."""
         if left is None or left.node is None or entry.outcome is None:
             return
@@ -532,7 +499,7 @@ class Exports(Imports):
     # Actors
 
     def peer_exports(
-        self, peer: Holder, export: ExportId, ticket: int, readers: Sequence[Reader]
+        self, peer: Peer, export: ExportId, ticket: int, readers: Sequence[Reader]
     ) -> None:
         """Export a ref that an actor pickles: one of its own, or a copy that it holds. ``ticket``: a number
         that no other pickle of the session has."""
@@ -547,17 +514,17 @@ class Exports(Imports):
             noted = self._entries[export].tickets
             self._tickets.add(export, readers, noted, peer, ticket)
 
-    def peer_gives_up(self, peer: Holder, ticket: int, readers: Sequence[Reader] | None) -> None:
+    def peer_gives_up(self, peer: Peer, ticket: int, readers: Sequence[Reader] | None) -> None:
         with self.lock:
             self._tickets.use(ticket, (peer.reader,) if readers is None else readers)
 
-    def peer_loads(self, peer: Holder, export: ExportId, ticket: int, original: bool) -> None:
+    def peer_loads(self, peer: Peer, export: ExportId, ticket: int, original: bool) -> None:
         with self.lock:
             if not original and not self._subscribe(peer, export):
                 return
             self._tickets.use(ticket, (peer.reader,))
 
-    def _subscribe(self, peer: Holder, export: ExportId) -> bool:
+    def _subscribe(self, peer: Peer, export: ExportId) -> bool:
         """Have ``peer``, which has a copy from now on, told the outcome. Returns whether the outcome is
         still to be had."""
         entry = self._entries.get(export)
@@ -581,11 +548,11 @@ class Exports(Imports):
                 subscriber.push(export, Outcome.failed(error))
         return True
 
-    def peer_drops(self, peer: Holder, export: ExportId) -> None:
+    def peer_drops(self, peer: Peer, export: ExportId) -> None:
         with self.lock:
             self._let_go(export, peer)
 
-    def peer_asks(self, peer: Holder, export: ExportId, question: int) -> None:
+    def peer_asks(self, peer: Peer, export: ExportId, question: int) -> None:
         """Find out, for an actor that waits, who has to do something before a ref is done."""
         self._pass_on(export, question, peer.number, peer.answer)
 
@@ -608,7 +575,7 @@ class Exports(Imports):
         if tell is not None:
             tell(export, question, said)
 
-    def peer_ended(self, peer: Holder, death: Callable[[], ConveyorError]) -> None:
+    def peer_ended(self, peer: Peer, death: Callable[[], ConveyorError]) -> None:
         with self.lock:
             if self._askers.get(peer.number) == peer.answer:
                 del self._askers[peer.number]

@@ -215,24 +215,10 @@ class Pinning:
                 return
 
 
-class _Process(Protocol):
-    board: _core.Board
-
-    def known_arena(self, slot: int, incarnation: int) -> _core.ArenaView | None: ...
-
-    @property
-    def arena_size(self) -> _Size: ...
-
-
-class _Size(Protocol):
-    @property
-    def file(self) -> int: ...
-
-
 class OthersArenas:
     """The arenas that this process has opened, until it hears that their processes are dead."""
 
-    def __init__(self, process: _Process) -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
         # By slot and incarnation. Single steps change it, so it needs no lock.
         self._opened: dict[tuple[int, int], _core.ArenaView] = {}

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from conveyor.config import Config
 from conveyor.engines.inline.actor import Actor
@@ -20,14 +20,13 @@ from conveyor.graph.executor import Laid, Member
 from conveyor.graph.handles import SharedGraphs
 from conveyor.graph.lifecycle import Lifecycle, ProcessAccount
 from conveyor.graph.result_source import GraphSource
-from conveyor.graph.results import GraphRef, Origins, Results, Streams
+from conveyor.graph.results import GraphRef, Results, Streams
 from conveyor.graph.status import ExecutionStatus, GraphStatus
 from conveyor.graph.submission import Attempt, BellWays, Need, Terms, match_inputs
 from conveyor.graph.telemetry import Afar, Progress, Question, Track, result_edges, stack_of
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import Ref, Unseen, failure_of
 from conveyor.refs.values import wait_for
-from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.status import ActorStatus
 from conveyor.runtime.waiting import Patience
 from conveyor.weak import WeakSet
@@ -235,26 +234,10 @@ def _actor_status(actor: Actor, stacks: bool) -> ActorStatus:
     )
 
 
-class Session(InlineHost, Protocol):
-    """Session, as far as this module needs it."""
-
-    def kill(self, actor: ActorId) -> None:
-        """Kill ``actor`` at once."""
-        ...
-
-    def keep(self, value: Any) -> Ref:
-        """Return a reference to ``value`` as it is now."""
-        ...
-
-    def origins(self) -> Origins:
-        """Return where results were got, for graphs in debug mode."""
-        ...
-
-
 class Layer:
     """Lays graphs as their executor: see ``graph.executor.Executor``."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: InlineHost) -> None:
         self.process = session.process
         self.kill = session.kill
         self.keep = session.keep

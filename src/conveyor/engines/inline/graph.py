@@ -34,6 +34,8 @@ from conveyor.runtime.protocol import ActorId
 from conveyor.worker.program import make_part
 
 if TYPE_CHECKING:
+    from conveyor.graph.results import Origins
+    from conveyor.refs.ref import Ref
     from conveyor.worker.instance import Ground
 
 
@@ -521,6 +523,18 @@ class InlineHost(Protocol):
 
     def retain(self, actor: ActorId) -> object:
         """Keep the actor alive as long as the returned object exists."""
+        ...
+
+    def kill(self, actor: ActorId) -> None:
+        """Kill ``actor`` at once."""
+        ...
+
+    def keep(self, value: Any) -> Ref:
+        """Return a reference to ``value`` as it is now."""
+        ...
+
+    def origins(self) -> Origins:
+        """Return where results were got, for graphs in debug mode."""
         ...
 
 
