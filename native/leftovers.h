@@ -2,7 +2,7 @@
 //
 // A gate notes what was dropped, and discards it when it next looks at its rings. Until then such a frame
 // keeps its memory, or the memory of others, so a gate that has any enters itself here, and a thread of the
-// process (runtime/waiting/sweeper.py) has it look.
+// process (runtime/process.py) has it look.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// How the thread that sends calls of this process later (calls/pump.py) waits. Whoever waits for the result of
+// How the thread that sends calls of this process later (calls/pending.py) waits. Whoever waits for the result of
 // such a call sends it, too, and needs no help: the thread wakes only where nobody has begun to wait within some time,
 // kDelayNs at first. To be woken for each call would cost more than to send it. So does a timer that ends so soon, in a
 // virtual machine: to set the clock's next interrupt, and to take that back, leaves the machine each time (10 us, against

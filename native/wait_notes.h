@@ -1,5 +1,5 @@
 // What keeps a process from its work: each wait that does is a row of its page of the board, for others to
-// follow (runtime/waiting/deadlock.py).
+// follow (runtime/deadlock.py).
 #pragma once
 
 #include <string.h>

@@ -20,8 +20,8 @@ import warm_start
 
 import conveyor
 from conveyor.codec.pickling import blame
-from conveyor.driver.processes import record
-from conveyor.engines.local import boot, launcher
+from conveyor.driver import actors
+from conveyor.engines.local import launcher
 
 SOURCE = Path(conveyor.__file__).parents[1]
 # Programs that tests start import from where the tests do: pytest's own path is in pyproject.toml.
@@ -29,7 +29,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (SOURCE, Path(__file__).pare
 
 # What an error says of how an actor ended must not depend on how busy this machine is: users' errors do
 # not wait for it longer than 50 ms, or a quarter of a second where another host tells.
-record._EXIT_CODE_WAIT = record._REPORT_WAIT = 10.0
+actors._EXIT_CODE_WAIT = actors._REPORT_WAIT = 10.0
 # Nor may what one says of a value that cannot be sent: its part, where that is found in time.
 blame._SECONDS = 20.0
 
@@ -53,7 +53,7 @@ if _ON_RAY:
         }
     )
     # There an end is known when Ray's daemon has had its turn.
-    record._EXIT_CODE_WAIT = 10.0
+    actors._EXIT_CODE_WAIT = 10.0
 
 # A shell that starts this in the background may have it ignored, and programs inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -114,7 +114,7 @@ def warm_starts(request, nurseries):
     preload = getattr(request.module, "PRELOAD", None)
     if preload:
         nurseries.have(launcher._PRELOADED, preload)
-    with nurseries.used_by(boot):
+    with nurseries.used_by(launcher):
         yield
 
 

@@ -116,9 +116,9 @@ def of(module: Any) -> dict[str, Any]:
 
 def spread() -> None:
     """Have sessions of this process be so from now on."""
-    from conveyor.engines.ray import engine, ray_hosts
+    from conveyor.engines.ray import engine, hosts
 
-    start, ray_options = engine.start, ray_hosts.ray_options
+    start, ray_options = engine.start, hosts.ray_options
     turns = itertools.cycle(_NODES)
 
     @functools.wraps(start)
@@ -133,7 +133,7 @@ def spread() -> None:
             asked["resources"] = {next(turns): _SOME}
         return asked
 
-    engine.start, ray_hosts.ray_options = started, placed
+    engine.start, hosts.ray_options = started, placed
 
 
 def skip_limits(items: Iterable[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ struct Account {
   bool follows = false;
   std::string_view error;
 };
-constexpr uint64_t kFollows = uint64_t(1) << 63;  // graph/edges/failures.py
+constexpr uint64_t kFollows = uint64_t(1) << 63;  // graph/failures.py
 
 // What a frame tells: when it happened among the failures of the graph, and the encoded error.
 Account account_of(const Frame& frame) {

@@ -1,6 +1,6 @@
 // One actor's program of one graph: the steps of an execution, run as far as input is there. Native
 // because it is the worker's whole cost of a hop; what is rare (containers, keyword arguments,
-// coroutines, errors) is asked of Python (worker/graphs/program.py).
+// coroutines, errors) is asked of Python (worker/program.py).
 #pragma once
 
 #include <variant>

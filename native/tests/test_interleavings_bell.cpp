@@ -62,7 +62,7 @@ struct OneProcess : OneBell {
       conveyor::wait(*inbox, seen, 0);
     }
   }
-  // An asyncio event loop (runtime/waiting/aio.py).
+  // An asyncio event loop (runtime/aio.py).
   void loop(int enough) {
     for (;;) {
       for (;;) {

@@ -1240,7 +1240,7 @@ class RefCore:
     """What the value is received into by ``get``, which asks the subclass then; else ``None``."""
 
     _passed: int
-    """To whom it was passed (``calls.arguments``)."""
+    """To whom it was passed (``calls.pending``)."""
 
     def _move(self, source: Any, gate: Gate, waiting: dict[Any, Any], pending: deque[Any]) -> None:
         """Move what ``waiting`` has for this to the end of ``pending``, and have the result come from there, in

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from conveyor import _core
-from conveyor.graph.compiled import CompiledGraph
-from conveyor.graph.parts import Account, graph_id
+from conveyor.graph.compiled import Account, CompiledGraph, graph_id
 from conveyor.later import LaterModule
 from conveyor.observe.stats import GraphStats, Times, read_stats
 from conveyor.runtime import context

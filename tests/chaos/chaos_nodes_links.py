@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from conveyor.driver.hosts.far_host import Locate, Reach
+from conveyor.driver.hosts import Locate, Reach
 from conveyor.engines.ray import agents
-from conveyor.engines.ray.agent_host import AgentHost
+from conveyor.engines.ray.agents import AgentHost
 
 #: What is read at a time, and is late where a link is slow.
 _PIECE = 1 << 16

@@ -28,7 +28,7 @@ def waits_for(monkeypatch, caplog, wait_until):
 
     So a test knows that a call really waits, without guessing when it has begun to.
     """
-    monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.05)
+    monkeypatch.setattr("conveyor.runtime.waiting.LOG_AFTER", 0.05)
     caplog.set_level("WARNING", logger="conveyor")
 
     def wait(text):

@@ -11,7 +11,7 @@ from defect_actors import WAIT
 import conveyor
 from conveyor import _core
 from conveyor.dag import InputNode
-from conveyor.graph.telemetry.recording import EVENT_CAPACITY
+from conveyor.graph.telemetry import EVENT_CAPACITY
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -9,7 +9,7 @@ import pytest
 import wire
 from namespaces import Namespace
 
-from conveyor.cluster.depot import _ASKED, Depot, Supply
+from conveyor.cluster.servers import _ASKED, Depot, Supply
 
 pytestmark = pytest.mark.cold_start
 #: Well above what a connection lives over which nothing is taken, and well below what TCP would try.

@@ -190,7 +190,7 @@ def test_an_actor_places_others(rt):
 
 
 def test_what_nobody_can_place_is_told_and_can_be_killed(rt, monkeypatch):
-    from conveyor.engines.ray import ray_hosts as module
+    from conveyor.engines.ray import hosts as module
 
     monkeypatch.setattr(module, "_SAID_AFTER", 0.2)
     said = threading.Event()
@@ -482,11 +482,13 @@ def test_an_address_where_something_else_listens(said, why, scripts):
 
 def test_a_process_that_cannot_become_an_actor(rt, monkeypatch):
     """What Ray's process says of it is the error."""
-    from conveyor.engines.ray import greeting
+    from conveyor.engines.ray import bootstrap
 
-    monkeypatch.setattr("conveyor.engines.ray.courier.version", lambda: "Conveyor 0.0 on Python 2")
+    monkeypatch.setattr(
+        "conveyor.engines.ray.processes.version", lambda: "Conveyor 0.0 on Python 2"
+    )
     with pytest.raises(ActorStartError, match=r"it is Conveyor .*, and the driver Conveyor 0\.0"):
         get(Place.remote().add.remote(1))
     monkeypatch.undo()
-    assert greeting.version() != "Conveyor 0.0 on Python 2"
+    assert bootstrap.version() != "Conveyor 0.0 on Python 2"
     assert get(Place.remote().add.remote(1)) == 2

@@ -13,8 +13,8 @@ import ray
 from ray_guests_helpers import WAIT, Plain, Stage, get, nothing_left
 
 import conveyor
-from conveyor.engines.ray import attached, courier
-from conveyor.engines.ray.greeting import Welcome
+from conveyor.engines.ray import attached, processes
+from conveyor.engines.ray.bootstrap import Welcome
 from conveyor.exceptions import ActorDiedError, ActorStartError, SystemLimitError
 from conveyor.runtime import threads
 
@@ -123,10 +123,10 @@ def test_one_that_what_it_needs_cannot_be_sent_to(rt, stage, monkeypatch):
             raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
         return write(said)
 
-    write = courier.write
+    write = processes.write
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr(courier, "write", full)
+            patch.setattr(processes, "write", full)
             with pytest.raises(ActorStartError, match="descriptors could not be sent"):
                 conveyor.attach(stage)
     assert get(conveyor.attach(stage).add.remote(1)) == 2

@@ -27,12 +27,12 @@ class Async(Plain):
 
 class Without(Plain):
     def __init__(self):
-        sys.modules["conveyor.engines.ray.greeting"] = None
+        sys.modules["conveyor.engines.ray.bootstrap"] = None
 
 
 class Other(Plain):
     def __init__(self):
-        conveyor.engines.ray.greeting.version = lambda: "Conveyor 0.0 on Python 2"
+        conveyor.engines.ray.bootstrap.version = lambda: "Conveyor 0.0 on Python 2"
 
 
 class Own(Plain):

@@ -10,7 +10,7 @@ from ray_nodes import HERE, THERE, TIMEOUT, Adds, get
 
 import conveyor
 from conveyor.cluster.handshake import new_token
-from conveyor.engines.ray import agents, greeting
+from conveyor.engines.ray import agents, bootstrap
 from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -20,7 +20,7 @@ Stage = conveyor.remote(Adds)
 
 
 def other_version(monkeypatch):
-    monkeypatch.setattr(greeting, "version", lambda: "Conveyor 0.0 on Python 2.7")
+    monkeypatch.setattr(bootstrap, "version", lambda: "Conveyor 0.0 on Python 2.7")
 
 
 def told(monkeypatch, kind, **what):

@@ -15,7 +15,7 @@ from ray_nodes import HERE, THERE, WAIT, get
 from ray_refs_helpers import LARGE, SMALL, holder, total
 
 import conveyor
-from conveyor.cluster import depot
+from conveyor.cluster import servers
 from conveyor.exceptions import (
     ActorDiedError,
     OutOfMemoryError,
@@ -197,7 +197,7 @@ def test_a_value_for_which_the_driver_has_no_room_is_that_values_error(pair, mon
     def refuse(*_):
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(depot.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(servers.os, "posix_fallocate", refuse)
     (ref,) = get(there.put.remote(LARGE))
     with pytest.raises(OutOfMemoryError, match="fetch a value"):
         get(ref)

@@ -8,22 +8,15 @@ SOURCES = Path(__file__).parents[2] / "src"
 #: Files that import each other because they belong to one concept.
 TOGETHER = [
     {"dag.hooks", "dag.node"},  # nodes, and who runs them
-    {
-        "engines.inline.actor",
-        "engines.inline.call",
-    },  # one, and what is asked of it
-    # Waits, the threads that have them, and what others are told of both.
-    {"runtime.waiting.deadlock", "runtime.waiting.lanes", "runtime.waiting.reports"},
     # Refs ask the process's runtime, which has a table of them. Its protocol knows all by their types.
     {
+        "calls.retrying",
         "runtime.context",
         "runtime.meeting",
         "runtime.protocol",
-        "runtime.ranks",
-        "refs.outcome",
-        "refs.pickled.imports",
+        "refs.imports",
         "refs.ref",
-        "runtime.waiting.aio",
+        "runtime.aio",
         "refs.watcher",
     },
 ]

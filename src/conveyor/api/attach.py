@@ -111,7 +111,7 @@ def _described(driver: Driver, ray: Any, handle: Any, name: str) -> dict[str, Me
         ) from error
     except ray.exceptions.RayError as error:  # it has raised that, or Ray cannot place it
         raise ActorStartError(f"cannot attach actor {name} of Ray: {error}") from error
-    own = import_later("conveyor.engines.ray.greeting").version()
+    own = import_later("conveyor.engines.ray.bootstrap").version()
     if said or version != own:
         raise RuntimeStateError(
             f"cannot attach actor {name} of Ray: its process {said or f'has {version}'}, and the driver has "
@@ -151,7 +151,7 @@ def _describing() -> Callable[[Any], tuple[str, str, bytes]]:
     def describe(made: Any) -> tuple[str, str, bytes]:
         try:
             from conveyor.api.rays_actors import described_here
-            from conveyor.engines.ray.greeting import version
+            from conveyor.engines.ray.bootstrap import version
         except ImportError as error:
             return f"cannot import this version of conveyor ({error})", "", b""
         return "", version(), described_here(made)

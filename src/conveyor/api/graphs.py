@@ -17,8 +17,7 @@ from conveyor.dag.parts import InputData, Key, Path, given
 from conveyor.dag.survey import Survey, survey
 from conveyor.exceptions import ArgumentsError
 from conveyor.later import import_later
-from conveyor.refs.derived import Itself
-from conveyor.refs.ref import Ref
+from conveyor.refs.ref import Itself, Ref
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorId
 from conveyor.system_limits import cores

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from conveyor.api.retries import RETRIES_MARK
 from conveyor.checks import check_count
 from conveyor.dag.methods import check_arguments
-from conveyor.later import import_later
-from conveyor.refs.ref import Ref
+from conveyor.refs.ref import Ref, UnreadRef
 from conveyor.refs.streams import StreamRef
 from conveyor.runtime.protocol import MethodInfo, Returns
 
@@ -107,10 +106,7 @@ class MethodEntry:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with stand-ins for references to memory of the method's own: their values are
         not fetched before the call."""
-        unread, received = (
-            import_later("conveyor.refs.derived").UnreadRef,
-            self.info.received,
-        )
+        unread, received = UnreadRef, self.info.received
         names = list(self.info.signature.parameters) if self.info.signature else []
 
         def stand_in(name: str, value: Any) -> Any:

@@ -12,7 +12,7 @@ from conveyor.callers import users_level
 from conveyor.checks import check_count
 from conveyor.exceptions import ConveyorWarning
 from conveyor.later import import_later
-from conveyor.refs.derived import ElementRef, elements_of
+from conveyor.refs.ref import ElementRef, elements_of
 from conveyor.runtime.protocol import MethodInfo, Retries
 
 if TYPE_CHECKING:
@@ -105,6 +105,6 @@ def call_with_retries(
         element: ElementRef = made[0]
         return element._whole
 
-    tries = import_later("conveyor.calls.retried").Tries
+    tries = import_later("conveyor.calls.retries").Tries
     made = tries(runtime, actor, method, make, args, kwargs, retries)
     return elements_of(made.ref(), count)

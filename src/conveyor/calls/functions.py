@@ -11,23 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.callers import users_site
-from conveyor.calls.arguments import lacked, take
 from conveyor.calls.call import Call, count_of
 from conveyor.calls.links import Link
-from conveyor.calls.pump import CallRef
+from conveyor.calls.pending import CallRef, lacked, take
 from conveyor.calls.unsendable import blame_call
 from conveyor.exceptions import SerializationError
-from conveyor.refs.derived import elements_of
-from conveyor.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error
+from conveyor.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error, elements_of
 from conveyor.refs.together import look_at_company
 from conveyor.refs.values import refs_among
 from conveyor.runtime.process import CALL_SLOTS
-from conveyor.runtime.waiting.patience import Patience, wait_patiently
-from conveyor.runtime.waiting.works import CALLS, Again, Blockers, any_of
+from conveyor.runtime.wait_graph import CALLS, Again, Blockers, any_of
+from conveyor.runtime.waiting import Patience, wait_patiently
 from conveyor.system_limits import cores
 
 if TYPE_CHECKING:
-    from conveyor.calls.pump import Entry, Pump
+    from conveyor.calls.pending import Entry, Pump
     from conveyor.runtime.process import Process
 
 #: Seconds of work that a worker is given ahead, by how long its last calls have taken. That covers the way

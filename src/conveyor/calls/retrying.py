@@ -7,7 +7,7 @@ from collections import OrderedDict
 from functools import partial
 from typing import Protocol
 
-from conveyor.runtime.waiting.completions import Completions
+from conveyor.refs.watcher import Completions
 
 
 class Tried(Protocol):

@@ -16,12 +16,11 @@ from conveyor import _core
 from conveyor.calls.call import ASYNC_NEXT, NEXT, Call
 from conveyor.calls.generators import Key
 from conveyor.codec import afresh
-from conveyor.refs.placed import may_have_stayed
-from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
+from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error, may_have_stayed
 from conveyor.refs.streams import NoGenerator, StreamRef
-from conveyor.runtime.chores import Chores
+from conveyor.runtime.cleanup import Chores
 from conveyor.runtime.process import Process
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.wait_graph import Blockers
 
 
 class Incarnation(Protocol):

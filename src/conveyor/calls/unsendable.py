@@ -1,11 +1,11 @@
-"""Description, in the user's terms, of the part of a call that cannot be sent: for the error, after sending
-has failed."""
+"""Blame, in the user's terms, for the part of a call or of a graph that cannot be sent: for the error, after
+sending has failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conveyor.calls.call import (
     ASYNC_FUNCTION,
@@ -21,11 +21,12 @@ from conveyor.calls.call import (
 )
 from conveyor.codec import blamed
 from conveyor.codec.direct import Direct
+from conveyor.codec.pickling.blame import Given
+from conveyor.dag.parts import InputData, Key, Path, key_label
 from conveyor.exceptions import SerializationError
-
-if TYPE_CHECKING:
-    from conveyor.codec.pickling.blame import Given
-
+from conveyor.plan.model import Argument, Plan, Task
+from conveyor.plan.template import constants
+from conveyor.transport.base import Transport
 
 #: Calls whose first argument is a generator's key, which is none of the user's.
 _KEYED = frozenset((OPEN, OPEN_FUNCTION, NEXT, ASYNC_NEXT, CLOSE))
@@ -64,15 +65,11 @@ def blame_result(
 
 
 def _of_constructor(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Given]:
-    from conveyor.codec.pickling.blame import Given  # needed for nothing but the error
-
     yield Given.definition("actor class", cls)
     yield from arguments(cls.__name__, args, kwargs)
 
 
 def _of_call(actor: str, call: Call) -> Iterator[Given]:
-    from conveyor.codec.pickling.blame import Given
-
     name, args, kwargs, _, what = call
     if what == START:
         if isinstance(args[0], type):
@@ -88,8 +85,6 @@ def _of_call(actor: str, call: Call) -> Iterator[Given]:
 
 def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Given]:
     """Describe the arguments of ``label``."""
-    from conveyor.codec.pickling.blame import Given
-
     for i, value in enumerate(args):
         yield Given.argument(i, label, value)
     for name, value in kwargs.items():
@@ -97,8 +92,6 @@ def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
 
 
 def _of_result(actor: str, call: Call, result: Any) -> Iterator[Given]:
-    from conveyor.codec.pickling.blame import Given
-
     name, _, _, returns, what = call
     label = f"{actor}.{name}"
     if what in (NEXT, ASYNC_NEXT):
@@ -112,3 +105,69 @@ def _of_result(actor: str, call: Call, result: Any) -> Iterator[Given]:
 
 def _users(result: Any) -> Any:
     return result.value if type(result) is Direct else result
+
+
+def blame_input(
+    error: SerializationError, plan: Plan, name: str, inputs: tuple[Any, ...]
+) -> SerializationError:
+    """Return ``error`` with the argument to blame, after submitting ``inputs``, the frames of the plan's
+    input edges, to the graph ``name``."""
+    return blamed(error, _of_inputs(plan, name, inputs))
+
+
+def blame_arguments(
+    error: SerializationError, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> SerializationError:
+    """Return ``error`` with the argument to blame, after submitting all arguments of ``execute`` to the graph
+    ``name``."""
+    return blamed(error, arguments(f"{name}.execute", args, kwargs))
+
+
+def blame_tasks(error: SerializationError, name: str, tasks: Iterable[Task]) -> SerializationError:
+    """Return ``error`` with the constant or function to blame, after sending an actor its tasks of the graph
+    ``name``."""
+    return blamed(error, _of_tasks(name, tasks))
+
+
+def blame_transports(
+    error: SerializationError, actor: str, transports: Iterable[Transport]
+) -> SerializationError:
+    """Return ``error`` with the transport to blame, after sending an actor its part of a graph, which is to
+    open it."""
+    return blamed(error, _of_transports(actor, transports))
+
+
+def _of_inputs(plan: Plan, name: str, inputs: tuple[Any, ...]) -> Iterator[Given]:
+    for bundle, frame in zip(plan.inputs, inputs, strict=True):
+        if bundle.keys == (None,):
+            if isinstance(frame, InputData):
+                yield from arguments(f"{name}.execute", frame.args, frame.kwargs)
+            else:
+                yield from arguments(f"{name}.execute", (frame,), {})
+        else:
+            for key, part in zip(bundle.keys, frame or (), strict=True):
+                assert key is not None
+                yield _of_part(name, key, part)
+
+
+def _of_part(name: str, key: Key, part: Any) -> Given:
+    if not isinstance(key, Path):
+        return Given.argument(key, f"{name}.execute", part)
+    steps = key_label(key, "").removeprefix(f"[{key.root!r}]")
+    return Given.argument(key.root, f"{name}.execute", part).part(steps)
+
+
+def _of_transports(actor: str, transports: Iterable[Transport]) -> Iterator[Given]:
+    for transport in transports:
+        yield Given(f"the transport {transport.name!r}, for actor {actor},", "", transport)
+
+
+def _of_tasks(name: str, tasks: Iterable[Task]) -> Iterator[Given]:
+    for task in tasks:
+        label = f"{task.label} in {name}"
+        if task.function is not None:
+            yield Given.definition("function", task.function)
+        places: list[tuple[int | str, Argument]] = [*enumerate(task.args), *task.kwargs]
+        for place, argument in places:
+            for steps, value in constants(argument):
+                yield Given.argument(place, label, value).part(steps)

@@ -17,18 +17,11 @@ from conveyor import _core
 from conveyor.channel.present import Key, PresentEnds
 from conveyor.exceptions import ChannelClosedError, RuntimeStateError
 from conveyor.runtime import context, ending
-from conveyor.runtime.meeting import (
-    SIDES,
-    ClosedWord,
-    Meeting,
-    Side,
-    closed_error,
-    other,
-)
+from conveyor.runtime.meeting import SIDES, ClosedWord, Meeting, Side, closed_error, other
 from conveyor.runtime.protocol import Runtime
 from conveyor.runtime.shortage import Sending
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +310,7 @@ class End:
 
     async def _wait_async(self) -> None:
         """Wait until another attempt may succeed."""
-        from conveyor.runtime.waiting import aio  # asyncio is slow to import
+        from conveyor.runtime import aio  # asyncio is slow to import
 
         await aio.wait_until(self._worth_trying)
 

@@ -46,7 +46,7 @@ class Sender(End, Generic[SentT], side=SENDING):
                 if sending.wait is None:
                     await self._wait_async()
                 else:
-                    from conveyor.runtime.waiting import aio  # asyncio is slow to import
+                    from conveyor.runtime import aio  # asyncio is slow to import
 
                     await aio.wait_until(sending.ready, lambda _: sending.causes())
 

@@ -19,11 +19,11 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from conveyor.cluster.answering import break_off
-from conveyor.cluster.depot import Depot, Supply
+from conveyor.cluster.servers import Depot, Supply
+from conveyor.cluster.serving import break_off
 from conveyor.exceptions import SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.messages.sockets import Files, Missing, receive_pickled, send_pickled
+from conveyor.runtime.messages import Files, Missing, receive_pickled, send_pickled
 from conveyor.runtime.process import close_all
 from conveyor.system_limits import explained
 

@@ -26,7 +26,7 @@ from conveyor.runtime.status import Page
 
 if TYPE_CHECKING:
     from conveyor.futures import Future
-    from conveyor.graph.telemetry.afar import SeenAll
+    from conveyor.graph.telemetry import SeenAll
 
 #: Name, among the driver's descriptors, of the file that holds the socket's key and then its name.
 FILE = "conveyor-status"

@@ -24,19 +24,17 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from conveyor import _core, descriptors
-from conveyor.cluster.answering import break_off, hear, hear_into
-from conveyor.cluster.depot import Supply
 from conveyor.cluster.handshake import HandshakeError
-from conveyor.cluster.memories import DIGEST, PIECE, asked, hear_answer, pieces
+from conveyor.cluster.servers import DIGEST, PIECE, Supply, asked, hear_answer, pieces
+from conveyor.cluster.serving import break_off, hear, hear_into
 from conveyor.codec import Reader
 from conveyor.exceptions import SystemLimitError
 from conveyor.pauses import Pauses
 from conveyor.runtime import threads
-from conveyor.runtime.far_memory import Brought, Room, RoomAt, Wanted
-from conveyor.runtime.kept import KeptAt
-from conveyor.runtime.messages.connection import Connection
-from conveyor.runtime.messages.sockets import all_of
-from conveyor.worker.requests.far_memory import Come, GiveUp, Hold, LeaseThere, ToHost, Want
+from conveyor.runtime.messages import Connection, all_of
+from conveyor.runtime.remote_memory import Brought, Room, RoomAt, Wanted
+from conveyor.runtime.stored_values import KeptAt
+from conveyor.worker.remote_memory import Come, GiveUp, Hold, LeaseThere, ToHost, Want
 
 #: Bytes that are copied from one file to another at a time.
 _COPIED = 1 << 20
@@ -454,16 +452,16 @@ class Fetches:
     def fetch(
         self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
     ) -> Callable[[], object]:
-        """See ``runtime.far_memory.FarMemory``."""
+        """See ``runtime.remote_memory.FarMemory``."""
         return self.bring(wanted, Waiter(room, tell, partial(self.note, self._own, wanted.number)))
 
     def introduce(self, process: Reader) -> bool:
-        """Return false; see ``runtime.far_memory.FarMemory``. A node that asks itself is the driver's, which
+        """Return false; see ``runtime.remote_memory.FarMemory``. A node that asks itself is the driver's, and
         knows all processes."""
         return False
 
     def serve(self, sock: socket.socket) -> None:
-        """See ``runtime.far_memory.HostsMemory``."""
+        """See ``runtime.remote_memory.HostsMemory``."""
         service = FarMemoryService(self, sock, self._over)
         with self._lock:
             self._services.add(service)

@@ -29,8 +29,7 @@ import time
 from msgspec import Struct
 
 from conveyor import _core, descriptors
-from conveyor.cluster.relay import relayed
-from conveyor.cluster.tls import Tls, reason
+from conveyor.cluster.tls import Tls, reason, relayed
 from conveyor.exceptions import ConveyorError
 from conveyor.local_sockets import hang_up
 from conveyor.pauses import Pauses

@@ -19,9 +19,9 @@ from conveyor.exceptions import (
     RuntimeStateError,
 )
 from conveyor.runtime import ending
+from conveyor.runtime.meeting import DEAD_RANK, FAILED_IN, Joined, in_words
 from conveyor.runtime.protocol import ActorId, Runtime
-from conveyor.runtime.ranks import DEAD_RANK, FAILED_IN, Joined, in_words
-from conveyor.worker.unwanted import Unwanted
+from conveyor.worker.instance import Unwanted
 
 #: The operations, by the numbers that the native core knows them by.
 OPERATIONS = (

@@ -20,8 +20,7 @@ from conveyor import __version__, _core
 from conveyor.direct.permission import let_session_read
 from conveyor.engines.local.resources import visible_gpus
 from conveyor.observe.units import size
-from conveyor.runtime.memory_limit import memory_groups, memory_limit, read_text
-from conveyor.runtime.process import arena_size
+from conveyor.runtime.process import arena_size, memory_groups, memory_limit, read_text
 from conveyor.system_limits import cores, descriptor_limits
 from conveyor.transport.interfaces import rdma_ports
 

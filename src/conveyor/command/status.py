@@ -15,9 +15,9 @@ from conveyor import _core
 from conveyor.cluster.display import FILE as STATUS_FILE
 from conveyor.cluster.display import OWN_NODE
 from conveyor.command.nodes import nodes_of
-from conveyor.driver.graphs.layer import FILE, LaidGraph, read_roster
-from conveyor.driver.processes.table import DRIVER_SLOT
-from conveyor.graph.telemetry.stacks import stack_of
+from conveyor.driver.actors import DRIVER_SLOT
+from conveyor.driver.deployments import FILE, LaidGraph, read_roster
+from conveyor.graph.telemetry import stack_of
 from conveyor.observe.dataflow import printable
 from conveyor.observe.units import size
 from conveyor.runtime.status import ActorStatus, Label, actor_status, status_of, with_node

@@ -12,9 +12,9 @@ from conveyor.codec.faults import NotThere
 from conveyor.direct.awaiting import deferral
 from conveyor.direct.under_way import UnderWay
 from conveyor.exceptions import RuntimeStateError
-from conveyor.runtime.far_memory import SMALL, Brought, Room, Wanted
+from conveyor.runtime.remote_memory import SMALL, Brought, Room, Wanted
 from conveyor.runtime.threads import start_or_run
-from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting import wait_until
 
 #: To have memory for values of that size may take longer than a turn of an event loop: what nobody has used
 #: takes the system about a millisecond for each MiB.

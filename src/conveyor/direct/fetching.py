@@ -30,7 +30,7 @@ from conveyor.exceptions import (
     WaitTimeoutError,
 )
 from conveyor.runtime import context
-from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting import wait_until
 
 _HELD, _FAILING = 1, 2
 

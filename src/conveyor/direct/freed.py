@@ -11,7 +11,7 @@ from conveyor.direct.memory import storage_of
 from conveyor.direct.structure.leaves import leaves_of
 from conveyor.direct.table import TABLE
 from conveyor.runtime import context, ending
-from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting import wait_until
 
 #: Address and bytes of memory.
 _Storage = tuple[int, int]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from conveyor.direct.permission import let_session_read
 from conveyor.runtime import context
-from conveyor.runtime.kept import kept_on
+from conveyor.runtime.stored_values import kept_on
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Place of a ref's value, and the way to get it, for :class:`conveyor.refs.placed.Placed`."""
+"""Place of a ref's value, and the way to get it, for :class:`conveyor.refs.ref.Placed`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from conveyor.direct.afar import is_afar
 from conveyor.direct.fetching import check_kept
 from conveyor.direct.listing import id_of
 from conveyor.direct.table import TABLE
-from conveyor.refs.ref import Ref
-from conveyor.refs.staying import located
+from conveyor.refs.ref import Ref, located
 from conveyor.runtime import context
 
 

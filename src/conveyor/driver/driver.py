@@ -22,40 +22,35 @@ from conveyor.calls.constructor import keep
 from conveyor.calls.links import Link
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
-from conveyor.driver.graphs.layer import Layer
-from conveyor.driver.graphs.laying import Laying
-from conveyor.driver.hosts.far_host import Home
-from conveyor.driver.hosts.looks import HERE
-from conveyor.driver.hosts.protocol import Hosts
-from conveyor.driver.network.collectives import DriverCollectives
-from conveyor.driver.network.introductions import DriverIntroductions
-from conveyor.driver.network.network import Network
-from conveyor.driver.processes.birth import Household
-from conveyor.driver.processes.far_hosts import FarHosts
-from conveyor.driver.processes.record import Actor, ActorRecord
-from conveyor.driver.processes.supervisor import Burial, Step, Supervisor
-from conveyor.driver.processes.table import BOARD_SLOTS, DRIVER_SLOT, Table
-from conveyor.driver.requests.orphans import ask_readers
-from conveyor.driver.requests.switchboard import Connections, Switchboard
+from conveyor.driver.actors import BOARD_SLOTS, DRIVER_SLOT, Actor, ActorRecord, Table
+from conveyor.driver.bootstrap import Household
+from conveyor.driver.broker import DriverIntroductions
+from conveyor.driver.deployments import Layer, Laying
+from conveyor.driver.groups import DriverCollectives
+from conveyor.driver.hosts import Home, Hosts
+from conveyor.driver.network import Network
+from conveyor.driver.remote_processes import HERE, FarHosts
+from conveyor.driver.requests import Connections, Switchboard, ask_readers
+from conveyor.driver.supervisor import Burial, Step, Supervisor
 from conveyor.exceptions import RuntimeStateError
 from conveyor.graph.assembly import compiled_graph
 from conveyor.graph.compiled import CompiledGraph
-from conveyor.graph.edges.layout import task_labels, tasks_by_actor
+from conveyor.graph.edges import task_labels, tasks_by_actor
 from conveyor.graph.executor import Laid, Member
-from conveyor.graph.handles.sharing import SharedGraphs
-from conveyor.graph.supervision import ProcessAccount
+from conveyor.graph.handles import SharedGraphs
+from conveyor.graph.lifecycle import ProcessAccount
 from conveyor.plan import lower
 from conveyor.plan.model import Plan
-from conveyor.refs.pickled.exports import Exports
+from conveyor.refs.exports import Exports
 from conveyor.refs.ref import Ref
 from conveyor.refs.values import with_bound_values
 from conveyor.runtime import context, ending, threads
-from conveyor.runtime.chores import Chores
+from conveyor.runtime.cleanup import Chores
 from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo, ProcessOptions
 from conveyor.runtime.threads import Background
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting import Patience
 from conveyor.system_limits import CLOSED, explained
 from conveyor.weak import WeakSet
 from conveyor.worker.calling import CallingRuntime
@@ -408,7 +403,7 @@ class Driver(CallingRuntime):
         """Return the name of a graph's task, for waits on the actor that runs the task."""
         with suppress(RuntimeError):  # another thread compiles just now: then without a name
             for compiled in list(self.graphs):
-                label = compiled.supervision.label(graph, node)
+                label = compiled.lifecycle.label(graph, node)
                 if label is not None:
                     return label
         return self.layer.label(graph, node)  # another process's, or one that is laid just now
@@ -445,7 +440,7 @@ class Driver(CallingRuntime):
         self.table.closed = True  # without its lock, which a thread of the parent may have had
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for graph in list(self.graphs):
-            graph.supervision.orphan(error)
+            graph.lifecycle.orphan(error)
 
     @property
     def ending(self) -> bool:
@@ -489,7 +484,7 @@ class Driver(CallingRuntime):
         self.process.ended = True  # before anybody looks again
         error = ending.error()
         for graph in list(self.graphs):
-            graph.supervision.close(error)
+            graph.lifecycle.close(error)
         self.end_links()
 
     def _end_waits(self) -> None:

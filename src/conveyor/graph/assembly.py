@@ -7,18 +7,21 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from conveyor.config import Config
-from conveyor.graph.compiled import CompiledGraph, GraphParts
-from conveyor.graph.epoch import Epoch
-from conveyor.graph.executor import Executor
-from conveyor.graph.handles.sharing import reducer_of
-from conveyor.graph.parts import Upkeep
-from conveyor.graph.results import GraphRef, Results
-from conveyor.graph.submission.arguments import Options, reserved_inputs
-from conveyor.graph.submission.entry import MOVED_REFS, GateEntry
-from conveyor.graph.submission.source import GraphSource
-from conveyor.graph.submission.submitter import BellWays, Entry, ShortWay, Submitter, Ways
-from conveyor.graph.supervision import ProcessAccount, Supervision
-from conveyor.graph.views import GraphView
+from conveyor.graph.compiled import CompiledGraph, GraphParts, GraphView, Upkeep
+from conveyor.graph.entry import MOVED_REFS, GateEntry
+from conveyor.graph.executor import Epoch, Executor
+from conveyor.graph.handles import reducer_of
+from conveyor.graph.lifecycle import Lifecycle, ProcessAccount
+from conveyor.graph.result_source import GraphSource
+from conveyor.graph.results import DebugRef, GraphRef, Results
+from conveyor.graph.submission import (
+    BellWays,
+    Entry,
+    Options,
+    ShortWay,
+    Submitter,
+    reserved_inputs,
+)
 from conveyor.plan.model import Plan
 from conveyor.weak import WeakSet
 
@@ -57,17 +60,17 @@ def _compiled(
     begun: Begun,
 ) -> CompiledGraph:
     results = Results(plan, executor.keep)
-    supervision = supervise(executor, plan, config, begun)
-    account = ProcessAccount(supervision)
+    lifecycle = supervise(executor, plan, config, begun)
+    account = ProcessAccount(lifecycle)
     source = GraphSource(account, results, executor)
-    entry = GateEntry(supervision, results, source, _debug_ref() if config.debug else GraphRef)
+    entry = GateEntry(lifecycle, results, source, DebugRef if config.debug else GraphRef)
     accounts.add(account)
     ways = BellWays(executor.process)
-    return assemble(account, entry, ways, supervision, short_way=entry.short_way)
+    return assemble(account, entry, ways, lifecycle, short_way=entry.short_way)
 
 
-def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> Supervision:
-    """Deploy the graph of ``plan``, and return its supervision."""
+def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> Lifecycle:
+    """Deploy the graph of ``plan``, and return its lifecycle."""
     laid = executor.lay(plan, config, begun)
     number, process = laid.number, executor.process
     name = config.name or f"graph {number}"
@@ -75,13 +78,13 @@ def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> S
     first = make_epoch(laid, 0)
     process.limit_spin(number, config.spin_us)
     # From here on the graph is taken down when it is garbage.
-    return Supervision(executor, plan, config, number, name, make_epoch, first)
+    return Lifecycle(executor, plan, config, number, name, make_epoch, first)
 
 
 def assemble(
     account: ProcessAccount,
     entry: Entry[Any],
-    ways: Ways,
+    ways: BellWays,
     upkeep: Upkeep,
     how: str = "",
     short_way: ShortWay | None = None,
@@ -100,9 +103,3 @@ def assemble(
             reducer_of(plan, account),
         )
     )
-
-
-def _debug_ref() -> type[GraphRef]:
-    from conveyor.graph.origins import DebugRef  # few programs need it
-
-    return DebugRef

@@ -1,24 +1,177 @@
-"""The result of ``dag.compile()``, whichever process compiled the graph and whatever engine its actors
-have."""
+"""The result of ``dag.compile()``, whichever process compiled the graph and whatever engine its actors have.
+
+Each part is handed those it needs, and knows no part that uses it: ``CompiledGraph -> Submitter -> Entry ->
+source of the refs -> account -> lifecycle -> epoch``.
+
+Drawing and statistics are in ``conveyor.observe``, which is imported for them.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
 import conveyor
 from conveyor.config import Config
-from conveyor.graph.parts import Upkeep, graph_id
-from conveyor.graph.status import GraphStatus
-from conveyor.graph.submission.submitter import Submitter
-from conveyor.graph.views import View
+from conveyor.graph.status import GraphState, GraphStatus
+from conveyor.graph.submission import Submitter
+from conveyor.graph.telemetry import PATIENCE, Afar, Progress, Question, Recording, Track
+from conveyor.plan import explain
+from conveyor.plan.explain import counted
 from conveyor.plan.model import Plan
 from conveyor.tracebacks import trimmed
 from conveyor.typevars import ResultT
+
+
+def graph_id(number: int) -> str:
+    """Return a text that names graph ``number`` among all of its session."""
+    return f"{number:08x}"
+
+
+class Upkeep(Protocol):
+    """Keeps a graph fit for execution, and ends it; see the methods of the same names of
+    ``CompiledGraph``."""
+
+    @property
+    def is_teardown(self) -> bool: ...
+
+    def restart(self) -> None: ...
+
+    def teardown(self, kill_actors: bool = False) -> None: ...
+
+    def check_block(self) -> None:
+        """Raise why the graph cannot be torn down at the end of a ``with`` block, before one begins."""
+        ...
+
+
+class Account(Protocol):
+    """A graph's state, as the process that executes it can tell."""
+
+    #: The graph's number among those of its session.
+    number: int
+    name: str
+    plan: Plan
+    config: Config
+
+    @property
+    def recording(self) -> Recording:
+        """The records that the graph's processes keep about themselves."""
+        ...
+
+    @property
+    def state(self) -> GraphState:
+        """The state of the graph, as far as it has been noticed."""
+        ...
+
+    @property
+    def is_teardown(self) -> bool: ...
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """In words, the nodes of the actors and the executor, if there are several."""
+        ...
+
+    def check_open(self) -> None:
+        """Raise the error that has ended the graph, if it was closed."""
+        ...
+
+    def progress(self) -> Progress:
+        """Return how far the graph's executions are."""
+        ...
+
+    def tracks(self) -> list[Track]:
+        """Return the graph's processes, the executing one first."""
+        ...
+
+    def afar(self, question: Question, patience: float) -> Afar:
+        """Return the status of the graph's actors on other nodes, as these report it within ``patience``
+        seconds."""
+        ...
+
+    def status(self, stacks: bool = False, patience: float = PATIENCE) -> GraphStatus:
+        """Return the graph's status. ``patience``: seconds that other nodes have to answer."""
+        ...
+
+
+class View(Protocol):
+    """Shows a graph; see the methods of the same names of ``CompiledGraph``."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def config(self) -> Config: ...
+
+    def describe(self) -> str:
+        """Return the graph's kind, size and state, for ``repr``. Asks no other process."""
+        ...
+
+    def explain(self) -> str: ...
+
+    def draw(self, *args: Any) -> str:
+        """Draw the graph, with the arguments of ``visualize``."""
+        ...
+
+    def status(self, stacks: bool = False) -> GraphStatus: ...
+
+    def stats(self) -> conveyor.observe.GraphStats: ...
+
+    def trace(self, path: str | os.PathLike[str], max_events: int) -> conveyor.observe.Trace: ...
+
+    def simulate(self, durations: Any, options: dict[str, Any]) -> conveyor.observe.Simulation: ...
+
+    def html(self, title: str) -> str:
+        """Return the HTML that a notebook shows under ``title``."""
+        ...
+
+
+class GraphView:
+    """Shows a graph that this process executes."""
+
+    def __init__(self, account: Account, how: str = "") -> None:
+        """``how``: how the actors run, if they are no processes."""
+        self._account = account
+        self._how = f", {how}" if how else ""
+
+    @property
+    def plan(self) -> Plan:
+        return self._account.plan
+
+    @property
+    def config(self) -> Config:
+        return self._account.config
+
+    def describe(self) -> str:
+        plan = self.plan
+        size = f"{counted(len(plan.tasks), 'task')} on {counted(len(plan.actors), 'actor')}"
+        return f"{size}{self._how}, {self._account.state}"
+
+    def explain(self) -> str:
+        return explain(self.plan, self._account.name, self._account.hosts)
+
+    def draw(self, *args: Any) -> str:
+        visualize: Callable[..., str] = conveyor.observe.visualize
+        return visualize(self.plan, *args, self._account.name)
+
+    def status(self, stacks: bool = False) -> GraphStatus:
+        return self._account.status(stacks)
+
+    def stats(self) -> conveyor.observe.GraphStats:
+        return conveyor.observe.read_stats(self._account)
+
+    def trace(self, path: str | os.PathLike[str], max_events: int) -> conveyor.observe.Trace:
+        return conveyor.observe.Trace(self._account, path, max_events)
+
+    def simulate(self, durations: Any, options: dict[str, Any]) -> conveyor.observe.Simulation:
+        return conveyor.observe.simulate_graph(self._account, durations, **options)
+
+    def html(self, title: str) -> str:
+        return conveyor.observe.graph_html(self._account, title)
+
 
 G = TypeVar("G", bound="CompiledGraph[Any]")
 

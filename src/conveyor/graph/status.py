@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from conveyor import _core
 from conveyor.codec import summarize_error
-from conveyor.graph.telemetry.afar import Afar, Rings
-from conveyor.graph.telemetry.stacks import stack_of
+from conveyor.graph.telemetry import Afar, Rings, stack_of
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Outline
 from conveyor.runtime.process import Process
@@ -22,7 +21,7 @@ from conveyor.runtime.protocol import PID_MASK
 from conveyor.runtime.status import ActorStatus, EdgeWait, Label, actor_status, status_of, with_node
 
 if TYPE_CHECKING:
-    from conveyor.graph.epoch import Epoch
+    from conveyor.graph.executor import Epoch
 
 GraphState = Literal["ready", "failed", "torn down"]
 NOTHING_AFAR = Afar()

@@ -20,7 +20,7 @@ from typing import Any, Union
 from msgspec.structs import replace
 
 from conveyor.exceptions import RuntimeStateError
-from conveyor.graph.parts import Account
+from conveyor.graph.compiled import Account
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.observe.drawing.picture import draw_timeline
 from conveyor.observe.drawing.svg import write_svg

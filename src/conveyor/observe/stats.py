@@ -9,9 +9,16 @@ from html import escape
 from typing import Any, NamedTuple
 
 from conveyor import _core
-from conveyor.graph.parts import Account
-from conveyor.graph.telemetry.afar import PATIENCE, Afar, Counted, Histogram, Question
-from conveyor.graph.telemetry.recording import Progress, RecorderPlace
+from conveyor.graph.compiled import Account
+from conveyor.graph.telemetry import (
+    PATIENCE,
+    Afar,
+    Counted,
+    Histogram,
+    Progress,
+    Question,
+    RecorderPlace,
+)
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.observe.units import duration, size
 from conveyor.plan.model import EXECUTOR, Plan

@@ -19,10 +19,17 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 from conveyor import _core
-from conveyor.graph.parts import Account
-from conveyor.graph.telemetry.afar import HASTE, PATIENCE, Afar, Events, Question
-from conveyor.graph.telemetry.clocks import Alignment
-from conveyor.graph.telemetry.recording import Recording, Track
+from conveyor.graph.compiled import Account
+from conveyor.graph.telemetry import (
+    HASTE,
+    PATIENCE,
+    Afar,
+    Alignment,
+    Events,
+    Question,
+    Recording,
+    Track,
+)
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.observe.units import duration
 from conveyor.plan.model import EXECUTOR, Plan

@@ -143,7 +143,7 @@ class Send(Struct, frozen=True):
 # - `plan/schedule.py` places steps; a pass that is to place the new ones has its row in `plan/schedule.py`;
 # - `plan/reading.py`: `Values` and `Stage` have a field or a branch for what they tell of each kind;
 # - `plan/explain.py` has words for the kinds that `reading.moves` yields;
-# - `graph/telemetry/recording.py` and `graph/status.py` count and name what an `Outline`
+# - `graph/telemetry.py` and `graph/status.py` count and name what an `Outline`
 #   lists;
 # - the native program, which is told of each kind by a method (`_core.pyi`, `Program`).
 Step = Recv | Try | Await | Call | Send

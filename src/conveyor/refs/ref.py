@@ -2,25 +2,201 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Callable, Generator, Hashable, Sequence
 from functools import partial
+from pickle import PickleBuffer
 from types import GenericAlias, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from conveyor import _core
 from conveyor.checks import check_timeout
-from conveyor.codec import Reader, claims, decode_error, drop_picklers
-from conveyor.exceptions import SerializationError
+from conveyor.codec import (
+    SENT,
+    Reader,
+    add_reducers,
+    add_sibling,
+    afresh,
+    claims,
+    completed,
+    decode_error,
+    direct,
+    drop_picklers,
+)
+from conveyor.codec.direct import Located, Unfetched, keep_beside
+from conveyor.codec.encoded import DIRECT
+from conveyor.codec.frames import decode
+from conveyor.exceptions import ConstructorError, SerializationError, SessionEndedError
 from conveyor.later import import_later
-from conveyor.refs.holding import Holding
-from conveyor.refs.outcome import Failure
-from conveyor.refs.placed import Placed, may_have_stayed
 from conveyor.runtime import context, ending
-from conveyor.runtime.waiting.patience import Patience, passing_on, wait_patiently
-from conveyor.runtime.waiting.works import Again, Blockers
+from conveyor.runtime.wait_graph import Again, Blockers
+from conveyor.runtime.waiting import Patience, passing_on, wait_patiently
 from conveyor.system_limits import explained
 from conveyor.tracebacks import trimmed
 from conveyor.typevars import ValueT
+
+
+class Unseen:
+    """An error that is logged once it is garbage, unless somebody has got it by then."""
+
+    __slots__ = ("error", "got")
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error.with_traceback(None)
+        self.got = False
+
+    def __del__(self) -> None:
+        if not (self.got or sys.is_finalizing()):
+            tell_unseen(self.error)
+
+
+def tell_unseen(error: BaseException) -> None:
+    """Log ``error``, which nobody gets any more."""
+    runtime = context.running()
+    if runtime is not None:
+        runtime.process.sweeper.tell(error)
+
+
+class Failure:
+    """An outcome that is an exception."""
+
+    __slots__ = ("_again", "_frame", "error", "unseen")
+
+    def __init__(
+        self,
+        error: BaseException,
+        again: Callable[[], BaseException] | None = None,
+        frame: _core.ErrorFrame | None = None,
+    ) -> None:
+        """``again`` makes what a task has raised anew for each ``get``: it may change as any other value may,
+        and it holds the frames that it was raised in. ``frame`` is what it came as, which knows what else
+        has failed in its execution."""
+        self.error = error.with_traceback(None)
+        self._again = again
+        self._frame = frame
+        #: Object that logs the error, where nothing else does; several outcomes may have the same.
+        self.unseen: Unseen | None = None
+
+    @property
+    def may_have_others(self) -> bool:
+        """Whether more may have failed in its execution."""
+        return self._frame is not None and self._frame.others is not None
+
+    def to_raise(self) -> BaseException:
+        if self.unseen is not None:
+            self.unseen.got = True
+        if isinstance(self.error, ConstructorError) and (runtime := context.running()) is not None:
+            runtime.process.sweeper.failed_actors.append(self.error.actor)
+        if self._again is None:
+            self.error = completed(self.error)
+            if type(self.error) is SessionEndedError:
+                return ending.ended()
+            return afresh(self.error)
+        error = self._again()
+        for other in (self._frame and self._frame.others) or ():
+            add_sibling(error, other)
+        return error
+
+
+def failure_of(outcome: Any) -> BaseException | None:
+    """Return the error, if ``outcome`` is one."""
+    return outcome.error if type(outcome) is Failure else None
+
+
+class Holding:
+    """Received value of a ref as an argument, for a value that refers to other refs, or is kept elsewhere
+    for this one. It is encoded later; until then the ref may be garbage to everybody else."""
+
+    __slots__ = ("ref", "snapshot")
+
+    def __init__(self, ref: Any, snapshot: _core.Snapshot) -> None:
+        self.ref = ref
+        self.snapshot = snapshot
+
+    def __reduce__(self) -> Any:
+        return same, (self.snapshot,)
+
+
+def same(value: Any) -> Any:
+    """Return ``value``: a pickle calls this to put one object in the place of another."""
+    return value
+
+
+class Placed:
+    """Mixin of refs that tells where the value is. All of its methods wait until the value is there."""
+
+    __slots__ = ()
+
+    def route(self) -> str:
+        """Return how this process gets the value, which is waited for:
+
+        - ``"frame"``: it came with the ref;
+        - ``"here"``: it has stayed, in this very process;
+        - ``"read"``: it has stayed elsewhere, and is read there;
+        - ``"network"``: it has stayed on another node, which sends its memory;
+        - ``"ipc"``: it has tensors of a device, whose memory is opened;
+        - ``"host"``: such tensors come by way of the host's memory, since this process does not see the
+        device;
+        - the name of a user's transport;
+        - ``"lost"``: it had stayed with a process that is dead.
+        """
+        found: str = import_later("conveyor.direct.placed").route_of(self)
+        return found
+
+    def tensor_transport(self) -> str | None:
+        """Return the transport with which the value has stayed where it was made; ``None``: it came with the
+        ref. Waits until the value is there."""
+        found: str | None = import_later("conveyor.direct.placed").transport_of(self)
+        return found
+
+    def value_id(self) -> str | None:
+        """Return the ``id`` of the value among :func:`conveyor.objects`; ``None``: it came with the ref.
+        Refs that name the same value have the same id. Waits until the value is there."""
+        found: str | None = import_later("conveyor.direct.placed").value_id_of(self)
+        return found
+
+
+def may_have_stayed(ref: Any) -> bool:
+    """Whether something of the value of a ref that is done may have to be fetched."""
+    outcome = ref._settled_now()
+    if outcome is _core.EMPTY:
+        outcome = ref._settled(None)
+    return type(outcome) is _core.Snapshot and (outcome.codec == DIRECT or outcome.keeps)
+
+
+def located(sent: Any) -> Located | None:
+    """Return the place of a value that has stayed where it was made, from the object that is sent for it.
+    ``None`` for any other."""
+    if type(sent) is Unfetched:
+        return sent.where
+    snapshot = sent.snapshot if type(sent) is Holding else sent
+    if type(snapshot) is not _core.Snapshot or not snapshot.keeps or snapshot.codec != DIRECT:
+        return None
+    return Located.unpack(snapshot.meta)
+
+
+def shared_at(sent: Any) -> tuple[int, int] | None:
+    """Return slot and incarnation of the process that a value has stayed in, from the object that is sent
+    for it. ``None`` for any other, and for a snapshot, which nobody writes to."""
+    if type(sent) is Unfetched:
+        where = sent.where
+        return None if where.snapshot else (where.slot, where.incarnation)
+    snapshot = sent.snapshot if type(sent) is Holding else sent
+    return snapshot.shared_at if type(snapshot) is _core.Snapshot else None
+
+
+def stays_afar(sent: Any) -> bool:
+    """Whether ``sent`` is as good on another host: it keeps nothing, or a value of which all can be fetched
+    from there."""
+    snapshot = sent.snapshot if type(sent) is Holding else sent
+    if type(snapshot) is _core.Snapshot and not snapshot.keeps:
+        return True
+    if type(sent) is not Unfetched and type(snapshot) is not _core.Snapshot:
+        return True
+    where = located(sent)
+    return where is not None and not where.beside
+
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -312,7 +488,10 @@ class Ref(_RefCore[ValueT], Placed):
             self.cancel()
 
     def __reduce__(self) -> Any:
-        from conveyor.refs.pickled.imports import load_pickled, reduce_done  # above
+        from conveyor.refs.imports import (
+            load_pickled,
+            reduce_done,  # above
+        )
 
         done = reduce_done(self)
         if done is not None:
@@ -324,7 +503,7 @@ class Ref(_RefCore[ValueT], Placed):
     def claim(self, readers: Sequence[Reader]) -> tuple[Any, ...]:
         """Make the claim that this ref is loaded with, once by each of ``readers``. Empty: by one unknown
         reader."""
-        from conveyor.refs.pickled.imports import claim
+        from conveyor.refs.imports import claim
 
         return claim(self, readers)
 
@@ -337,7 +516,7 @@ class Ref(_RefCore[ValueT], Placed):
     def __getitem__(self, index: Any) -> Ref[Any]:
         """Return a ref to ``value[index]``, a part of the value. Of an array or a tensor that has stayed on
         its actor only the part is fetched."""
-        part: Ref[Any] = import_later("conveyor.refs.derived").PartRef(self, index)
+        part: Ref[Any] = PartRef(self, index)
         return part
 
     #: It has parts, and is no sequence of them.
@@ -386,7 +565,7 @@ _refuse_operators(Ref)
 def asyncio_waits() -> ModuleType:
     """Import ``waiting.aio``: the import of asyncio is slow, and rarely needed."""
     try:
-        from conveyor.runtime.waiting import aio
+        from conveyor.runtime import aio
     except OSError:  # no descriptor was left to read it with
         with explained("await anything in this event loop"):
             raise
@@ -419,3 +598,214 @@ def cancelled_error(what: str) -> BaseException:
     from conveyor.exceptions import ExecutionCancelledError  # slow to import, and rarely needed
 
     return ExecutionCancelledError(f"{what} was cancelled")
+
+
+class DerivedRef(Ref):
+    """A ref that settles as ``whole`` does, and gives what ``_unfetched`` makes of its value."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: Ref) -> None:
+        super().__init__(whole._source, -1)
+        self._whole = whole
+
+    def get(self, timeout: float | None = None) -> Any:
+        return _core.with_fetch_limit(timeout, self._got, timeout)
+
+    def _got(self, timeout: float | None) -> Any:
+        raise NotImplementedError
+
+    def _unfetched(self) -> Any:
+        raise NotImplementedError
+
+    def to_send(self) -> Any:
+        self._settled(None)
+        value = self._unfetched()
+        if isinstance(value, direct.Unfetched):  # whoever gets it fetches it
+            return value.kept_by(self._whole)
+        return Itself.of(value)
+
+    def _settled(self, timeout: float | None) -> Any:
+        return self._whole._settled(timeout)
+
+    def _settled_now(self) -> Any:
+        return self._whole._settled_now()
+
+    def done(self) -> bool:
+        return self._whole.done()
+
+    def has_failed(self) -> bool:
+        return self._whole.has_failed()
+
+    def cancel(self) -> bool:
+        return self._whole.cancel()
+
+    def cancelled(self) -> bool:
+        return self._whole.cancelled()
+
+    def _awaited_as(self) -> Hashable:
+        return self._whole._awaited_as()
+
+
+class Itself:
+    """A ref that, as an argument, does not stand for its value."""
+
+    __slots__ = ("_ref",)
+
+    def __init__(self, ref: Ref) -> None:
+        self._ref = ref
+
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """``value``, to be an argument as it is."""
+        return cls(value) if isinstance(value, Ref) else value
+
+    def __reduce__(self) -> Any:
+        return same, (self._ref,)
+
+
+def _unshared(index: Any) -> Any:
+    """``index``, or a copy where it is a list or an array."""
+    if isinstance(index, (int, str, slice)):
+        return index
+    is_fixed = isinstance(index, Hashable) and not hasattr(index, "__array__")
+    return index if is_fixed else copy.deepcopy(index)
+
+
+class PartRef(DerivedRef):
+    """``ref[index]``: of an array or a tensor that has stayed where it was made, only the part is fetched."""
+
+    __slots__ = ("_index",)
+
+    def __init__(self, whole: Ref, index: Any) -> None:
+        super().__init__(whole)
+        # It is looked at later, and lists and arrays may be changed until then.
+        several = index if isinstance(index, tuple) else (index,)
+        self._index = tuple([_unshared(one) for one in several])
+
+    def _got(self, timeout: float | None) -> Any:
+        if self._is_received():
+            return self._received(timeout)
+        self._settled(timeout)  # before: who waits may be doing something else meanwhile
+        value = self._whole._unfetched()
+        if isinstance(value, direct.Unfetched):
+            return value.part(self._index)
+        return self._of(value)
+
+    def _unfetched(self) -> Any:
+        value = self._whole._unfetched()
+        if isinstance(value, direct.Unfetched):
+            part = value.where_part(self._index)
+            if part is not None:
+                return value.moved(part)
+            value = value.fetch()
+        return self._of(value)
+
+    def _of(self, value: Any) -> Any:
+        index = self._index
+        return value[index[0] if len(index) == 1 else index]
+
+    def __repr__(self) -> str:
+        return f"<PartRef {self._index!r} of {self._whole!r}>"
+
+    def parts(self) -> tuple[Ref, ...]:
+        return self._whole.parts()
+
+
+class UnreadRef(DerivedRef):
+    """Stands in the place of ``whole`` among the arguments of a call."""
+
+    __slots__ = ()
+
+    def to_send(self) -> Any:
+        sent = self._whole.to_send()
+        return sent if located(sent) is None else _Unread(sent)
+
+    def get(self, timeout: float | None = None) -> Any:
+        return self._whole.get(timeout)
+
+    def _unfetched(self) -> Any:
+        return self._whole._unfetched()
+
+    def parts(self) -> tuple[Ref, ...]:
+        return self._whole.parts()
+
+
+class _Unread:
+    """Value to send for a ref whose value has stayed elsewhere."""
+
+    __slots__ = ("sent",)
+
+    def __init__(self, sent: Any) -> None:
+        self.sent = sent
+
+
+class Arriving:
+    """Argument that has not been fetched. It keeps the value until :meth:`fetched`.
+
+    value: the stand-in for the value.
+    """
+
+    __slots__ = ("_frame", "value")
+
+    def __init__(self, meta: bytes, frame: Any) -> None:
+        self.value = Unfetched(meta, decode)
+        self._frame = frame
+
+    def fetched(self) -> None:
+        """Let go of the value: it is needed no more."""
+        self._frame = None
+
+
+def _make_reducers(notes: dict[Any, Any]) -> dict[type, Any]:
+    def reduce(unread: _Unread) -> Any:
+        sent = notes.get(SENT)
+        what = unread.sent
+        if sent is None or sent.in_band or (sent.elsewhere() and not stays_afar(what)):
+            return same, (what,)  # nobody would keep it, or its readers cannot get all of it
+        # The object that keeps the value, where the frame does not do so by itself.
+        if type(what) is Unfetched:
+            keeper, meta = what._keeper, what.meta
+        elif type(what) is Holding:
+            keeper, meta = what.ref, what.snapshot.meta
+        else:
+            assert type(what) is _core.Snapshot
+            keeper, meta = what, what.meta
+        keep_beside(notes, keeper)
+        # Memory of the frame: who has it, has the frame.
+        return Arriving, (meta, PickleBuffer(bytes(8)))
+
+    return {_Unread: reduce}
+
+
+add_reducers(_make_reducers)
+
+
+def elements_of(whole: Ref, count: int) -> Any:
+    """Return the refs of ``count`` results: ``whole`` itself, where there is one."""
+    return whole if count == 1 else [ElementRef(whole, i) for i in range(count)]
+
+
+class ElementRef(DerivedRef):
+    """Ref of one of several results."""
+
+    __slots__ = ("_index",)
+
+    def __init__(self, whole: Ref, index: int) -> None:
+        super().__init__(whole)
+        self._index = index
+
+    def _got(self, timeout: float | None) -> Any:
+        if self._is_received():
+            return self._received(timeout)
+        self._settled(timeout)  # before: who waits may be doing something else meanwhile
+        return direct.fetched(self._unfetched())
+
+    def _unfetched(self) -> Any:
+        return self._whole._unfetched()[self._index]
+
+    def parts(self) -> tuple[Ref, ...]:
+        return (self._whole,)
+
+    def __repr__(self) -> str:
+        return f"<ElementRef {self._index} of {self._whole!r}>"

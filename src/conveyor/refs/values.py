@@ -2,7 +2,7 @@
 
 A ref that is itself an argument stands for its value: whoever sends waits until it is done, and sends
 what the ref keeps, as it is. A ref inside of an argument, or inside of the value of one, arrives as a ref
-(``refs.pickled.imports``).
+(``refs.imports``).
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from conveyor.codec.direct import keep_beside
 from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
-from conveyor.refs.holding import Holding, same
-from conveyor.refs.pickled.imports import Claims, load, reduce_done
-from conveyor.refs.ref import EMPTY, Ref
-from conveyor.refs.staying import stays_afar
+from conveyor.refs.imports import Claims, load, reduce_done
+from conveyor.refs.ref import EMPTY, Holding, Ref, same, stays_afar
 from conveyor.refs.streams import StreamRef
 from conveyor.runtime import context, ending
-from conveyor.runtime.waiting.patience import PassingOn
+from conveyor.runtime.waiting import PassingOn
 
 #: Whether one of the arguments, positional or by name, is itself a ref.
 refs_among = _core.refs_among

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
@@ -14,18 +14,44 @@ from conveyor.runtime import ending, threads
 from conveyor.runtime.protocol import Runtime
 
 
-class Cluster(Protocol):
-    """Cluster on which the session's actors are placed, where there is more than this machine."""
+class Cluster:
+    """Ray cluster on which the session's actors are placed. The connection to Ray is checked before anything
+    is asked of Ray: without one Ray would connect by itself, to another cluster or a new one, where nothing
+    knows of the session."""
 
-    def nodes(self) -> list[dict[str, Any]]: ...
+    def __init__(self, ray: Any) -> None:
+        """``ray``: the module, connected."""
+        self._ray = ray
+        self._worker = ray.get_runtime_context().get_worker_id()
 
-    def cluster_resources(self) -> dict[str, float]: ...
+    def check(self) -> None:
+        """Raise ``RuntimeStateError`` if the connection is not that of the session's start."""
+        ray = self._ray
+        if not ray.is_initialized() or ray.get_runtime_context().get_worker_id() != self._worker:
+            raise RuntimeStateError(
+                "the connection to Ray that the session was started on has ended (by ray.shutdown()?). "
+                "Call conveyor.shutdown(), and conveyor.init() again"
+            )
 
-    def available_resources(self) -> dict[str, float]: ...
+    # Information on the cluster, as Ray gives it.
+
+    def nodes(self) -> list[dict[str, Any]]:
+        self.check()
+        found: list[dict[str, Any]] = self._ray.nodes()
+        return found
+
+    def cluster_resources(self) -> dict[str, float]:
+        self.check()
+        return dict(self._ray.cluster_resources())
+
+    def available_resources(self) -> dict[str, float]:
+        self.check()
+        return dict(self._ray.available_resources())
 
     def node_id(self) -> str:
-        """The node that this process is on."""
-        ...
+        """Return the node that this process is on."""
+        self.check()
+        return str(self._ray.get_runtime_context().get_node_id())
 
 
 _lock = threading.Lock()
@@ -142,3 +168,17 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+#: Registrations of transports by name, each pickled by value. Only the driver's are asked for.
+TRANSPORTS: dict[str, bytes] = {}
+
+
+def add_transport(name: str, registration: bytes) -> None:
+    """Note the registration of a transport.
+
+    Raises:
+        ValueError: another transport has the name.
+    """
+    if TRANSPORTS.setdefault(name, registration) != registration:
+        raise ValueError(f"there is a transport {name!r} already")

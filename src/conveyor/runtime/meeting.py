@@ -1,8 +1,9 @@
-"""Two processes that meet over a channel: its memory, and what each of them learns of the other."""
+"""Processes that meet, two over a channel or the ranks of a group: what each of them learns of the others."""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -10,7 +11,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ChannelClosedError, ConveyorError
 from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
-from conveyor.runtime.process import CALL_STRIDE, RESULT_BIT, Place, slots_of
+from conveyor.runtime.process import CALL_STRIDE, RESULT_BIT, Place, Process, slots_of
 from conveyor.runtime.protocol import ActorId
 
 #: An end of a channel: what is sent goes in at the first, and comes out at the second.
@@ -109,4 +110,155 @@ class Introductions(Protocol):
 
     def death(self, meeting: Meeting) -> ConveyorError:
         """Make the error for whoever needs the process at the other end, which is no more."""
+        ...
+
+
+def group_blueprint(members: Sequence[tuple[int, int]], hosts: tuple[int, ...]) -> Blueprint:
+    """Memory for a group of these processes, which are on these hosts, counted from 0 on."""
+    places = [Place(*member, RESULT_BIT) for member in members]
+    rings = [
+        RingPlan(at, slots, stride, places[writer], tuple([places[r] for r in readers]))
+        for writer, at, slots, stride, readers in _core.CollectiveGroup.rings(hosts)
+    ]
+    return Blueprint(_core.CollectiveGroup.bytes(hosts), tuple(rings), (), hosts)
+
+
+def enter(
+    process: Process,
+    segment: _core.Segment,
+    membership: Membership,
+    arenas: Sequence[_core.ArenaView],
+) -> Joined:
+    """Take the place that ``process`` has. ``arenas``: of all ranks, its own included."""
+    rank, ranks = membership.rank, len(membership.members)
+    places = [Place(*member, RESULT_BIT) for member in membership.members]
+    rings = [_core.CollectiveGroup.ring_at(ranks, r) for r in range(ranks)]
+    group = _core.CollectiveGroup(
+        segment,
+        process.inbox,
+        rank,
+        membership.members,
+        membership.hosts,
+        process.arena,
+        arenas,
+        RESULT_BIT,
+    )
+    carries = "a collective group"
+    return Joined(
+        group,
+        membership,
+        process.writer(segment, rings[rank], places, carries),
+        tuple(
+            [
+                process.reader(segment, ring, rank, place, arena, carries, shared=True)
+                for ring, place, arena in zip(rings, places, arenas, strict=True)
+            ]
+        ),
+    )
+
+
+#: The attribute of an error that follows from what another rank has raised in the same execution of a graph:
+#: the graph and that execution.
+FAILED_IN = "_conveyor_failed_in"
+#: The attribute of an error that says that a rank has died: the slot and the incarnation of its process.
+DEAD_RANK = "_conveyor_dead_rank"
+
+
+#: Most characters of an error's text that other ranks are told.
+_WORDS = 200
+
+_name_of = type.__dict__["__name__"].__get__
+
+
+def in_words(error: BaseException) -> str:
+    """Describe an error by its class and message. Neither has to be well-behaved."""
+    name = _name_of(type(error))  # whatever its own class says
+    try:
+        text = f"has raised {name}: {error}"
+    except Exception:
+        text = f"has raised {name}"
+    text = text if len(text) <= _WORDS else f"{text[:_WORDS]}..."
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be told
+
+
+class Membership(Struct, frozen=True):
+    """Data for a process that joins a group: its rank, and the actor and the process of each rank, as slot
+    and incarnation."""
+
+    rank: int
+    actors: tuple[ActorId, ...]
+    members: tuple[tuple[int, int], ...]
+    #: The driver's rank, which every process knows already; ``None``: it is not in the group.
+    driver: int | None = None
+    #: Node of each rank, counted from 0 on.
+    hosts: tuple[int, ...] = ()
+
+
+class Joined(Struct, frozen=True):
+    """A group that this process is in, with its ends of the rings of values that ranks give each other."""
+
+    group: _core.CollectiveGroup
+    membership: Membership
+    writer: _core.Writer
+    #: By the ranks that write.
+    readers: tuple[_core.Reader, ...]
+
+    def leave(self) -> None:
+        """Take no more values; what has come in vain is given back."""
+        for reader in self.readers:
+            reader.close()
+        self.group.close()
+
+
+def doing(
+    process: Process,
+    membership: Membership,
+    ranks: Sequence[int],
+    label: Callable[[int, int], str | None],
+) -> list[str]:
+    """See ``Collectives``. ``label`` names a (graph, node)."""
+    actors = [rank for rank in ranks if rank != membership.driver]
+    statuses = process.statuses([membership.members[rank] for rank in actors], label)
+    said = {rank: f", {status.describe()}" for rank, status in zip(actors, statuses, strict=True)}
+    return [said.get(rank, "") for rank in ranks]
+
+
+class Collectives(Protocol):
+    """Interface by which processes meet in groups. It also records for the group code of this process: by
+    name, the groups that this process has created (``made``), and the groups that it is in (``entered``)."""
+
+    made: dict[str, Any]
+    entered: dict[str, Any]
+
+    def open(self, actors: Sequence[ActorId], driver: int | None = None) -> int:
+        """A new group of the processes that ``actors`` have now, in this order: its number. ``driver``: the
+        rank that the driver has among them, if this is the driver."""
+        ...
+
+    def join(self, number: int) -> Joined:
+        """Take this process's place in a group."""
+        ...
+
+    def leave(self, joined: Joined) -> None:
+        """Leave the group: this process has nothing to do with it any more."""
+        ...
+
+    def close(self, number: int) -> None:
+        """End all operations in this group: every rank in one is told. Does nothing the second time."""
+        ...
+
+    @property
+    def until(self) -> Callable[[], int] | None:
+        """Return a function that gives the latest end of what runs here, on the monotonic clock in
+        nanoseconds; 0: none. Below 0: nobody waits for it any more; -2: its execution has failed. ``None``:
+        several things run side by side, and the one that asks is not known."""
+        ...
+
+    def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
+        """Describe what the processes of these ranks do, in words that follow their names; empty for the
+        driver."""
+        ...
+
+    def death(self, joined: Joined, rank: int) -> ConveyorError:
+        """Make the error that says how the process of that rank has died."""
         ...

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence, Set
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -15,11 +16,12 @@ from msgspec import Struct, field
 
 from conveyor import _core
 from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environment
-from conveyor.codec import Reader, SentDefinitions, set_up_codec
+from conveyor.codec import Reader, SentDefinitions, first_line, set_up_codec, summarize_error
+from conveyor.codec.errors.encoding import read_error
 from conveyor.codec.tensors import pinned
-from conveyor.exceptions import RuntimeStateError
+from conveyor.exceptions import ConstructorError, RuntimeStateError, TaskError
 from conveyor.runtime import ending, threads
-from conveyor.runtime.memory_limit import memory_limit
+from conveyor.runtime.deadlock import Lanes
 from conveyor.runtime.shortage import Shortage
 from conveyor.runtime.sources import Sources
 from conveyor.runtime.status import (
@@ -30,14 +32,148 @@ from conveyor.runtime.status import (
     status_of,
     with_node,
 )
-from conveyor.runtime.waiting.alarm import Alarm
-from conveyor.runtime.waiting.lanes import Lanes
-from conveyor.runtime.waiting.sweeper import Sweeper
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.wait_graph import Blockers
+from conveyor.runtime.waiting import Alarm
 from conveyor.weak import WeakSet
 
 if TYPE_CHECKING:
-    from conveyor.runtime.far_memory import FarMemory, HostsMemory
+    from conveyor.runtime.remote_memory import FarMemory, HostsMemory
+
+
+def memory_limit(root: str = "/") -> int:
+    """Return the memory limit in bytes: the least of the machine's memory and the limits of the process's
+    memory groups and of those around them, whichever version they are. ``root``: where ``proc`` and ``sys``
+    are."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for group in memory_groups(root):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError):
+                text = read_text(os.path.join(group, name)).strip()
+                if text.isdigit():  # else "max"
+                    limits.append(int(text))
+    return min(limits)
+
+
+def memory_groups(root: str) -> Iterator[str]:
+    """The folders of this process's memory groups, from the innermost to the outermost."""
+    try:
+        lines = read_text(os.path.join(root, "proc/self/cgroup")).splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top = os.path.join(root, "sys/fs/cgroup")
+        elif "memory" in controllers.split(","):
+            top = os.path.join(root, "sys/fs/cgroup/memory")
+        else:
+            continue
+        # In a container the path may be the host's, or lead out of what can be seen from here ("/../x"):
+        # what is not there has no files, and the container's own group is at the top.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for inner in range(len(parts), -1, -1):
+            yield os.path.join(top, *parts[:inner])
+
+
+def read_text(path: str) -> str:
+    """Read a small file. (``pathlib``, which would do it, is slow to import.)"""
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+#: Lines that one process logs of errors that nobody gets.
+_MOST_LINES = 20
+
+
+class Sweeper:
+    """Thread that lets go of dropped results, started with the first channel that brings results to this
+    process. It sleeps while no result is dropped that is still to come, and wakes up once for all that are
+    dropped within ``quiet`` seconds."""
+
+    def __init__(self, inbox: _core.Inbox, quiet: float) -> None:
+        self._leftovers = inbox.leftovers
+        self._quiet = quiet
+        self._lock = threading.RLock()  # a signal handler may lay a channel, too
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._lines = 0
+        #: Errors that nobody gets any more, until there is a line of each.
+        self._unseen: deque[BaseException] = deque(maxlen=64)
+        #: The actors whose constructor's error is known, or was logged; the last ones.
+        self.failed_actors: deque[str] = deque(maxlen=256)
+
+    def start(self) -> None:
+        """Start the thread: results will come. Not called by finalizers, which drop results: they may start
+        no thread."""
+        with self._lock:
+            if self._thread is None and not self._closed:
+                with suppress(RuntimeError):  # no thread is to be had: the next channel tries again
+                    self._thread = threads.serve(self._run, "sweeper")
+
+    def close(self) -> None:
+        """End the thread, after a last sweep."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            self._leftovers.stop()
+            thread.join()
+            self._sweep()
+
+    def tell(self, error: BaseException) -> None:
+        """Have the thread log ``error``, the outcome of a reference that was dropped: nobody will get it.
+        Logging here would not do: finalizers call this, with any lock held, and a handler of the log may
+        need that lock."""
+        self._unseen.append(error)
+        if self._thread is None:  # of the inline engine, which has no other threads either
+            self._say_unseen()
+        else:
+            self._leftovers.note_more()
+
+    def _say_unseen(self) -> None:
+        while self._unseen:
+            self._say(self._unseen.popleft())
+
+    def _say(self, error: BaseException) -> None:
+        if isinstance(error, ConstructorError) and self._knows(error.actor):
+            return
+        kind, where = type(error), ""
+        if isinstance(error, TaskError):
+            where = f" (raised in actor {error.actor!r} and node {error.node!r})"
+            kind = kind if error.cause is None else type(error.cause)
+        with suppress(Exception):  # its own code may say what it is
+            self._log(f"{kind.__name__}: {first_line(str(error))}{where}")
+
+    def _run(self) -> None:
+        while self._leftovers.wait(self._quiet):
+            self._sweep()
+
+    def _sweep(self) -> None:
+        self._leftovers.sweep()
+        self._say_unseen()
+        for meta, more in self._leftovers.take_unseen():
+            error = read_error(meta)
+            # A constructor's comes again: to whoever calls the actor, and to the order that ends it.
+            if not (error.constructor and (more or self._knows(error.actor))):
+                self._log(summarize_error(meta))
+
+    def _knows(self, actor: str) -> bool:
+        """Whether the error of that actor's constructor needs no line any more."""
+        with self._lock:
+            known = actor in self.failed_actors
+            if not known:
+                self.failed_actors.append(actor)
+        return known
+
+    def _log(self, text: str) -> None:
+        with self._lock:
+            self._lines += 1
+            lines = self._lines
+        if lines > _MOST_LINES:
+            return
+        threads.log("warning", "an error that nobody has got: %s", text)
+        if lines == _MOST_LINES:
+            threads.log("warning", "further errors that nobody gets are not logged")
 
 
 class Pinning:
@@ -79,24 +215,10 @@ class Pinning:
                 return
 
 
-class _Process(Protocol):
-    board: _core.Board
-
-    def known_arena(self, slot: int, incarnation: int) -> _core.ArenaView | None: ...
-
-    @property
-    def arena_size(self) -> _Size: ...
-
-
-class _Size(Protocol):
-    @property
-    def file(self) -> int: ...
-
-
 class OthersArenas:
     """The arenas that this process has opened, until it hears that their processes are dead."""
 
-    def __init__(self, process: _Process) -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
         # By slot and incarnation. Single steps change it, so it needs no lock.
         self._opened: dict[tuple[int, int], _core.ArenaView] = {}

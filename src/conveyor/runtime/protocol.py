@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from conveyor.codec import Reader
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
-    from conveyor.refs.pickled.exchange import ExportId
+    from conveyor.refs.imports import ExportId
     from conveyor.refs.ref import Ref
     from conveyor.refs.watcher import Watcher
-    from conveyor.runtime.chores import Chores
-    from conveyor.runtime.meeting import Introductions
+    from conveyor.runtime.cleanup import Chores
+    from conveyor.runtime.deadlock import Lanes
+    from conveyor.runtime.meeting import Collectives, Introductions
     from conveyor.runtime.process import Process
-    from conveyor.runtime.ranks import Collectives
-    from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.weak import WeakValues
 
 
@@ -269,7 +268,7 @@ class Runtime(Protocol):
 
     @property
     def graphs(self) -> Iterable[Any]:
-        """The accounts (``graph.parts.Account``) of the graphs that this process executes, as long as
+        """The accounts (``graph.compiled.Account``) of the graphs that this process executes, as long as
         somebody holds the graph or one of its refs."""
         ...
 
@@ -347,7 +346,7 @@ class Runtime(Protocol):
         ...
 
     def load_graph(self, number: int, name: str, whole: bool, options: tuple[str, ...]) -> Any:
-        """The graph with this number, or a handle of it; see ``graph.handles.sharing``."""
+        """The graph with this number, or a handle of it; see ``graph.handles``."""
         ...
 
     def retain(self, actor: ActorId) -> object:

@@ -10,11 +10,10 @@ from contextlib import suppress
 from conveyor import _core
 from conveyor.exceptions import ArenaFullError, SystemLimitError
 from conveyor.pauses import Pauses
+from conveyor.runtime.deadlock import Lanes
 from conveyor.runtime.threads import Background
-from conveyor.runtime.waiting.alarm import Alarm
-from conveyor.runtime.waiting.lanes import Lanes
-from conveyor.runtime.waiting.patience import Patience, wait_patiently
-from conveyor.runtime.waiting.works import CALLS, STEPS, Blockers
+from conveyor.runtime.wait_graph import CALLS, STEPS, Blockers
+from conveyor.runtime.waiting import Alarm, Patience, wait_patiently
 
 #: How long those who hold memory are given to let go of it once they have nothing to do any more: a value may
 #: be held a moment longer than its call takes.

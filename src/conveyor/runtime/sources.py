@@ -12,7 +12,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 
 if TYPE_CHECKING:
-    from conveyor.runtime.chores import Chores
+    from conveyor.runtime.cleanup import Chores
 
 
 class _Awaited(NamedTuple):

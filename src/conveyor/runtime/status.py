@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from conveyor import _core
-from conveyor.runtime.waiting.works import FOR_THE_DRIVER, STEPS
+from conveyor.runtime.wait_graph import FOR_THE_DRIVER, STEPS
 from conveyor.system_limits import FORK_SERVER
 
 ActorState = Literal[

@@ -13,26 +13,25 @@ from conveyor.calls.call import CLOSE, METHOD, OPEN
 from conveyor.calls.functions import Functions
 from conveyor.calls.generators import Key
 from conveyor.calls.links import Link
-from conveyor.calls.pump import Pump
+from conveyor.calls.pending import Pump
 from conveyor.calls.streams import CallStream, Incarnation
 from conveyor.checks import check_timeout
 from conveyor.codec import SentDefinitions
 from conveyor.codec.direct import Direct
-from conveyor.graph.results import get_all
+from conveyor.graph.results import Origins, get_all
 from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
 from conveyor.refs.watcher import Watcher
-from conveyor.runtime import chores as registrations
-from conveyor.runtime.chores import Chores
+from conveyor.runtime import context
+from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.deadlock import Lanes
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId, Returns
-from conveyor.runtime.waiting.lanes import Lanes
-from conveyor.runtime.waiting.patience import Patience, outstanding, wait_patiently
-from conveyor.runtime.waiting.works import Blockers, any_of
+from conveyor.runtime.wait_graph import Blockers, any_of
+from conveyor.runtime.waiting import Patience, outstanding, wait_patiently
 from conveyor.weak import WeakValues
 
 if TYPE_CHECKING:
     from conveyor.calls.retrying import Retrying
-    from conveyor.graph.origins import Origins
 
 
 class PutRef(Ref):
@@ -119,10 +118,10 @@ class CallingRuntime:
             functions.fail_if_lost()
 
     def find_transport(self, name: str) -> bytes | None:
-        return registrations.KNOWN.get(name)
+        return context.TRANSPORTS.get(name)
 
     def add_transport(self, name: str, registration: bytes) -> None:
-        registrations.add(name, registration)
+        context.add_transport(name, registration)
 
     def _known_link(self, actor: ActorId) -> Incarnation:
         """Return the link to an actor, the same one for as long as it can be used; see :meth:`link`."""
@@ -176,8 +175,6 @@ class CallingRuntime:
     def origins(self) -> Origins:
         """Record of the lines where results were got; of graphs in debug mode."""
         if self._origins is None:
-            from conveyor.graph.origins import Origins
-
             self._origins = Origins()
         return self._origins
 

@@ -13,29 +13,18 @@ from conveyor import _core, descriptors
 from conveyor.codec import Reader, encode_error
 from conveyor.exceptions import GraphTornDownError
 from conveyor.pauses import Pauses
-from conveyor.runtime.messages.message import MAX_FDS, TICKET_BYTES
+from conveyor.runtime.messages import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import close_all
 from conveyor.runtime.uninterrupted import try_each
-from conveyor.runtime.waiting.works import steps_of
+from conveyor.runtime.wait_graph import steps_of
 from conveyor.system_limits import explained
-from conveyor.worker.calls.calls import Calls
-from conveyor.worker.calls.mailbox import Mailbox
-from conveyor.worker.graphs.program import Part, make_part
-from conveyor.worker.ground import Ground
-from conveyor.worker.orders import (
-    Accept,
-    End,
-    HangUp,
-    Load,
-    NewPeers,
-    Order,
-    Settle,
-    Unload,
-)
-from conveyor.worker.unwanted import until
+from conveyor.worker.calls import Calls, Mailbox
+from conveyor.worker.instance import Ground, until
+from conveyor.worker.messages import Accept, End, HangUp, Load, NewPeers, Order, Settle, Unload
+from conveyor.worker.program import Part, make_part
 
 if TYPE_CHECKING:
-    from conveyor.graph.edges.layout import Assignment
+    from conveyor.graph.edges import Assignment
 
 
 #: Attempts to read an order for which there is no memory: nothing tells when there is some.

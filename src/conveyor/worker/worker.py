@@ -23,21 +23,21 @@ from conveyor.checks import in_seconds
 from conveyor.codec import faults
 from conveyor.codec.pickling import byvalue, unpickler
 from conveyor.runtime import context, threads
-from conveyor.runtime.messages.message import check_greeting
+from conveyor.runtime.messages import check_greeting
 from conveyor.runtime.process import Process
 from conveyor.runtime.uninterrupted import try_each
-from conveyor.runtime.waiting.works import LOOP, ONE, STARTING, THREADS
-from conveyor.worker.calls.calls import Calls
+from conveyor.runtime.wait_graph import LOOP, ONE, STARTING, THREADS
+from conveyor.worker.actor_runtime import ActorRuntime
+from conveyor.worker.calls import Calls
 from conveyor.worker.control import Control
 from conveyor.worker.forked import flush_files
-from conveyor.worker.ground import Ground
-from conveyor.worker.orders import Hello
-from conveyor.worker.runtime import ActorRuntime
+from conveyor.worker.instance import Ground
+from conveyor.worker.messages import Hello
 
 if TYPE_CHECKING:
     import asyncio
 
-    from conveyor.worker.calls.instance import Instance
+    from conveyor.worker.instance import Instance
 
 
 def limit_grace(name: str, seconds: float) -> None:
@@ -240,7 +240,7 @@ class Worker:
     def _run_with_loop(self) -> None:
         import asyncio
 
-        from conveyor.runtime.waiting.loops import ActorLoop, ActorSelector
+        from conveyor.runtime.aio import ActorLoop, ActorSelector
 
         loop = ActorLoop(ActorSelector(self.hello.name))
         asyncio.set_event_loop(loop)
@@ -256,7 +256,7 @@ class Worker:
                     loop.close()
 
     def _end_with_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        from conveyor.runtime.waiting.aio import cancel_all_tasks
+        from conveyor.runtime.aio import cancel_all_tasks
 
         if self.ground.coroutines is not None:
             self.ground.coroutines.leaving = True
@@ -270,8 +270,8 @@ class Worker:
     async def _serve_on_loop(self) -> None:
         import asyncio
 
-        from conveyor.runtime.waiting.aio import wait_until
-        from conveyor.worker.calls.coroutines import Coroutines
+        from conveyor.runtime.aio import wait_until
+        from conveyor.worker.coroutines import Coroutines
 
         inbox, handlers = self.process.inbox, self.handlers
         coroutines = Coroutines(inbox, self.process.lanes, self.hello.max_concurrency)

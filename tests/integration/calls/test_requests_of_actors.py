@@ -14,9 +14,9 @@ from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.driver.requests.switchboard import Switchboard
+from conveyor.driver.requests import Switchboard
 from conveyor.runtime import context
-from conveyor.worker.requests.messages import Connect, Create, Find, Lay
+from conveyor.worker.messages import Connect, Create, Find, Lay
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

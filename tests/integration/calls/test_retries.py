@@ -16,7 +16,7 @@ from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor import channel
-from conveyor.calls.pump import CallRef
+from conveyor.calls.pending import CallRef
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,

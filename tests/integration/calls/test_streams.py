@@ -617,7 +617,7 @@ def test_an_end_that_comes_with_another_actors_death_cuts_nothing_short(
         assert [next(stream) for _ in range(5)] == [0, 1, 2, 3, 4]
         conveyor.kill(other)
         # The generator goes on while its end is looked for, which the death has made look done.
-        monkeypatch.setattr("conveyor.graph.submission.source._FIRST_LOOK", float(WAIT))
+        monkeypatch.setattr("conveyor.graph.result_source._FIRST_LOOK", float(WAIT))
         threading.Timer(0.1, go.open).start()
         assert stream.next(timeout=WAIT) == "end"
         with pytest.raises(StopIteration):

@@ -99,7 +99,7 @@ def flood(sender):
 class Starved:
     def receive(self, end):
         from conveyor import _core
-        from conveyor.worker.requests import client as introductions
+        from conveyor.worker import requests as introductions
 
         class Refusing:
             attached = 0

@@ -21,7 +21,7 @@ from conveyor.exceptions import (
     GraphTornDownError,
 )
 from conveyor.experimental import collective
-from conveyor.graph.edges.failures import FailureTeller
+from conveyor.graph.failures import FailureTeller
 
 
 class StepError(Exception):

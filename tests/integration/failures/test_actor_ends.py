@@ -90,8 +90,8 @@ ENDS = {
     "graceful": "conveyor.kill(actor, graceful=True)\nassert pathlib.Path('del').exists()",
     "sigterm": "os.kill(os.getpid(), 15)",
     "sys.exit": """
-from conveyor.driver.processes import record
-record._EXIT_CODE_WAIT = 60  # as in the tests' own process: on a busy machine it is told late
+from conveyor.driver import actors
+actors._EXIT_CODE_WAIT = 60  # as in the tests' own process: on a busy machine it is told late
 try:
     conveyor.get(actor.leave.remote())
 except conveyor.exceptions.ActorDiedError as error:

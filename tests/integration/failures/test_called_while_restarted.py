@@ -14,7 +14,7 @@ import pytest
 import conveyor
 from conveyor.command.status import find_sessions
 from conveyor.dag import InputNode
-from conveyor.driver.processes import restart
+from conveyor.driver import supervisor
 from conveyor.exceptions import (
     ActorDiedError,
     ActorStartError,
@@ -174,13 +174,13 @@ def test_an_execution_waits_for_another_threads_restart_as_long_as_it_may(
     struck_graph, monkeypatch
 ):
     graph, placing = struck_graph
-    waits, wait = threading.Event(), restart.wait_for_flag
+    waits, wait = threading.Event(), supervisor.wait_for_flag
 
     def waiting(*args):
         waits.set()
         wait(*args)
 
-    monkeypatch.setattr(restart, "wait_for_flag", waiting)
+    monkeypatch.setattr(supervisor, "wait_for_flag", waiting)
     thread = threading.Thread(target=graph.restart)
     thread.start()
     try:
@@ -196,7 +196,7 @@ def test_an_execution_waits_for_another_threads_restart_as_long_as_it_may(
 def test_a_signal_handler_cannot_execute_the_graph_that_is_restarted(struck_graph, monkeypatch):
     """It would wait for what it has interrupted."""
     graph, placing = struck_graph
-    raised, wait = [], restart.wait_for_flag
+    raised, wait = [], supervisor.wait_for_flag
 
     def handler(*_):
         try:
@@ -210,7 +210,7 @@ def test_a_signal_handler_cannot_execute_the_graph_that_is_restarted(struck_grap
             signal.raise_signal(signal.SIGALRM)
         wait(*args)
 
-    monkeypatch.setattr(restart, "wait_for_flag", interrupted)
+    monkeypatch.setattr(supervisor, "wait_for_flag", interrupted)
     before = signal.signal(signal.SIGALRM, handler)
     try:
         graph.restart()
@@ -258,7 +258,7 @@ def test_an_actor_calls_others_meanwhile(fresh_session, monkeypatch):
     stage, other, calls = Stage.remote(), Stage.remote(), Calls.remote()
     pid = conveyor.get(stage.pid.remote(), timeout=WAIT)
     conveyor.get([other.pid.remote(), calls.call.remote(Stage.remote(), 0)], timeout=WAIT)
-    waits, wait = threading.Event(), restart.wait_for_flag
+    waits, wait = threading.Event(), supervisor.wait_for_flag
 
     def waiting(*args):
         waits.set()
@@ -269,7 +269,7 @@ def test_an_actor_calls_others_meanwhile(fresh_session, monkeypatch):
     try:
         os.kill(pid, signal.SIGKILL)
         assert placing.begun.wait(WAIT)
-        monkeypatch.setattr(restart, "wait_for_flag", waiting)
+        monkeypatch.setattr(supervisor, "wait_for_flag", waiting)
         ref = calls.call.remote(stage, 1)
         assert waits.wait(WAIT)
         assert conveyor.get(calls.call.remote(other, 2), timeout=WAIT) == 2
@@ -381,8 +381,8 @@ def test_they_are_queued_before_the_next_try(fresh_session, monkeypatch, tmp_pat
 @pytest.fixture
 def pausing(fresh_session, monkeypatch, tmp_path, wait_until):
     """An actor whose next try is far away, and its record."""
-    monkeypatch.setattr(restart, "_FIRST_DELAY", 10 * WAIT)
-    monkeypatch.setattr(restart, "_LONGEST_DELAY", 10 * WAIT)
+    monkeypatch.setattr(supervisor, "_FIRST_DELAY", 10 * WAIT)
+    monkeypatch.setattr(supervisor, "_LONGEST_DELAY", 10 * WAIT)
     path = tmp_path / "dies"
     fragile = Fragile.remote(str(path))
     pid = conveyor.get(fragile.pid.remote(), timeout=WAIT)

@@ -17,8 +17,8 @@ from integration_helpers import WAIT, chain, hold
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ConveyorError, TaskError, WaitTimeoutError
-from conveyor.graph.submission.source import GraphSource
-from conveyor.worker.orders import Load
+from conveyor.graph.result_source import GraphSource
+from conveyor.worker.messages import Load
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -624,7 +624,7 @@ def test_a_long_wait_is_logged_once(a, latches, monkeypatch, caplog, wait_until,
 
         # For this wait alone: on a busy machine any other may be as long.
         with monkeypatch.context() as patched:
-            patched.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.05)
+            patched.setattr("conveyor.runtime.waiting.LOG_AFTER", 0.05)
             opener = threading.Thread(target=open_later)
             opener.start()
             if what == "execute":

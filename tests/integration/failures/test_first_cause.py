@@ -248,7 +248,7 @@ def test_a_stopped_actor_is_not_dead(latches, caplog, monkeypatch, where):
             assert "hold" in status.method
             assert status.execution == (0 if where == "graph" else None)
             assert abs(status.since - time.time()) < WAIT
-            monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.02)
+            monkeypatch.setattr("conveyor.runtime.waiting.LOG_AFTER", 0.02)
             with pytest.raises(WaitTimeoutError):
                 conveyor.get(ref, timeout=1)
             assert any("stopped" in record.getMessage() for record in caplog.records)

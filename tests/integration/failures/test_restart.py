@@ -18,9 +18,8 @@ from integration_helpers import WAIT, chain, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.driver.processes import restart
-from conveyor.driver.processes.restart import Restarts
-from conveyor.driver.processes.supervisor import Burial, Step
+from conveyor.driver import supervisor as restart
+from conveyor.driver.supervisor import Burial, Restarts, Step
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, GraphTornDownError
 from conveyor.runtime import context
 

@@ -11,8 +11,8 @@ from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.driver.processes import record
-from conveyor.driver.processes.supervisor import Supervisor
+from conveyor.driver import actors
+from conveyor.driver.supervisor import Supervisor
 from conveyor.exceptions import ActorDiedError, SessionEndedError
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import context
@@ -59,7 +59,7 @@ def test_an_error_that_was_asked_for_early_says_how_it_ended_once_that_is_known(
         late.append(end) if held.is_set() else on_exit(*end)
 
     monkeypatch.setattr(Supervisor, "on_exit", tell)
-    monkeypatch.setattr(record, "_EXIT_CODE_WAIT", 0.05)
+    monkeypatch.setattr(actors, "_EXIT_CODE_WAIT", 0.05)
     conveyor.shutdown()
     conveyor.init()
     victim, caller, go = Actor.remote(), Caller.remote(), latches()

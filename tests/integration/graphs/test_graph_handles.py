@@ -86,7 +86,7 @@ class Submitter:
         return asyncio.run(main())
 
     def log_after(self, seconds):
-        from conveyor.runtime.waiting import patience
+        from conveyor.runtime import waiting as patience
 
         before, patience.LOG_AFTER = patience.LOG_AFTER, seconds
         return before

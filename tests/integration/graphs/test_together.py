@@ -25,7 +25,7 @@ from conveyor.exceptions import (
     TaskError,
     WaitTimeoutError,
 )
-from conveyor.graph.edges.failures import FailureTeller
+from conveyor.graph.failures import FailureTeller
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -514,7 +514,7 @@ def test_the_log_and_the_status_mention_what_has_failed(latches, caplog, monkeyp
     (error,) = execution.errors
     assert "RuntimeError: rank 1 is out of memory (raised in actor" in error
     assert "failed: RuntimeError" in str(blocked.graph.status())
-    monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.02)
+    monkeypatch.setattr("conveyor.runtime.waiting.LOG_AFTER", 0.02)
     for wait in (lambda: held.get(timeout=0.3), lambda: conveyor.get([held, bad], timeout=0.3)):
         caplog.clear()
         with pytest.raises((WaitTimeoutError, RuntimeError)):
@@ -791,7 +791,7 @@ def test_a_wait_for_several_mentions_what_has_failed(latches, caplog, monkeypatc
     a, b = Rank.remote(), Rank.remote()
     refs = [a.hold.remote(1, go.path), b.bad.remote(1)]
     conveyor.wait(refs[1:], timeout=WAIT)
-    monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.02)
+    monkeypatch.setattr("conveyor.runtime.waiting.LOG_AFTER", 0.02)
     thread = threading.Thread(target=lambda: conveyor.wait(refs, num_returns=2))
     thread.start()
     wait_until(lambda: any("failed: Rank" in r.getMessage() for r in caplog.records))

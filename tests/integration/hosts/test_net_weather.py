@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.hosts import Node
 from conveyor import _core
+from conveyor.cluster.connections import Listener
 from conveyor.cluster.handshake import Identity, dial, new_token
-from conveyor.cluster.listener import Listener
 
 TOKEN = new_token()
 WINDOW = [10.0]

@@ -24,7 +24,7 @@ import pytest
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.engines.inline import engine as link
-from conveyor.engines.inline.lines import Lines
+from conveyor.engines.inline.threads import Lines
 from conveyor.exceptions import (
     ActorDiedError,
     ArenaFullError,

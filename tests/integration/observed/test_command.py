@@ -15,7 +15,7 @@ from integration_helpers import chain, get, hold
 import conveyor
 from conveyor import descriptors
 from conveyor.dag import InputNode
-from conveyor.driver.graphs.layer import LaidGraph, Roster, read_roster
+from conveyor.driver.deployments import LaidGraph, Roster, read_roster
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -259,7 +259,7 @@ from conveyor.command.status import _files
 from conveyor.dag import InputNode
 from conveyor.cluster import display
 from conveyor.local_sockets import LocalListener, new_key, new_name
-from conveyor.driver.graphs.layer import FILE
+from conveyor.driver.deployments import FILE
 
 @conveyor.remote
 class Actor:

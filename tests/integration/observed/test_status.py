@@ -215,7 +215,7 @@ class Lines:
 
     def start(self):
         """From now on a wait is long after 50 ms."""
-        self._monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.05)
+        self._monkeypatch.setattr("conveyor.runtime.waiting.LOG_AFTER", 0.05)
         self._caplog.clear()
 
     def __call__(self):

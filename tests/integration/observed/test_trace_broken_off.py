@@ -6,7 +6,7 @@ import pytest
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.graph.telemetry.afar import Afar
+from conveyor.graph.telemetry import Afar
 
 
 @conveyor.remote

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.engines.local.tunables import with_huge_heap
+from conveyor.engines.local.server import with_huge_heap
 
 MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 

@@ -246,7 +246,7 @@ def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
         from conveyor.engines.local import launcher
         from conveyor.exceptions import ConveyorError
         from conveyor.runtime import context
-        from conveyor.driver.processes.supervisor import Supervisor
+        from conveyor.driver.supervisor import Supervisor
 
         launcher.CLOSE_TIMEOUT = 100
         before = state()

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import warm_start
 
-from conveyor.engines.local import boot
 from conveyor.engines.local import launcher as launcher_module
 from conveyor.engines.local.launcher import Launcher
 from conveyor.engines.local.spec import ChildSpec
@@ -211,7 +210,9 @@ def test_a_server_that_cannot_start(monkeypatch):
 
 
 def test_what_a_failing_server_said_is_in_the_error(monkeypatch):
-    monkeypatch.setattr(boot, "_BOOTSTRAP", "raise OSError('out of luck')")
+    monkeypatch.setattr(
+        "conveyor.engines.local.launcher._BOOTSTRAP", "raise OSError('out of luck')"
+    )
     host = Host()
     with pytest.raises(ActorStartError, match="out of luck"):
         host.launcher.spawn(host.spec(), [])

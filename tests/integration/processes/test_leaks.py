@@ -19,7 +19,8 @@ from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.driver.processes import record, table
+from conveyor.driver import actors as record
+from conveyor.driver import actors as table
 from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
 from conveyor.runtime import context
 

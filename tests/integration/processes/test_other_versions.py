@@ -7,7 +7,7 @@ from integration_helpers import get
 
 import conveyor
 from conveyor.exceptions import ActorDiedError
-from conveyor.runtime.messages import message
+from conveyor.runtime import messages
 
 pytestmark = pytest.mark.usefixtures("local")
 
@@ -22,12 +22,12 @@ def test_an_actor_that_speaks_another_protocol_says_so(monkeypatch):
     first = Actor.remote()
     get(first.pid.remote())  # the fork server has imported what actors need
     with monkeypatch.context() as patch:
-        patch.setattr(message, "PROTOCOL", message.PROTOCOL + 1)
+        patch.setattr(messages, "PROTOCOL", messages.PROTOCOL + 1)
         other = Actor.remote()
         with pytest.raises(ActorDiedError, match="do not understand each other") as caught:
             get(other.pid.remote())
-    assert f"protocol {message.PROTOCOL}'" in str(caught.value)
-    assert f"protocol {message.PROTOCOL + 1}'" in str(caught.value)
+    assert f"protocol {messages.PROTOCOL}'" in str(caught.value)
+    assert f"protocol {messages.PROTOCOL + 1}'" in str(caught.value)
     assert "start the program again" in str(caught.value)
     get(first.pid.remote())
     get(Actor.remote().pid.remote())

@@ -353,8 +353,8 @@ def test_a_signal_handler_of_an_idle_actor_runs_at_once(tmp_path, session, wait_
 
 def test_a_compile_that_is_interrupted_between_descriptors_and_frame(session, monkeypatch):
     from conveyor.dag import InputNode
-    from conveyor.driver.processes.record import ActorRecord
-    from conveyor.worker.orders import Load
+    from conveyor.driver.actors import ActorRecord
+    from conveyor.worker.messages import Load
 
     class Echo:
         def echo(self, x):

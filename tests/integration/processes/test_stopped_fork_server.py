@@ -156,7 +156,7 @@ PROGRAMS = {
             assert os.listdir(folder) == []
 """,
     "Ctrl-C while a thread begins to wait for it": """
-        from conveyor.driver.processes.restart import Restarts
+        from conveyor.driver.supervisor import Restarts
         follow = Restarts.follow
 
         def interrupted(self, work):

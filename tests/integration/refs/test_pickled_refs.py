@@ -365,9 +365,9 @@ def test_a_thousand_rounds_leave_nothing(a, b, wait_until, opened_since):
 
 
 def test_pickles_that_are_never_loaded_are_forgotten_at_last(a, monkeypatch):
-    from conveyor.refs.pickled import tickets
+    from conveyor.refs import exports
 
-    monkeypatch.setattr(tickets, "MAX_TICKETS", 10)
+    monkeypatch.setattr(exports, "MAX_TICKETS", 10)
     pickles = [pickle.dumps(conveyor.put(large(i))) for i in range(30)]
     assert inside.kept() == 10
     with pytest.raises(RuntimeStateError, match="kept as long as"):

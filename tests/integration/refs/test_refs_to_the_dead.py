@@ -13,7 +13,7 @@ from integration_helpers import WAIT, compiled, get, hold, large
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.driver.graphs.service import GraphService
+from conveyor.driver.graph_service import GraphService
 from conveyor.exceptions import (
     ActorDiedError,
     ConveyorError,

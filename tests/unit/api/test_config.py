@@ -84,7 +84,7 @@ def test_default_timeouts(session, stop):
 
 
 def test_a_long_wait_for_room_is_logged_and_goes_on(session, monkeypatch, caplog, stop):
-    monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.05)
+    monkeypatch.setattr("conveyor.runtime.waiting.LOG_AFTER", 0.05)
     actor = conveyor.remote(Echo).remote()
     pid = conveyor.get(actor.pid.remote())
     with actor.echo.bind(InputNode()).compile(depth=1) as graph:

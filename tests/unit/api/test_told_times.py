@@ -5,7 +5,7 @@ import pytest
 from conveyor import _core
 from conveyor.checks import in_seconds
 from conveyor.exceptions import WaitTimeoutError
-from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting import Patience
 
 
 @pytest.mark.parametrize(

@@ -7,29 +7,32 @@ import socket
 import pytest
 
 from conveyor.cluster.fetches import FarMemoryService
-from conveyor.cluster.station import Station
-from conveyor.driver.graphs.service import GraphService
-from conveyor.driver.hosts import far_host as far_orders
-from conveyor.driver.hosts.far_host import FarOrder
-from conveyor.driver.requests.switchboard import Switchboard
+from conveyor.cluster.node_agent import Station
+from conveyor.driver import hosts as far_orders
+from conveyor.driver.graph_service import GraphService
+from conveyor.driver.hosts import FarOrder
+from conveyor.driver.requests import Switchboard
 from conveyor.exceptions import RuntimeStateError
-from conveyor.graph.handles import sharing as graph_exchange
-from conveyor.graph.handles.handle import Requests
-from conveyor.graph.handles.sharing import FromOwner, ToOwner
-from conveyor.refs.pickled import exchange
-from conveyor.refs.pickled.actor_exports import ActorExports
-from conveyor.refs.pickled.exchange import FromRendezvous, ToRendezvous
-from conveyor.refs.pickled.exports import Peer
-from conveyor.runtime.messages import message
-from conveyor.runtime.messages.message import Message, check_greeting, greeting, members
-from conveyor.runtime.messages.sockets import receive_message, send_message
-from conveyor.worker import orders
+from conveyor.graph import handles as graph_exchange
+from conveyor.graph.handles import FromOwner, Requests, ToOwner
+from conveyor.refs import imports
+from conveyor.refs.actor_exports import ActorExports
+from conveyor.refs.exports import Peer
+from conveyor.refs.imports import FromRendezvous, ToRendezvous
+from conveyor.runtime import messages as message
+from conveyor.runtime.messages import (
+    Message,
+    check_greeting,
+    greeting,
+    members,
+    receive_message,
+    send_message,
+)
+from conveyor.worker import messages, remote_memory
+from conveyor.worker import messages as requests
 from conveyor.worker.control import Control
-from conveyor.worker.orders import Accept, End, HangUp, Order
-from conveyor.worker.requests import far_memory
-from conveyor.worker.requests import messages as requests
-from conveyor.worker.requests.far_memory import FarMemoryClient, FromHost, ToHost
-from conveyor.worker.requests.messages import Notice, Request
+from conveyor.worker.messages import Accept, End, HangUp, Notice, Order, Request
+from conveyor.worker.remote_memory import FarMemoryClient, FromHost, ToHost
 
 
 def test_a_message_is_a_frozen_value():
@@ -61,7 +64,7 @@ def test_a_message_travels():
 
 
 @pytest.mark.parametrize(
-    "module", [orders, requests, exchange, graph_exchange, far_orders, far_memory]
+    "module", [messages, requests, imports, graph_exchange, far_orders, remote_memory]
 )
 def test_every_message_says_what_it_means(module):
     found = [

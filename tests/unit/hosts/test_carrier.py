@@ -10,11 +10,11 @@ import time
 import pytest
 
 from conveyor import descriptors
-from conveyor.cluster import answering, carrier, depot
+from conveyor.cluster import carrier, servers, serving
 from conveyor.cluster.carrier import Carrier
-from conveyor.cluster.depot import Depot, Supply
+from conveyor.cluster.servers import Depot, Supply
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
-from conveyor.runtime.messages.sockets import all_of, receive_pickled, send_pickled
+from conveyor.runtime.messages import all_of, receive_pickled, send_pickled
 
 WAIT = 60
 LARGE = 3 << 20
@@ -174,15 +174,15 @@ def test_where_no_thread_is_left_a_depot_answers_on_its_callers(monkeypatch):
     def refuse(target, name, *args):
         raise SystemLimitError(errno.EAGAIN, "no thread is left")
 
-    monkeypatch.setattr(answering.threads, "start", refuse)
+    monkeypatch.setattr(serving.threads, "start", refuse)
     files, (here, there) = Depot(), socket.socketpair()
     fd = file_with(b"a value")
     number = files.put(fd)
     handshake = threading.Thread(target=files.serve, args=(there,), daemon=True)
     handshake.start()
     here.settimeout(WAIT)
-    here.sendall(depot._ASKED.pack(number, 0, 7))
-    assert answering.hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
+    here.sendall(servers._ASKED.pack(number, 0, 7))
+    assert serving.hear(here, servers._ANSWERED.size + 7)[servers._ANSWERED.size :] == b"a value"
     files.close()
     handshake.join(WAIT)
     assert not handshake.is_alive()
@@ -298,8 +298,8 @@ def test_an_answer_of_a_depot_takes_no_descriptor(monkeypatch):
     monkeypatch.setattr(descriptors, "duplicate", refuse)
     files.serve(there)
     here.settimeout(WAIT)
-    here.sendall(depot._ASKED.pack(number, 0, 7))
-    assert answering.hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
+    here.sendall(servers._ASKED.pack(number, 0, 7))
+    assert serving.hear(here, servers._ANSWERED.size + 7)[servers._ANSWERED.size :] == b"a value"
     files.close()
     here.close()
 
@@ -310,14 +310,14 @@ def test_who_asks_for_a_file_that_becomes_shorter_hears_of_it(wait_until):
     number = files.put(fd)
     files.serve(there)
     here.settimeout(WAIT)
-    here.sendall(depot._ASKED.pack(number, 0, LARGE))
-    answering.hear(here, depot._ANSWERED.size)
+    here.sendall(servers._ASKED.pack(number, 0, LARGE))
+    serving.hear(here, servers._ANSWERED.size)
     os.truncate(fd, 1)  # while what fits into the sockets is on its way
     with pytest.raises(ConnectionError):
-        answering.hear(here, LARGE)
+        serving.hear(here, LARGE)
     here.close()
     # The next connection has the rest, or what there is instead.
-    supply = depot.Supply(lambda: served(files))
+    supply = servers.Supply(lambda: served(files))
     with pytest.raises(OSError, match="does not have value"):
         supply.fetch(number, LARGE)
     supply.close()

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conveyor.graph.telemetry.clocks import Alignment, Offset, estimate
+from conveyor.graph.telemetry import Alignment, Offset, estimate
 
 TIMES = st.integers(0, 10**15)
 AHEAD = st.integers(-(10**15), 10**15)

@@ -12,8 +12,8 @@ import pytest
 from no_descriptors import none_at_all
 
 from conveyor import local_sockets
-from conveyor.engines.ray.courier import Courier
-from conveyor.engines.ray.greeting import Farewell, Here, Welcome, read, version, write
+from conveyor.engines.ray.bootstrap import Farewell, Here, Welcome, read, version, write
+from conveyor.engines.ray.processes import Courier
 from conveyor.local_sockets import UnprovenPeerError, prove
 from conveyor.runtime.events import EventLoop
 

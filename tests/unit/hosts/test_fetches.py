@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from conveyor import descriptors
-from conveyor.cluster import answering, fetches
+from conveyor.cluster import fetches, serving
 from conveyor.cluster import fetches as source
 from conveyor.cluster.fetches import Fetches, Waiter
-from conveyor.cluster.memories import Memories
+from conveyor.cluster.servers import Memories
 from conveyor.exceptions import SystemLimitError
-from conveyor.runtime.far_memory import SMALL, RoomAt, Wanted
+from conveyor.runtime.remote_memory import SMALL, RoomAt, Wanted
 
 WAIT = 60
 #: Several pieces, of which the last is no whole one.
@@ -296,5 +296,5 @@ def test_digests_of_any_size_are_not_taken(hosts, monkeypatch):
 
     monkeypatch.setattr(Memories, "answer", lie)
     for sock in hosts.dialled:  # those who answer over these tell no lies
-        answering.break_off(sock)
+        serving.break_off(sock)
     assert Wants(hosts, kept).failed() == errno.ECONNABORTED

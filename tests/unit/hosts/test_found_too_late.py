@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor.exceptions import DeadlockError
-from conveyor.runtime.waiting.deadlock import Wait
-from conveyor.runtime.waiting.patience import wait_until
-from conveyor.runtime.waiting.reports import Found
+from conveyor.runtime.deadlock import Found, Wait
+from conveyor.runtime.waiting import wait_until
 
 WAIT = 60
 

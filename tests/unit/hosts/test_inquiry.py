@@ -10,8 +10,8 @@ from collections import Counter, defaultdict, deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.runtime.waiting.inquiry import Look, Pause, Waiting, WaitsThere, inquire
-from conveyor.runtime.waiting.works import CALLS, ONE, STEPS, call_of, steps_of
+from conveyor.runtime.deadlock_detector import Look, Pause, Waiting, WaitsThere, inquire
+from conveyor.runtime.wait_graph import CALLS, ONE, STEPS, call_of, steps_of
 
 
 class Execution:

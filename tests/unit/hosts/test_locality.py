@@ -7,11 +7,11 @@ import threading
 import pytest
 from msgspec.structs import replace
 
-from conveyor.engines.ray.greeting import Birth, Locality
+from conveyor.engines.ray.bootstrap import Birth, Locality
 from conveyor.exceptions import ActorStartError
 from conveyor.local_sockets import new_key, new_name
 
-shell = pytest.importorskip("conveyor.engines.ray.shell")
+shell = pytest.importorskip("conveyor.engines.ray.ray_actor")
 pytest.importorskip("ray")
 
 OWN = Locality.own()

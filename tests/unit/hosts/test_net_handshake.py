@@ -13,6 +13,7 @@ import pytest
 from no_descriptors import is_turned_away, none_at_all
 
 from conveyor.cluster import addresses
+from conveyor.cluster.connections import Listener
 from conveyor.cluster.handshake import (
     HandshakeError,
     Identity,
@@ -25,7 +26,6 @@ from conveyor.cluster.handshake import (
     let_in,
     new_token,
 )
-from conveyor.cluster.listener import Listener
 from conveyor.cluster.tls import Tls, make_certificate
 
 TOKEN = new_token()

@@ -12,10 +12,11 @@ import time
 
 import pytest
 
+from conveyor.cluster import connections as listener_module
 from conveyor.cluster import handshake
-from conveyor.cluster import listener as listener_module
-from conveyor.cluster import relay as relay_module
+from conveyor.cluster import tls as relay_module
 from conveyor.cluster import tls as tls_module
+from conveyor.cluster.connections import Listener
 from conveyor.cluster.handshake import (
     HandshakeError,
     Identity,
@@ -26,8 +27,6 @@ from conveyor.cluster.handshake import (
     secured,
     wrapped_in,
 )
-from conveyor.cluster.listener import Listener
-from conveyor.cluster.relay import relayed
 from conveyor.cluster.tls import (
     CertificateFiles,
     SessionCertificate,
@@ -35,6 +34,7 @@ from conveyor.cluster.tls import (
     TlsError,
     credentials,
     make_certificate,
+    relayed,
 )
 
 TOKEN = new_token()

@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from conveyor import descriptors
-from conveyor.engines.ray import ends, processes
+from conveyor.engines.ray import processes
+from conveyor.engines.ray import processes as ends
 from conveyor.engines.ray.processes import Processes, Resident
 from conveyor.runtime.events import EventLoop
 

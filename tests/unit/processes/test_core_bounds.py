@@ -9,8 +9,8 @@ import pytest
 from conveyor import _core
 from conveyor.codec import set_up_codec
 from conveyor.exceptions import ConveyorError
-from conveyor.runtime.waiting.lanes import Lanes
-from conveyor.runtime.waiting.works import BESIDE, CALLS, ONE, STEPS, call_of, steps_of
+from conveyor.runtime.deadlock import Lanes
+from conveyor.runtime.wait_graph import BESIDE, CALLS, ONE, STEPS, call_of, steps_of
 
 SLOTS = 4
 RING_SLOTS = 8

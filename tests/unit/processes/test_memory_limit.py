@@ -5,7 +5,7 @@ import os
 import pytest
 
 from conveyor.engines.local.engine import MemoryKills
-from conveyor.runtime.memory_limit import memory_groups, memory_limit
+from conveyor.runtime.process import memory_groups, memory_limit
 
 RAM = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 V2 = "sys/fs/cgroup"

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from conveyor.engines.local import tunables
-from conveyor.engines.local.tunables import with_huge_heap
+from conveyor.engines.local import server
+from conveyor.engines.local.server import with_huge_heap
 
 OURS = "glibc.malloc.hugetlb=1"
 
@@ -23,7 +23,7 @@ def library(monkeypatch):
             raise names["name"]
         return names["name"]
 
-    monkeypatch.setattr(tunables.os, "confstr", confstr)
+    monkeypatch.setattr(server.os, "confstr", confstr)
     return lambda name: names.update(name=name)
 
 
@@ -70,7 +70,7 @@ PIECES = """
 import ctypes
 import os
 
-from conveyor.engines.local.tunables import fill_huge_heap
+from conveyor.engines.local.server import fill_huge_heap
 
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
@@ -87,7 +87,7 @@ print(sum(bool(ctypes.c_size_t.from_address(piece - 8).value & 2) for piece in p
 """
 
 
-@pytest.mark.skipif(not tunables._knows_huge_pages(), reason="needs glibc 2.35")
+@pytest.mark.skipif(not server._knows_huge_pages(), reason="needs glibc 2.35")
 def test_the_heap_is_filled_also_where_as_much_is_free_in_it():
     environ = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     done = subprocess.run(

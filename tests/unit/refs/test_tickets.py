@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from conveyor import _core
 from conveyor.codec import set_up_codec
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
-from conveyor.refs.pickled.exports import Exports
+from conveyor.refs.exports import Exports
 from conveyor.refs.ref import Ref
-from conveyor.runtime.chores import Chores
+from conveyor.runtime.cleanup import Chores
 
 set_up_codec()
 

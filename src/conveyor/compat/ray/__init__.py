@@ -14,8 +14,7 @@ import conveyor.compat.ray.experimental as _experimental
 from conveyor import *  # noqa: F403
 from conveyor.api.transports import check_transport
 from conveyor.direct.managers.registry import is_two_sided
-from conveyor.refs.ref import Ref
-from conveyor.refs.staying import located
+from conveyor.refs.ref import Ref, located
 
 __all__ = [*conveyor.__all__, "experimental", "get", "put"]
 

@@ -37,7 +37,7 @@ from conveyor.direct.under_way import UnderWay
 from conveyor.exceptions import ActorDiedError
 from conveyor.flag import Flag
 from conveyor.runtime import context, threads
-from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting import wait_until
 from conveyor.transport.packing import Layout
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from conveyor.codec.errors.encoding import note_not_begun
 from conveyor.direct.awaiting import when_there
 from conveyor.direct.given.into import Targets, receive
 from conveyor.direct.structure.leaves import is_leaf
-from conveyor.refs.derived import Arriving
+from conveyor.refs.ref import Arriving
 
 #: By parameter: the path of an attribute of the instance, or a function of the instance.
 Places = Mapping[str, "str | Callable[[Any], Any]"]

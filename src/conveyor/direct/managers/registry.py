@@ -12,7 +12,6 @@ from conveyor.direct.managers.manager import TensorTransportManager
 from conveyor.direct.managers.route import ManagerRoute
 from conveyor.exceptions import ConveyorError, SerializationError
 from conveyor.later import import_later
-from conveyor.runtime import chores as registrations
 from conveyor.runtime import context
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def register_tensor_transport(
         raise blamed(error, _of_class(manager_class)) from error.__cause__
     runtime = context.running()
     if runtime is None:
-        registrations.add(key, pickled)
+        context.add_transport(key, pickled)
     else:
         runtime.add_transport(key, pickled)
     _routes[key] = ManagerRoute(*registration)
@@ -125,7 +124,7 @@ def route(name: str) -> ManagerRoute | None:
     except KeyError:
         pass
     runtime = context.running()
-    pickled = registrations.KNOWN.get(key) if runtime is None else runtime.find_transport(key)
+    pickled = context.TRANSPORTS.get(key) if runtime is None else runtime.find_transport(key)
     found = None if pickled is None else ManagerRoute(*loads(pickled))
     if runtime is not None:
         # Of two threads that ask the first gives all others its own.

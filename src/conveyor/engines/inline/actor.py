@@ -1,4 +1,4 @@
-"""An actor in the driver's process: its instance, its beginning and its end."""
+"""Actors in the driver's process, and their calls."""
 
 from __future__ import annotations
 
@@ -6,22 +6,31 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
-from conveyor.calls.call import find_method
+from conveyor.calls.call import Call, find, find_method, returned, with_arguments
 from conveyor.calls.constructor import call_exit_hook
 from conveyor.calls.generators import OpenGenerators
-from conveyor.driver.processes.record import Actor as Lasting
-from conveyor.engines.inline.crossing import Crossing, Failure, interrupts
-from conveyor.engines.inline.lines import Host, Job, Run
-from conveyor.exceptions import ActorDiedError, ActorRestartedError
-from conveyor.refs.outcome import tell_unseen
+from conveyor.calls.pending import Taken
+from conveyor.calls.unsendable import blame_call, blame_result
+from conveyor.driver.actors import Actor as Lasting
+from conveyor.engines.inline.loopback import (
+    ArrivalError,
+    Crossing,
+    Failure,
+    interrupts,
+    is_cancellation,
+)
+from conveyor.engines.inline.threads import Host, Job, Line, Run
+from conveyor.exceptions import ActorDiedError, ActorRestartedError, SerializationError, TaskError
+from conveyor.refs.ref import EMPTY, Ref, Unseen, cancelled_error, failure_of, tell_unseen
+from conveyor.refs.values import RefFailed, wait_for_all, with_values
 from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.wait_graph import Again, Blockers
 from conveyor.worker import forked
-
-if TYPE_CHECKING:
-    from conveyor.engines.inline.call import CallJob, Outbox
 
 
 class Actor:
@@ -215,3 +224,273 @@ class Start(Job):
 
     def interrupted(self, error: BaseException) -> None:
         self._actor.end(f"was interrupted by {type(error).__name__} while running __init__")
+
+
+#: By position and by name, and what else was taken when the call was made.
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any], "Taken | None"]
+
+
+class Outbox:
+    """The calls of one caller to one actor, in order, with a thread that waits for their arguments.
+
+    There only while a call is in it. Later calls of the same caller queue up behind.
+    """
+
+    def __init__(self, actor: Actor, caller: Host | None) -> None:
+        self._actor = actor
+        self._caller = caller
+        self._calls: deque[tuple[CallJob, Arguments]] = deque()
+        self.line = Line()
+
+    def add(self, call: CallJob, arguments: Arguments) -> None:
+        """Asked with the lock held."""
+        call.outbox = self
+        self._calls.append((call, arguments))
+        if len(self._calls) == 1:
+            name = f"inline calls of {self._actor.name}"
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        lines = self._actor.host.lines
+        lines.adopt(self.line)
+        while True:
+            call, arguments = self._calls[0]
+            make_call(call, arguments)
+            with lines.lock:
+                call.outbox = None
+                self._calls.popleft()
+                lines.changed.notify_all()
+                if not self._calls:
+                    del self._actor.outboxes[self._caller]
+                    return
+
+
+def make_call(call: CallJob, arguments: Arguments) -> None:
+    """Make a call whose reference somebody already has: an error of the call goes to that reference."""
+    if call.settled:  # cancelled
+        return
+    try:
+        call.actor.check_alive()
+        wait_for_all(*arguments[:2])
+        call.pack(*arguments)
+    except Exception as error:
+        call.settle(error=error.error if isinstance(error, RefFailed) else error)
+        call.host.lines.finished(call)
+    else:
+        # A caller that waits for the call now waits for its actor, no longer for this thread, which may wait
+        # too.
+        call.outbox = None
+        if not call.settled:
+            call.submit()
+
+
+class CallRef(Ref):
+    """The result of an actor call."""
+
+    __slots__ = ()
+
+
+class CallJob(Job):
+    """Job of a method call, which resolves the call's reference."""
+
+    #: For `Ref`: there is no channel that a result would have to be taken out of.
+    gate: Any = None
+    cancel_with_await = True
+    get_timeout: float | None = None
+
+    def __init__(self, actor: Actor, asked: Call) -> None:
+        """``asked``: what is called, without the arguments."""
+        super().__init__(actor.host, f"{actor.name}.{asked[0]} (not sent yet)")
+        self.actor = actor
+        self.method, _, _, self._returns, self._what = asked
+        self._asked = asked
+        self._args: tuple[Any, ...] = ()
+        self._kwargs: dict[str, Any] = {}
+        self._arrival: Failure | None = None
+        self._exit: SystemExit | None = None  # which rebuilding the arguments has raised
+        # None once it is resolved, so that the call does not keep its own result alive.
+        self._ref: CallRef | None = CallRef(self, -1)
+        self.outbox: Outbox | None = None
+        self._submitted = False
+
+    def expect(self) -> CallRef:
+        """Return the reference. From now on it is resolved by the actor's end, too, whoever ends the
+        actor."""
+        ref = self._ref
+        assert ref is not None
+        self.actor.calls.add(self)
+        return ref
+
+    def pack(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], taken: Taken | None = None
+    ) -> None:
+        """Send the arguments to the actor, with the values of those references among them that are done.
+        ``taken``: the other references, if they were taken before. Raises what keeps the call from being
+        sent, such as ``RefFailed``."""
+        args, named = with_values(args, kwargs)
+        call = with_arguments(self._asked, args, named)
+        try:
+            sent = taken.with_later(call) if taken else call
+            _, self._args, given_there, *_ = self.actor.crossing.carry(sent, shared=False)
+            self._kwargs = given_there or {}
+        except SerializationError as error:
+            raise blame_call(error, self.actor.name, call) from error.__cause__
+        except ArrivalError as error:
+            if isinstance(error.error, SystemExit):
+                self._exit = error.error
+            label = f"{self.actor.name}.call"
+            self._arrival = Failure(error.error, self.actor.name, label, begun=False)
+        number = self.call = next(self.actor.call_numbers)
+        self.label = f"{self.actor.name}.{self.method} (call {number})"
+
+    def submit(self) -> None:
+        self._submitted = True
+        self.host.submit(self)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the reference is resolved, so that nobody wants the rest of the work."""
+        return self._ref is None
+
+    def withdraw(self) -> None:
+        """Take the call back: it could not be made, and nobody has its reference."""
+        self._ref = None
+        self.actor.calls.discard(self)
+
+    # On its host
+
+    def start(self) -> Coroutine[Any, Any, None] | None:
+        actor = self.actor
+        args, kwargs, self._args, self._kwargs = self._args, self._kwargs, (), {}
+        if self._exit is not None:
+            self._raised(self._exit)
+            return None
+        failure = self._arrival or actor.start_failure
+        if failure is not None:
+            self.settle(error=failure)
+            return None
+        instance = actor.instance
+        if not actor.alive:  # since its turn has come
+            self.settle(error=actor.why())
+            return None
+        try:
+            call = with_arguments(self._asked, args, kwargs)
+            method, is_async = find(instance, actor.generators, call)
+        except Exception as error:
+            self._raised(error)
+            return None
+        if is_async and actor.host.has_loop:
+            return actor.host.limited(self._go_on(method, args, kwargs))
+        try:
+            result = method(*args, **kwargs)
+        except BaseException as error:
+            self._raised(error)
+        else:
+            self._returned(result)
+        return None
+
+    async def _go_on(
+        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        try:
+            result = await method(*args, **kwargs)
+        except BaseException as error:
+            self._raised(error)
+        else:
+            self._returned(result)
+
+    def _raised(self, error: BaseException) -> None:
+        if isinstance(error, SystemExit):
+            self.actor.exited(error, self.method, f"call {self.call}")
+            return
+        self._came_back()
+        if interrupts(error):
+            raise error
+        if self.actor.finishing and is_cancellation(error):
+            self.settle(error=self.actor.why())  # it ended while its coroutine was being started
+            return
+        label = f"{self.actor.name}.{self.method}"
+        self.settle(error=Failure(error, self.actor.name, label))
+
+    def _came_back(self) -> None:
+        self.host.lines.came_back(f"{self.actor.name}.{self.method}")
+
+    def _returned(self, result: Any) -> None:
+        self._came_back()
+        try:
+            if self._returns != 1:
+                label = f"{self.actor.name}.{self.method}"
+                result = returned(result, self._returns, self._what, label)
+            value = self.actor.crossing.carry(result, shared=True, kept=True)
+        except ArrivalError as error:
+            self.settle(error=error.error)
+        except SerializationError as error:
+            self._raised(blame_result(error, self.actor.name, self._asked, result))
+        except BaseException as error:
+            self._raised(error)
+        else:
+            self.settle(value)
+
+    def interrupted(self, error: BaseException) -> None:
+        self.settle(error=error)
+
+    def settle(self, value: Any = None, *, error: BaseException | Failure | None = None) -> None:
+        """Resolve the reference; the first outcome counts."""
+        with self.host.lines.lock:
+            ref, self._ref = self._ref, None
+            if ref is None:
+                return
+            self.actor.calls.discard(self)
+            if isinstance(error, Failure):
+                ref._fail(error.error(), error.error)
+            elif error is not None:
+                ref._fail(error)
+            else:
+                ref._arrived(value)
+            if isinstance(raised := failure_of(ref._outcome), TaskError):
+                ref._outcome.unseen = Unseen(raised)
+        if self.actor.retired:
+            self.actor.retire()
+
+    def movers(self) -> list[Line]:
+        return super().movers() if self.outbox is None else [self.outbox.line]
+
+    def rests(self, seen: set[Job]) -> bool:
+        if self.outbox is None:
+            return super().rests(seen)
+        waits_for = self.outbox.line.waits_for
+        return waits_for is not None and self.host.lines.rests(waits_for, seen)
+
+    # Source of its ref
+
+    def wait_for(self, ref: Ref, timeout: float | None) -> Any:
+        lines = self.host.lines
+        if not self._submitted:
+            lines.block(self, lambda: self._submitted or ref._outcome is not EMPTY, timeout)
+        if ref._outcome is EMPTY:
+            self.host.finish(self, timeout)
+        return ref._outcome
+
+    def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
+        return ()  # lines find cycles themselves
+
+    def is_ready(self, ref: Ref) -> bool:
+        return ref._outcome is not EMPTY
+
+    def cancel(self, ref: Ref) -> bool:
+        self.settle(error=cancelled_error(self.label))
+        self.host.cancel(self)
+        self.host.lines.finished(self)
+        return True
+
+    def has_failed(self, ref: Ref) -> bool:
+        return False  # one that has has its outcome
+
+    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+        return cancelled_error(self.label)
+
+    def describe(self, ref: Ref) -> str:
+        return self.label
+
+    def doing(self) -> str:
+        return "everything runs in this process"

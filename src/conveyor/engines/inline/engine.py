@@ -12,20 +12,17 @@ from contextlib import ExitStack
 from typing import Any, NoReturn
 
 from conveyor import _core, descriptors
-from conveyor.calls.arguments import take
 from conveyor.calls.call import Call, count_of, with_arguments
 from conveyor.calls.constructor import keep
+from conveyor.calls.pending import take
 from conveyor.calls.unsendable import blame_call
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
-from conveyor.driver.processes.record import Actor as Lasting
-from conveyor.engines.inline.actor import Actor, Start
-from conveyor.engines.inline.call import CallJob, Outbox
-from conveyor.engines.inline.crossing import ArrivalError, Crossing, Failure
-from conveyor.engines.inline.layer import Layer
-from conveyor.engines.inline.lines import DEAD_SLOT, Host, Lines
-from conveyor.engines.inline.loop import DEFAULT_CONCURRENCY, Loop
-from conveyor.engines.inline.turns import Turns
+from conveyor.driver.actors import Actor as Lasting
+from conveyor.engines.inline.actor import Actor, CallJob, Outbox, Start
+from conveyor.engines.inline.deployment import Layer
+from conveyor.engines.inline.loopback import ArrivalError, Crossing, Failure
+from conveyor.engines.inline.threads import DEAD_SLOT, DEFAULT_CONCURRENCY, Host, Lines, Loop, Turns
 from conveyor.engines.options import session_options
 from conveyor.engines.program_end import ProgramEnd
 from conveyor.exceptions import (
@@ -37,17 +34,15 @@ from conveyor.exceptions import (
 from conveyor.graph.compiled import CompiledGraph
 from conveyor.graph.executor import refuse_own
 from conveyor.plan import lower
-from conveyor.refs.derived import elements_of
-from conveyor.refs.pickled.exports import Exports
-from conveyor.refs.ref import Ref
+from conveyor.refs.exports import Exports
+from conveyor.refs.ref import Ref, elements_of
 from conveyor.refs.streams import StreamRef
 from conveyor.refs.values import RefFailed, lacking, wait_for, wait_for_all, with_values
 from conveyor.runtime import context, ending
-from conveyor.runtime.chores import Chores
-from conveyor.runtime.meeting import ClosedWord, Meeting, Side, channel_blueprint
+from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.meeting import ClosedWord, Joined, Meeting, Side, channel_blueprint
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo, NameTakenError
-from conveyor.runtime.ranks import Joined
 from conveyor.weak import WeakSet
 from conveyor.worker.calling import CallingRuntime
 from conveyor.worker.forked import flush_files
@@ -169,7 +164,7 @@ class InlineIntroductions:
 
 
 class InlineCollectives:
-    """Refuses groups; see ``runtime.ranks.Collectives``."""
+    """Refuses groups; see ``runtime.meeting.Collectives``."""
 
     def __init__(self) -> None:
         self.made: dict[str, Any] = {}
@@ -464,7 +459,7 @@ class InlineRuntime(CallingRuntime):
     def abandon(self) -> None:
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for account in list(self.graphs):
-            account.supervision.orphan(error)
+            account.lifecycle.orphan(error)
 
     def share(self, actor: ActorId) -> None:
         found = self._actors.get(actor.index)
@@ -544,7 +539,7 @@ class InlineRuntime(CallingRuntime):
             self._closed = True
         error = ending.error()
         for account in list(self.graphs):
-            account.supervision.close(error)
+            account.lifecycle.close(error)
         self._layer.close()
         try:
             self._end_actors(error)

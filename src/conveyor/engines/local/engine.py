@@ -13,8 +13,7 @@ from typing import Any
 
 from conveyor import system_limits
 from conveyor.driver.driver import Driver
-from conveyor.driver.hosts.far_host import Home
-from conveyor.driver.hosts.protocol import Settle, Spawned
+from conveyor.driver.hosts import Home, Settle, Spawned
 from conveyor.engines.local.launcher import PRINT_TIMEOUT, Launcher
 from conveyor.engines.local.logs import LogPrinter
 from conveyor.engines.local.resources import GpuClaim, GpuPool
@@ -23,7 +22,7 @@ from conveyor.engines.options import session_options
 from conveyor.engines.program_end import ProgramEnd
 from conveyor.engines.surroundings import surroundings
 from conveyor.runtime.events import EventLoop
-from conveyor.runtime.memory_limit import memory_groups, read_text
+from conveyor.runtime.process import memory_groups, read_text
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -186,7 +185,7 @@ class LocalHosts:
 
 class LocalSpawning:
     """A process that the fork server is asked for.
-    :class:`conveyor.driver.hosts.protocol.Spawning`."""
+    :class:`conveyor.driver.hosts.Spawning`."""
 
     def __init__(
         self,

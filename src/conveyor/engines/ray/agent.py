@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from conveyor import __version__, _core, descriptors, system_limits
 from conveyor.cluster.addresses import Listening
 from conveyor.cluster.carrier import Carrier, HungUp, Parcel
-from conveyor.cluster.depot import Depot, Supply
+from conveyor.cluster.connections import Listener, Redials
 from conveyor.cluster.fetches import Fetches
 from conveyor.cluster.handshake import (
     FOR_FETCHING,
@@ -32,36 +32,94 @@ from conveyor.cluster.handshake import (
     dial_host,
     hand_over,
 )
-from conveyor.cluster.listener import Listener
-from conveyor.cluster.memories import Memories
-from conveyor.cluster.redials import Redials
-from conveyor.cluster.station import Station, Told
+from conveyor.cluster.node_agent import Station, Told
+from conveyor.cluster.servers import Depot, Memories, Supply
 from conveyor.cluster.tls import Credentials, Tls
 from conveyor.codec import Reader
-from conveyor.driver.hosts.far_host import FarOrder
-from conveyor.driver.hosts.protocol import Page
-from conveyor.engines.ray import greeting
-from conveyor.engines.ray.news import (
-    Arrived,
-    Asked,
-    Come,
-    Ended,
-    LostHost,
-    News,
-    Reached,
-    Sent,
-    Unclaimed,
-)
-from conveyor.engines.ray.processes import Processes, Resident
-from conveyor.engines.ray.tail import tail
-from conveyor.engines.ray.visitors import Visitors
+from conveyor.driver.hosts import FarOrder, Page
+from conveyor.engines.ray import bootstrap
+from conveyor.engines.ray.processes import Processes, Resident, Visitors, tail
 from conveyor.exceptions import ActorStartError
-from conveyor.graph.telemetry.afar import Look, LookAtAll, Seen, SeenAll
+from conveyor.graph.telemetry import Look, LookAtAll, Seen, SeenAll
+from conveyor.runtime.deadlock_detector import Frames, LookAtWaits, WaitsThere, due_to
 from conveyor.runtime.events import EventLoop, guarded
-from conveyor.runtime.kept import KeptAt, kept_on
-from conveyor.runtime.memory_limit import memory_limit
-from conveyor.runtime.process import ArenaSize
-from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere, due_to
+from conveyor.runtime.process import ArenaSize, memory_limit
+from conveyor.runtime.stored_values import KeptAt, kept_on
+
+
+class Arrived(Struct, frozen=True):
+    """Notice that the process expected under that number has come. ``refused``: why it cannot be taken."""
+
+    number: int
+    pid: int
+    refused: str = ""
+
+
+class Asked(Struct, frozen=True):
+    """Request of a process to the driver."""
+
+    process: Reader
+    data: bytes
+
+
+class Ended(Struct, frozen=True):
+    """Notice that a process has ended.
+
+    number: the number under which it came.
+    status: its wait status.
+    page: its last process snapshot.
+    left: whether a method ended it by ``sys.exit``.
+    tail: the last lines that it has written to stderr.
+    went_on: whether it had to be killed, since it went on without its main thread.
+    due: the frames that the driver's node must have before it takes the process for ended: the last results
+        of the process are among them.
+    """
+
+    number: int
+    status: int
+    page: Page
+    left: bool
+    tail: str
+    went_on: bool
+    due: Frames
+
+
+class LostHost(Struct, frozen=True):
+    """Notice that the agent's node has lost another node."""
+
+    number: int
+    reason: str
+
+
+class Reached(Struct, frozen=True):
+    """Notice that the agent's node is connected to another one, as ordered. ``error``: why it cannot be."""
+
+    number: int
+    error: Exception | None
+
+
+class Come(Struct, frozen=True):
+    """Notice that the frames of an order have come to the agent's node, or will not come any more. See
+    :class:`conveyor.driver.hosts.TellWhenCome`, which has the same number."""
+
+    number: int
+
+
+class Sent(Struct, frozen=True):
+    """Message to the driver's node that belongs to a connection between two processes."""
+
+    parcel: Parcel
+
+
+class Unclaimed(Struct, frozen=True):
+    """Notice that a process has left before a frame came, and will not make good the claims of its header."""
+
+    header: bytes
+    process: Reader
+
+
+News = Arrived | Asked | Come | Ended | LostHost | Reached
+
 
 #: Timeout of the first connection to another node, in seconds.
 _PATIENCE = 10.0
@@ -108,7 +166,7 @@ class Ready(Struct, frozen=True):
     courier: str
     door: str
     arena: ArenaSize
-    locality: greeting.Locality
+    locality: bootstrap.Locality
 
 
 class _Expected(Resident, eq=False, kw_only=True):
@@ -124,9 +182,9 @@ class Agent:
     of its own; the rest happens on the event loop's thread, but connecting to other nodes, which may wait."""
 
     def __init__(self, terms: Terms) -> None:
-        if greeting.version() != terms.version:
+        if bootstrap.version() != terms.version:
             raise ActorStartError(
-                f"there is {greeting.version()}, and the driver is {terms.version}: install the same on both"
+                f"there is {bootstrap.version()}, and the driver is {terms.version}: install the same on both"
             )
         system_limits.raise_descriptor_limit()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -189,7 +247,7 @@ class Agent:
             self._processes.courier.address,
             self._visitors.courier.address,
             self._station.arena,
-            greeting.Locality.own(),
+            bootstrap.Locality.own(),
         )
 
     def do(self, order: FarOrder) -> Any:
@@ -204,7 +262,7 @@ class Agent:
         self,
         number: int,
         slot: int,
-        told: greeting.Told,
+        told: bootstrap.Told,
         segments: list[int],
         visits: bool = False,
     ) -> bytes:
@@ -212,7 +270,7 @@ class Agent:
         process will get ``told``, and its ends of these segments. ``visits``: the process is that of an
         attached actor, which the session does not end."""
         incarnation = self._station.local(slot).incarnation
-        fds = greeting.made_for(told, self._station.given_at_birth(slot, segments))
+        fds = bootstrap.made_for(told, self._station.given_at_birth(slot, segments))
         one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds, visits=visits)
         one.on_end = partial(self._ended, one)
         self._expected[number] = one

@@ -24,11 +24,9 @@ from functools import partial
 from typing import Any
 
 from conveyor import descriptors
-from conveyor.driver.hosts.far_host import Home
-from conveyor.driver.hosts.protocol import Settle, Spawned, Spawning
-from conveyor.engines.ray import shell
-from conveyor.engines.ray.connected import Connected
-from conveyor.engines.ray.greeting import (
+from conveyor.driver.hosts import Home, Settle, Spawned, Spawning
+from conveyor.engines.ray import ray_actor
+from conveyor.engines.ray.bootstrap import (
     MESSAGE_BYTES,
     Birth,
     Elsewhere,
@@ -39,23 +37,68 @@ from conveyor.engines.ray.greeting import (
     read_file,
     write,
 )
-from conveyor.engines.ray.ray_hosts import RayHosts
-from conveyor.engines.ray.started import Started
-from conveyor.engines.ray.starts import ENDED
-from conveyor.engines.ray.visitors import Visitors
+from conveyor.engines.ray.hosts import ENDED, RayHosts, Started
+from conveyor.engines.ray.processes import Visitors
 from conveyor.engines.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
 from conveyor.local_sockets import owner
-from conveyor.runtime import context, threads
-from conveyor.runtime.messages.message import check_greeting
+from conveyor.runtime import context, ending, threads
+from conveyor.runtime.context import Cluster
+from conveyor.runtime.messages import check_greeting
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import Attached, ProcessOptions
-from conveyor.runtime.uninterrupted import uninterrupted
+from conveyor.runtime.uninterrupted import try_each, uninterrupted
 from conveyor.worker import forked
-from conveyor.worker.calls.instance import Instance
-from conveyor.worker.leaving import end_waits, everybody_is_gone, leave
-from conveyor.worker.orders import Hello
+from conveyor.worker.actor_runtime import ActorRuntime
+from conveyor.worker.control import Control
+from conveyor.worker.instance import Instance
+from conveyor.worker.messages import Hello
 from conveyor.worker.worker import Worker
+
+
+def end_waits(runtime: ActorRuntime) -> None:
+    """End all waits for things of the session here with the error that the session is over."""
+    process = runtime.process
+    process.ended = True  # before anybody looks again
+    error = ending.error()
+    for account in list(runtime.graphs):
+        account.lifecycle.close(error)
+    runtime.end_links()
+
+
+def leave(runtime: ActorRuntime, control: Control) -> None:
+    """Take all steps out of the session. Called by the thread that has taken the liveness futex, whose loop
+    is over.
+
+    References and values that are held stay; nothing new can come or go.
+    """
+    process = runtime.process
+    process.loop_over = True  # who waits for a call of the actor itself looks again
+    end_waits(runtime)
+    try_each(
+        control.close,
+        control.hang_up,
+        runtime.pump.close,
+        process.sweeper.close,
+        process.keeping.close,
+        runtime.exports.close,
+        lambda: process.far_memory.close() if process.far_memory is not None else None,
+        runtime.watcher.close,
+        runtime.requests.close,
+    )
+    if context.running() is runtime:
+        context.install(None)
+    try_each(lambda: process.board.retire(process.slot), process.close)
+
+
+def everybody_is_gone(runtime: ActorRuntime) -> None:
+    """Announce the death of all other processes: the driver has died, and its actors die with it."""
+    board, own = runtime.process.board, runtime.process.slot
+    for slot in range(board.used):
+        if slot != own and board.condition(slot) in (1, 2, 3):
+            board.announce_death(slot)
+    end_waits(runtime)
+
 
 _log = logging.getLogger("conveyor")
 
@@ -344,12 +387,12 @@ def join(made: Any, birth: Birth) -> Elsewhere | None:
     connection: socket.socket | None = None
     fds: list[int] = []
     try:
-        connection = shell.meet_at(birth)
+        connection = ray_actor.meet_at(birth)
         if connection is None:
             _host = None
-            return shell.where()
+            return ray_actor.where()
         _host, _ = owner(connection)
-        fds = shell.welcomed(connection)
+        fds = ray_actor.welcomed(connection)
         threads.start(_take_part, "guest", made, connection, fds)
     except BaseException:
         if connection is not None:
@@ -397,7 +440,7 @@ def _be_guest(
     try:
         import ray
 
-        cluster = Connected(ray)
+        cluster = Cluster(ray)
         hello: Hello = pickle.loads(check_greeting(read_file(told).payload))
         instance = _Instance(hello.name, made)
     except BaseException:

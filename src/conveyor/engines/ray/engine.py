@@ -18,10 +18,10 @@ from conveyor.driver.driver import Driver
 from conveyor.engines.options import session_options
 from conveyor.engines.program_end import ProgramEnd
 from conveyor.engines.ray.attached import RayHostsWithGuests
-from conveyor.engines.ray.connected import Connected
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
 from conveyor.runtime import context
+from conveyor.runtime.context import Cluster
 
 #: Timeout of a cluster's head to answer, in seconds.
 _CONNECT_SECONDS = 10.0
@@ -85,7 +85,7 @@ def start(
             listens,
         )
         driver = Driver(hosts, options.arena, options.grace)
-        context.place_on(Connected(ray))
+        context.place_on(Cluster(ray))
     except BaseException:
         disconnect()
         raise

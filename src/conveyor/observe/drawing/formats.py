@@ -8,7 +8,7 @@ import webbrowser
 from html import escape
 from pathlib import Path
 
-from conveyor.graph.parts import Account
+from conveyor.graph.compiled import Account
 from conveyor.observe.drawing.picture import compose
 from conveyor.observe.drawing.svg import write_svg
 from conveyor.observe.drawing.text import write_ascii, write_dot, write_mermaid

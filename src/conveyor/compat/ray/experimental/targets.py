@@ -6,8 +6,7 @@ from typing import Any
 
 import conveyor
 from conveyor.direct.given import targets
-from conveyor.refs.ref import Ref
-from conveyor.refs.staying import located
+from conveyor.refs.ref import Ref, located
 
 __all__ = ["set_target_device_for_ref", "set_target_for_ref"]
 

@@ -1,0 +1,365 @@
+"""Calls that could not be sent at once: their arguments with the refs among them, and how they are sent."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from conveyor import _core
+from conveyor.callers import Site, users_site
+from conveyor.calls.call import (
+    ASYNC_FUNCTION,
+    FUNCTION,
+    OPEN_FUNCTION,
+    START,
+    Call,
+    with_arguments,
+)
+from conveyor.codec import SentDefinitions, claims
+from conveyor.codec.frames import encode
+from conveyor.codec.pickling.byvalue import entry_of
+from conveyor.exceptions import SerializationError
+from conveyor.refs import values
+from conveyor.refs.ref import Ref, Source, located, shared_at
+from conveyor.runtime import threads
+from conveyor.runtime.process import Process
+
+_CONSTANTS = frozenset((type(None), bool, int, float, complex, str, bytes))
+
+#: Where a call has a function or a class among its arguments. A link defines it once, and not in each frame.
+_DEFINED = {FUNCTION: 0, ASYNC_FUNCTION: 0, OPEN_FUNCTION: 1, START: 0}
+
+
+def is_constant(value: Any) -> bool:
+    """Whether nobody can change ``value``."""
+    kind = type(value)
+    return kind in _CONSTANTS or (kind is tuple and all(map(is_constant, value)))
+
+
+def _is_settled(argument: Any) -> bool:
+    return isinstance(argument, Ref) or is_constant(argument)
+
+
+class Taken(Struct, frozen=True):
+    """The arguments of one call, encoded when the call was made.
+
+    places: positions and names of the arguments that come later: refs, which stand for their values, and
+        definitions.
+    inner: the refs inside of the other arguments.
+    """
+
+    frame: _core.Snapshot
+    places: tuple[int | str, ...]
+    inner: Sequence[Any]
+
+    def with_later(self, call: Call) -> Any:
+        """Return what is sent for ``call``, whose arguments are those that have come later."""
+        return _Filled(self, call[1]) if self.places else self.frame
+
+
+class _Filled:
+    """Arrives as the call with all its arguments."""
+
+    __slots__ = ("taken", "values")
+
+    def __init__(self, taken: Taken, values: tuple[Any, ...]) -> None:
+        self.taken = taken
+        self.values = values
+
+    def __reduce__(self) -> Any:
+        return _fill, (self.taken.frame, self.taken.places, self.values)
+
+
+def _fill(call: Call, places: tuple[int | str, ...], values: tuple[Any, ...]) -> Call:
+    args, kwargs = list(call[1]), dict(call[2] or {})
+    for place, value in zip(places, values, strict=True):
+        if isinstance(place, int):
+            args[place] = value
+        else:
+            kwargs[place] = value
+    return with_arguments(call, tuple(args), kwargs)
+
+
+def take(call: Call) -> tuple[Call, Taken | None]:
+    """Take the arguments of ``call`` as they are now. Returns the call with those that come later, and the
+    rest; ``None``: nobody can change the rest, and the call has it as it was.
+
+    Raises what keeps them from being encoded.
+    """
+    name, args, kwargs, returns, what = call
+    defined = _DEFINED.get(what)
+    if defined is not None and entry_of(args[defined]) is None:
+        encode(args[defined], SentDefinitions())  # it is as it is now, whenever it is sent
+    elif not kwargs and all(map(_is_settled, args)):
+        return call, None
+    given: dict[int | str, Any] = dict(enumerate(args))
+    given.update(kwargs or {})
+    later = {k: v for k, v in given.items() if isinstance(v, Ref) or k == defined}
+    if all(k in later or is_constant(v) for k, v in given.items()):
+        return call, None
+    rest = tuple([None if i in later else arg for i, arg in enumerate(args)])
+    named = {k: None if k in later else v for k, v in (kwargs or {}).items()}
+    frame = _core.Snapshot((name, rest, named or None, returns, what), SentDefinitions())
+    inner = claims.take(frame.meta) if frame.has_refs else ()
+    waiting: Call = name, tuple(later.values()), None, returns, what
+    return waiting, Taken(frame, tuple(later), inner)
+
+
+def take_result(result: Any) -> tuple[_core.Snapshot, Sequence[Any]]:
+    """Take a result that has to wait while others may change it. Returns what is sent in its place, and what
+    is to be held until then."""
+    frame = _core.Snapshot(result, SentDefinitions())
+    return frame, claims.take(frame.meta) if frame.has_refs else ()
+
+
+def lacked(call: Call) -> Ref | None:
+    """Return the first ref among the arguments that is not done, or whose result some thread is just taking.
+    The sender has the link's lock, for which that thread may wait."""
+    args, kwargs = call[1], call[2]
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Ref) and not values.at_hand(value):
+            return value
+    return None
+
+
+def await_soon(first: Ref | None, seconds: float) -> None:
+    """Wait a little for an argument that a call lacks. It spares what a possibly long wait costs: to
+    prepare, be described, and take part in finding deadlocks. That costs more than most arguments take to
+    come."""
+    if first is None:
+        return
+    gate: _core.Gate | None = first._gate
+    if gate is not None and first._number >= 0:
+        gate.await_ready(first._number, first._reader, seconds)
+
+
+def with_values(
+    call: Call, actor: tuple[int, int], process: Process, site: Site | None = None
+) -> Call:
+    """``call`` of ``actor``, with the values of its refs, which are done. ``site``: the line that has made
+    it, if that is not the one that the thread is in. Raises ``RefFailed``."""
+    args, kwargs = values.with_values(call[1], call[2], afar=process.may_be_elsewhere(actor[0]))
+    for given, sent in zip(call[1], args, strict=True):
+        if sent is not given:
+            _warn_of_sharing(given, sent, actor, site)
+    for key, given in (call[2] or {}).items():
+        if kwargs[key] is not given:
+            _warn_of_sharing(given, kwargs[key], actor, site)
+    return with_arguments(call, args, kwargs)
+
+
+#: To whom a value that has stayed where it was made was passed: the actor that has it, and another one.
+_OWN, _OTHER = 1, 2
+
+
+def _warn_of_sharing(ref: Ref, sent: object, actor: tuple[int, int], site: Site | None) -> None:
+    """Warn, once, where a value is passed both to the actor that has it, which gets the very object, and
+    to another one, which gets what is in it then."""
+    place = shared_at(sent)
+    if place is None:
+        return
+    before = ref._passed
+    ref._passed = passed = before | (_OWN if place == actor else _OTHER)
+    if passed == _OWN | _OTHER != before:
+        where = located(sent)
+        assert where is not None
+        # It names no ref: Python keeps each text of a warning for ever.
+        (site or users_site()).warn(
+            f"a value is being passed back to the actor that created it, {where.keeper}, and to another one "
+            f"as well. Its tensors and arrays have stayed there: what {where.keeper} writes to them is seen "
+            "by whoever fetches them afterwards. Write to a copy, or wait with "
+            "conveyor.experimental.wait_tensor_freed"
+        )
+
+
+def outcome_of(error: BaseException) -> BaseException:
+    """Return the error that the ref of a call raises if its arguments could not be sent. Errors that would
+    interrupt or end the process are replaced, for whoever asks for the result."""
+    if isinstance(error, values.RefFailed):
+        return error.error
+    if isinstance(error, Exception):
+        return error
+    told = SerializationError(f"the arguments cannot be sent: {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
+
+
+_orders = itertools.count()
+
+
+class CallRef(Ref):
+    """The result of an actor call."""
+
+    __slots__ = ("method", "order", "passes_on")
+
+    #: The place of one that waits at its caller, among all that do.
+    order: int
+    #: Whether its arguments have come by refs: it takes their place (``_core.Arena.note_given``).
+    passes_on: bool
+
+    def __init__(self, source: Source, number: int, method: str) -> None:
+        super().__init__(source, number)
+        self.method = method
+
+    @classmethod
+    def waiting(cls, source: Source, method: str) -> CallRef:
+        """Return that of a call that waits at its caller."""
+        ref = cls(source, -1, method)
+        ref.order = next(_orders)
+        ref.passes_on = False
+        return ref
+
+
+#: Call, with the arguments that were taken when it was made, and the line that has made it, as long as refs
+#: among its arguments stand for their values.
+Entry: TypeAlias = "tuple[CallRef, Call, Taken | None, Site | None]"
+
+
+class Waiting(deque[Entry]):
+    """The calls of one link, in the order in which they are to be sent."""
+
+    #: So many at the front come before all that are called from now on.
+    _first = 0
+
+    def put(self, entry: Entry, again: bool) -> None:
+        """Add a call. ``again``: it is made again, and comes before all that wait, but for others of its
+        kind and the actor's constructor. Some of these calls may lack just that call's result."""
+        if not again:
+            self.append(entry)
+            return
+        if not self._first and self and self[0][1][4] == START:
+            self._first = 1
+        self.insert(self._first, entry)
+        self._first += 1
+
+    def take_out(self, place: int) -> None:
+        """Remove the call in that place, which waits no more."""
+        del self[place]
+        self._first -= place < self._first
+
+
+def place_of(waiting: Waiting, ref: Ref) -> int | None:
+    """Return the place of the call of ``ref`` in the queue."""
+    # By identity: arguments need not be comparable.
+    return next((i for i, (r, *_) in enumerate(waiting) if r is ref), None)
+
+
+def first_lacked(waiting: Waiting) -> Ref | None:
+    """Return the argument that the first waiting call lacks, if it lacks one."""
+    _, call, _, site = waiting[0] if waiting else (None, None, None, None)
+    return lacked(call) if call is not None and site is not None else None
+
+
+def lacked_now(waiting: Waiting, lock: threading.RLock) -> Ref | None:
+    """Like :func:`first_lacked`, without waiting for ``lock``: the thread that has it may wait itself.
+    ``None`` then."""
+    if not lock.acquire(blocking=False):
+        return None
+    try:
+        return first_lacked(waiting)
+    finally:
+        lock.release()
+
+
+def withdraw(waiting: Waiting, ref: Ref) -> bool:
+    """Whether the call of ``ref`` was waiting, and does no longer."""
+    place = place_of(waiting, ref)
+    if place is not None:
+        waiting.take_out(place)
+    return place is not None
+
+
+class Pending(Protocol):
+    """Sender that has calls waiting to be sent."""
+
+    @property
+    def has_pending(self) -> bool: ...
+
+    def flush(self) -> bool: ...
+
+
+class Pump:
+    """Sends calls that could not be sent at once: an argument was not there, or the mailbox was full.
+
+    A thread that waits for the result of such a call sends it, and what waits before it. One thread of the
+    pump's, which is there from the first such call on, sends where nobody waits, and sleeps otherwise.
+    """
+
+    def __init__(self, inbox: _core.Inbox) -> None:
+        self._wait = _core.PumpWait(inbox)
+        #: Reentrant: a signal handler may end the session in the middle of :meth:`add`.
+        self.lock = threading.RLock()
+        #: By what the native part calls them. It is changed in single steps, without the lock: who sends
+        #: holds his own lock, and must wait for nobody.
+        self._senders: dict[int, Pending] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, sender: Pending) -> None:
+        """Note that ``sender`` has calls that wait. Afterwards the sender itself sends once more all that it
+        can send by now.
+
+        Raises:
+            SystemLimitError: no thread is to be had, and the calls might wait for ever.
+        """
+        with self.lock:
+            if self._thread is None and not self._closed:
+                self._wait.open()
+                threads.serve(self._run, "pump")
+        self._note(sender)
+
+    def knows(self, sender: Pending) -> bool:
+        """Whether the pump sends the calls that wait in ``sender``."""
+        return id(sender) in self._senders
+
+    def sent(self, sender: Pending) -> None:
+        """Note that no call of ``sender`` waits any more."""
+        if id(sender) not in self._senders:
+            return
+        self._wait.end(id(sender))
+        self._senders.pop(id(sender), None)
+        # A signal handler's call may have been added in between.
+        if sender.has_pending:
+            self._note(sender)
+
+    def attending(self, sender: Pending, does: bool) -> _core.Attending:
+        """Return a context manager. If it ``does``, this thread waits in its body, and has the sender flush
+        each time the inbox's doorbell has rung. That lasts until the end of the body, or until ``end`` of
+        the manager is called."""
+        return _core.Attending(self._wait, id(sender), does)
+
+    def close(self) -> None:
+        """Send nothing more. What the thread refers to is free when this returns."""
+        with self.lock:
+            self._closed = True
+            thread = self._thread
+        self._wait.close()
+        # What it sends may run any code, also such that ends the session: then it ends when it is back.
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._wait.release()  # links that refs hold have this, too
+
+    def _note(self, sender: Pending) -> None:
+        self._senders[id(sender)] = sender
+        self._wait.begin(id(sender))
+
+    def _run(self) -> None:
+        # Here, and not where it is started: a signal handler may raise there before it is noted.
+        with self.lock:
+            if self._thread is not None or self._closed:
+                return
+            self._thread = threading.current_thread()
+        while self._wait.wait():
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what can be sent. It is no part of the loop, whose frame would hold the last sender while the
+        thread sleeps."""
+        for sender in list(self._senders.values()):  # one step, whatever other threads do
+            if not self._closed and sender.flush():
+                self.sent(sender)

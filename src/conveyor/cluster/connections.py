@@ -1,0 +1,305 @@
+"""Connections between nodes: a listener for others', and own ones that are made again when they break.
+
+The listener has one address, few handshakes at a time, and a count of strangers.
+
+Nothing tells a node that it can reach another one again, so it has to try. The pump takes a node for lost
+after a window without a connection (``native/net/peer.cpp``). So the pauses between the tries are parts of a
+window: a node that can be reached again within the window is reached within it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from conveyor import _core
+from conveyor.cluster.handshake import HandshakeError, Identity, let_in, secured, wrapped_in
+from conveyor.cluster.tls import Tls, relayed
+from conveyor.exceptions import RuntimeStateError, SystemLimitError
+from conveyor.flag import Flag
+from conveyor.local_sockets import hang_up
+from conveyor.pauses import Pauses
+from conveyor.runtime import threads
+
+#: Seconds for one handshake, from the connection to the end.
+PATIENCE = 5.0
+#: Handshakes that go on at once. With one more, the oldest is dropped: its node tries again.
+MOST_PENDING = 16
+#: Connections that the kernel keeps until they are accepted.
+_BACKLOG = 1024
+
+
+class _Pending(Struct, eq=False):
+    """Handshake that is under way. ``dropped``: it has made room for another one."""
+
+    sock: socket.socket
+    dropped: bool = False
+
+
+class Listener:
+    """Lets nodes of the session in, and hands their sockets over. ``on_host`` is called by a thread of the
+    listener; the socket is its own from then on.
+
+    A native thread accepts, and reads the first message of each connection. Only those that know the token
+    come to Python, whatever else connects.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        token: bytes,
+        own: Identity,
+        on_host: Callable[[socket.socket, Identity], None],
+        *,
+        wanted: frozenset[int] | None = None,
+        tls: Tls | None = None,
+        patience: float = PATIENCE,
+        most_pending: int = MOST_PENDING,
+    ) -> None:
+        """``address``: one of this machine; all of them at once (``""``, ``0.0.0.0``, ``::``) are refused.
+        ``patience``: seconds for a handshake. ``most_pending``: handshakes at once."""
+        if address[0] in ("", "0.0.0.0", "::"):
+            raise ValueError(
+                f"hosts are let in at one address, not at all that this machine has ({address[0]!r}): name "
+                f"the one that the other hosts can reach"
+            )
+        self._token, self._own, self._on_host = token, own, on_host
+        self._wanted, self._tls, self._patience = wanted, tls, patience
+        self._most_pending = most_pending
+        self._lock = threading.Lock()
+        self._pending: list[_Pending] = []
+        self._closed = False
+        self._refused = self._pushed_out = 0
+        self._reasons: deque[str] = deque(maxlen=32)
+        #: How many were let in.
+        self.let_in = 0
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        with socket.create_server(address, family=family, backlog=_BACKLOG) as server:
+            self.address: tuple[str, int] = server.getsockname()[:2]
+            self._acceptor = _core.Acceptor(server.fileno(), token, patience)
+        try:
+            self._thread = threads.start(self._listen, "listener")
+        except BaseException:
+            self._acceptor.stop()
+            raise
+
+    @property
+    def strangers(self) -> int:
+        """How many have come that are no part of the session."""
+        return self._refused + self._acceptor.counts()[0]
+
+    @property
+    def dropped(self) -> int:
+        """How many have come while too many others were under way."""
+        return self._pushed_out + self._acceptor.counts()[1]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Reasons why the last strangers were refused."""
+        with self._lock:
+            self._reasons += self._acceptor.reasons()
+            return list(self._reasons)
+
+    def close(self) -> None:
+        """Let nobody in any more, and break off handshakes that are under way."""
+        with self._lock:
+            self._closed = True
+            for one in self._pending:
+                _break_off(one.sock)
+        self._acceptor.stop()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        poll = select.poll()  # not `select`, which takes no descriptor above 1023
+        poll.register(self._acceptor.ready_fd, select.POLLIN)
+        while not self._closed:
+            poll.poll()
+            for fd in self._acceptor.take():
+                self._begin(socket.socket(fileno=fd))
+
+    def _begin(self, sock: socket.socket) -> None:
+        one = self._admit(sock)
+        if one is None:
+            hang_up(sock)
+            return
+        try:
+            threads.start(self._greet, "handshake", one)
+        except SystemLimitError:  # the system has no more threads
+            with self._lock:
+                self._pending.remove(one)
+                self._pushed_out += 1
+            hang_up(sock)
+
+    def _admit(self, sock: socket.socket) -> _Pending | None:
+        """Add a connection to those that are under way. If there are too many, the oldest is dropped: it has
+        said nothing for longest."""
+        with self._lock:
+            if self._closed:
+                self._pushed_out += 1
+                return None
+            one = _Pending(sock)
+            alike = [o for o in self._pending if not o.dropped]
+            if len(alike) >= self._most_pending:
+                alike[0].dropped = True
+                self._pushed_out += 1
+                _break_off(alike[0].sock)
+            self._pending.append(one)
+            return one
+
+    def _greet(self, one: _Pending) -> None:
+        deadline = _core.monotonic() + self._patience
+        other: Identity | None = None
+        try:
+            binding = b""
+            if self._tls is not None:
+                with self._lock:  # who breaks it off finds the one that has the connection
+                    one.sock = secure = wrapped_in(one.sock, self._tls.server, server=True)
+                secured(secure, deadline)
+                binding = self._tls.binding(secure, listens=True)
+            other = let_in(one.sock, self._token, self._own, deadline, self._wanted, binding)
+        except (HandshakeError, OSError) as error:
+            if not one.dropped:
+                self._note(str(error))
+        finally:
+            with self._lock:
+                self._pending.remove(one)
+                good = other is not None and not one.dropped
+                if good:
+                    self.let_in += 1
+            if not good:
+                hang_up(one.sock)
+        if good:
+            assert other is not None
+            self._hand_over(one, other)
+
+    def _hand_over(self, one: _Pending, other: Identity) -> None:
+        came = one.sock
+        if isinstance(came, ssl.SSLSocket):
+            try:
+                came = relayed(came)
+            except OSError as error:
+                self._note(str(error))
+                hang_up(one.sock)
+                return
+        self._on_host(came, other)
+
+    def _note(self, reason: str) -> None:
+        with self._lock:
+            self._refused += 1
+            self._reasons.append(reason)
+
+
+def _break_off(sock: socket.socket) -> None:
+    """Shut a socket down, so that its readers, and those who wait for a connection, hear of the end."""
+    with contextlib.suppress(OSError):
+        # Not the method of a TLS socket, which takes away what another thread is using.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+#: Seconds before the second try, and at most between two; that is also at most this share of the window.
+_FIRST_PAUSE, _LONGEST_PAUSE, _SHARE = 0.01, 0.5, 0.125
+
+
+class _Host:
+    """Node that this one connects to."""
+
+    def __init__(self, pauses: Pauses) -> None:
+        self.pauses = pauses
+        #: Whether the other node has greeted over the last connection.
+        self.greeted = False
+        #: Counts the ends of connections, or of the node itself, that the thread has not handled yet.
+        self.ends = threading.Semaphore(0)
+        self.lost = Flag()
+        #: Until the first connection is made: the function that makes it, and the one that is told the
+        #: outcome.
+        self.first: tuple[Callable[[], object], Callable[[Exception | None], object]] | None = None
+
+
+class Redials:
+    """Connections of one node to others, made again when they break. Each other node has a thread from before
+    the first connection on: later none may be had, and without a connection the node would be lost."""
+
+    def __init__(self, dial: Callable[[int], object], window: float) -> None:
+        """``dial(host)`` makes a connection, or raises ``OSError`` or ``HandshakeError``. ``window``: seconds
+        without one, after which a host is lost."""
+        self._dial = dial
+        self._longest = min(_LONGEST_PAUSE, _SHARE * window)
+        self._hosts: dict[int, _Host] = {}
+
+    def prepare(self, host: int) -> None:
+        """Start the thread that will connect to ``host``. ``SystemLimitError`` if no thread can be had."""
+        if host in self._hosts:
+            return
+        one = _Host(Pauses(_FIRST_PAUSE, self._longest))
+        threads.start(self._keep, "redial", host, one)
+        self._hosts[host] = one
+
+    def begin(
+        self,
+        host: int,
+        dial: Callable[[], object],
+        tell: Callable[[Exception | None], object],
+    ) -> None:
+        """Have ``dial()`` make the first connection to a host that this is prepared for, which may take long.
+        ``tell`` is called by another thread: with nothing, or with why there is none. There may be another
+        first one then."""
+        one = self._hosts[host]
+        one.first = dial, tell
+        one.ends.release()
+
+    def greeted(self, host: int) -> None:
+        """Note that a connection to ``host`` has come about for both pumps."""
+        if host in self._hosts:
+            self._hosts[host].greeted = True
+
+    def broken(self, host: int) -> None:
+        """Connect again, if this node makes the connections to ``host``: one of them has ended."""
+        if host in self._hosts:
+            self._hosts[host].ends.release()
+
+    def lost(self, host: int) -> None:
+        """Give up connecting to ``host``, which is lost."""
+        if host in self._hosts:
+            self._hosts[host].lost.set()
+            self._hosts[host].ends.release()
+
+    def _keep(self, host: int, one: _Host) -> None:
+        while True:
+            one.ends.acquire()
+            first, one.first = one.first, None
+            if first is not None:
+                _begin(*first)
+                continue
+            while not one.lost.is_set():
+                if one.greeted:
+                    one.greeted = False
+                    one.pauses.begin_anew()
+                # A node that has given this one up lets it in, and ends each connection before it greets.
+                elif one.lost.wait(one.pauses.next()):
+                    return
+                try:
+                    self._dial(host)
+                    break
+                except (OSError, HandshakeError):
+                    continue
+            if one.lost.is_set():
+                return
+
+
+def _begin(dial: Callable[[], object], tell: Callable[[Exception | None], object]) -> None:
+    failed: Exception | None = None
+    try:
+        dial()
+    except (OSError, HandshakeError) as error:
+        failed = error
+    except BaseException as error:
+        tell(RuntimeStateError(f"{type(error).__name__}: {error}"))
+        raise
+    tell(failed)

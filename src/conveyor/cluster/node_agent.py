@@ -1,0 +1,415 @@
+"""Node agent: the part of a session on a node without the driver. It has a process table and a pump, and
+introduces processes to each other.
+
+It does what the driver orders (:mod:`conveyor.driver.hosts`), one order after the other. It
+starts no process: it makes what a process is to be given, and watches whether the process lives. It knows
+nothing of values.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from conveyor import _core, descriptors
+from conveyor.calls.links import Refusal
+from conveyor.codec import Reader
+from conveyor.driver.actors import BOARD_SLOTS, DeathWatches
+from conveyor.driver.hosts import (
+    Adopt,
+    Answer,
+    BreakGroup,
+    Bury,
+    CountDue,
+    Cut,
+    FarOrder,
+    Forget,
+    GiveUp,
+    Hand,
+    Locate,
+    MarkClosed,
+    MarkRefused,
+    Reach,
+    Spread,
+    Stand,
+    TellWhenCome,
+)
+from conveyor.driver.hosts import Page as LastPage
+from conveyor.graph.telemetry import Look, LookAtAll, Lookout, Seen
+from conveyor.runtime.deadlock_detector import (
+    Frames,
+    LookAtWaits,
+    WaitsThere,
+    due_to,
+    look_at_waits,
+)
+from conveyor.runtime.events import EventLoop
+from conveyor.runtime.meeting import ClosedWord
+from conveyor.runtime.messages import receive_pickled, send_pickled, send_with_ticket
+from conveyor.runtime.process import ArenaSize, close_all
+from conveyor.runtime.status import Page
+
+
+class Local(Struct, eq=False):
+    """A process of this host. ``passed`` is what it gets last: its ends of both sockets."""
+
+    slot: int
+    incarnation: int
+    arena_fd: int
+    eventfd: int
+    view: _core.ArenaView
+    control: socket.socket
+    requests: socket.socket
+    passed: list[socket.socket]
+
+    @property
+    def process(self) -> Reader:
+        """Slot and incarnation, by which others know the process."""
+        return self.slot, self.incarnation
+
+    def cut(self) -> None:
+        """Close the socket for the process's requests in both directions: the process notices, and waits for
+        no response."""
+        with suppress(OSError):  # it has gone, or has heard
+            self.requests.shutdown(socket.SHUT_RDWR)
+
+    def close_passed(self) -> None:
+        """Close the sockets that the process has by now, or will never get."""
+        for sock in self.passed:
+            sock.close()
+        self.passed.clear()
+
+
+class Proxy(Struct, eq=False):
+    """A process of another host."""
+
+    incarnation: int
+    host: int
+    arena_fd: int
+    arena: _core.Arena
+
+
+#: Seconds that a process may take to read what is sent to it before the next answer, and for the rest of what
+#: it has begun to say.
+_PATIENCE = 1.0
+
+
+class Told(Struct):
+    """Callbacks of a node agent. All run on the events' thread but ``reach`` and ``line``.
+
+    asked: a process has asked the driver for something. headless: the main thread of a process is gone.
+    reach: connect to that node, at that address, from now on. locate: that node is at that address. line:
+    open the connection of that number, whose other end a process of another node has; this node's process
+    gets the returned socket. memory: serve the other end of the returned socket, over which a process fetches
+    memory of other nodes.
+    """
+
+    asked: Callable[[int, int, bytes], object]
+    headless: Callable[[int], object]
+    reach: Callable[[int, tuple[str, int]], object]
+    locate: Callable[[int, tuple[str, int]], object]
+    line: Callable[[int], socket.socket]
+    memory: Callable[[], socket.socket]
+
+
+class Station:
+    """Node agent: the part of a session on a node without the driver, in a process of its own."""
+
+    def __init__(
+        self,
+        number: int,
+        driver: Reader,
+        arena: ArenaSize,
+        events: EventLoop,
+        told: Told,
+        window: float,
+        session: int,
+    ) -> None:
+        """``driver``: its process. ``window``: seconds without a connection, after which a host is lost.
+        ``session``: the number on the driver's board."""
+        self.arena = arena
+        self._driver, self._events, self._told = driver, events, told
+        self.board = _core.Board.create(BOARD_SLOTS)
+        self.board.session = session
+        self.pump = _core.HostPump(self.board, number, window)
+        self._fired = descriptors.event()
+        self._lookout = Lookout(self.board)
+        self._watches = DeathWatches(self.board, self._fired)
+        self._locals: dict[int, Local] = {}
+        self._proxies: dict[int, Proxy] = {}
+        self._segments: dict[int, _core.Segment] = {}
+        events.add(self._fired, self._on_life_words)
+        self._stand(Stand(*driver, 0, "driver"))
+
+    def do(self, order: FarOrder) -> Any:
+        """Do what the driver orders, and return the result."""
+        return self.orders[type(order)](self, order)
+
+    def look(self, look: Look) -> Seen:
+        """Report what the actors of this node are doing. May be called by any thread."""
+        segment = self._segments.get(look.segment)
+        if segment is None:
+            raise LookupError("the graph is laid anew just now, or has been torn down")
+        return self._lookout.look(look, segment)
+
+    def look_at_all(self, look: LookAtAll) -> list[Page]:
+        """Report what all processes of this node are doing. May be called by any thread."""
+        processes = [one.process for one in list(self._locals.values())]
+        return [self._lookout.page(*process, stack=look.stacks) for process in processes]
+
+    def look_at_waits(self, look: LookAtWaits) -> WaitsThere:
+        """Report what the processes of this node wait for. May be called by any thread."""
+        return look_at_waits(self.board, self.pump, look)
+
+    def local(self, slot: int) -> Local:
+        """Return the process of this node in that slot."""
+        return self._locals[slot]
+
+    def has(self, slot: int, incarnation: int) -> bool:
+        """Whether the process of this node in that slot has that incarnation."""
+        one = self._locals.get(slot)
+        return one is not None and one.incarnation == incarnation
+
+    def host_of(self, slot: int) -> int | None:
+        """Return the number of the node of the process in that slot, if that is another node."""
+        proxy = self._proxies.get(slot)
+        return None if proxy is None else proxy.host
+
+    def given_at_birth(self, slot: int, segments: list[int]) -> list[int]:
+        """Return the descriptors that a new process gets duplicates of; see ``orders.Hello``."""
+        one, driver = self._locals[slot], self._proxies[self._driver[0]]
+        return [
+            self.board.fd,
+            one.arena_fd,
+            one.eventfd,
+            driver.arena_fd,
+            self.pump.eventfd,
+            *(sock.fileno() for sock in one.passed),
+            *(self._segments[number].fd for number in segments),
+        ]
+
+    def last_page(self, slot: int) -> tuple[LastPage, bool]:
+        """Announce the death of the process in that slot. Return its last status, and whether it was left by
+        ``sys.exit``."""
+        self.board.announce_death(slot)
+        return self.board.status(slot), self.board.leaving(slot)
+
+    # Orders
+
+    def _adopt(self, order: Adopt) -> None:
+        slot, board = order.slot, self.board
+        board.prepare(slot, order.name, order.incarnation)
+        made: list[int] = []
+        pairs: list[socket.socket] = []
+        try:
+            made.append(_core.Arena.create_fd(self.arena.file))
+            made.append(descriptors.event())
+            board.set_eventfd(slot, made[1], order.incarnation)
+            for _ in range(2):
+                pairs += descriptors.socket_pair()
+            view = _core.ArenaView(made[0], self.arena.file, board, slot)
+        except BaseException:
+            close_all(made)
+            for sock in pairs:
+                sock.close()
+            board.announce_death(slot)
+            board.forget_eventfd(slot)
+            raise
+        control, control_there, requests, requests_there = pairs
+        one = Local(
+            slot,
+            order.incarnation,
+            made[0],
+            made[1],
+            view,
+            control,
+            requests,
+            [control_there, requests_there],
+        )
+        requests.settimeout(_PATIENCE)
+        self._locals[slot] = one  # what fails from here on is buried
+        self._watches.add(slot)
+        self._events.add(requests.fileno(), partial(self._hear, one))
+
+    def _stand(self, order: Stand) -> None:
+        slot = order.slot
+        arena_fd = _core.Arena.create_fd(self.arena.file)
+        size = self.arena
+        try:
+            arena = _core.Arena(arena_fd, size.file, size.cap, self.board, slot, size.idle)
+            self.pump.add_proxy(slot, order.incarnation, order.host, order.name, arena)
+        except BaseException:
+            os.close(arena_fd)
+            raise
+        self._proxies[slot] = Proxy(order.incarnation, order.host, arena_fd, arena)
+        try:
+            self._watches.add(slot)
+        except BaseException:  # it may be ordered again
+            self._stand_no_more(slot)
+            raise
+
+    def _stand_no_more(self, slot: int) -> None:
+        proxy = self._proxies.pop(slot)
+        self.pump.remove_proxy(slot)
+        proxy.arena.close()
+        proxy.arena.leave_slot()
+        os.close(proxy.arena_fd)
+
+    def _bury(self, order: Bury) -> None:
+        proxy, one = self._proxies.get(order.slot), self._locals.get(order.slot)
+        self._watches.remove(order.slot)
+        if proxy is not None and proxy.incarnation == order.incarnation:
+            self._stand_no_more(order.slot)
+        if one is not None and one.incarnation == order.incarnation:
+            del self._locals[order.slot]
+            self.board.announce_death(order.slot)
+            self.board.forget_eventfd(order.slot)
+            self.board.forget_memory(order.slot)
+            self._events.call(partial(self._close, one))
+            close_all([one.arena_fd, one.eventfd])
+
+    def _close(self, one: Local) -> None:
+        if one.requests.fileno() >= 0:
+            self._events.remove(one.requests.fileno())
+        for sock in (one.requests, one.control):
+            sock.close()
+        one.close_passed()
+
+    def _reach(self, order: Reach) -> None:
+        self._told.reach(order.host, order.address)
+
+    def _locate(self, order: Locate) -> None:
+        self._told.locate(order.host, order.address)
+
+    def _give_up(self, order: GiveUp) -> None:
+        self.pump.give_up(order.host, "the driver has lost it")
+
+    def _count_due(self, order: CountDue) -> Frames:
+        return due_to(self.pump, order.to)
+
+    def _tell_when_come(self, order: TellWhenCome) -> None:
+        self.pump.tell_when_come(order.host, order.frames, order.number)
+
+    def _spread(self, order: Spread) -> None:
+        segment = self._segments[order.number] = order.blueprint.make()
+        if not order.joined:
+            return
+        order.blueprint.mirror(
+            self.pump, order.number, segment, self._view_of, lambda slot: order.homes[slot]
+        )
+
+    def _view_of(self, slot: int) -> _core.ArenaView | None:
+        one = self._locals.get(slot)
+        return None if one is None else one.view
+
+    def _break_group(self, order: BreakGroup) -> None:
+        segment = self._segments.get(order.number)
+        if segment is not None:
+            _core.CollectiveGroup.destroy(segment, self.board, order.members, order.session)
+
+    def _forget(self, order: Forget) -> None:
+        self._segments.pop(order.number, None)
+        self._lookout.forget(order.number)
+        self.pump.unmirror(order.number)
+
+    def _given(self, segment: int, processes: tuple[Reader, ...]) -> list[int]:
+        """Return the descriptors of a segment, and those by which processes reach each other."""
+        if segment and segment not in self._segments:
+            raise ProcessLookupError(f"segment {segment} has been given up")
+        fds = [self._segments[segment].fd] if segment else []
+        for slot, incarnation in processes:
+            one, proxy = self._locals.get(slot), self._proxies.get(slot)
+            if one is not None and one.incarnation == incarnation:
+                fds += one.arena_fd, one.eventfd
+            elif proxy is not None and proxy.incarnation == incarnation:
+                fds += proxy.arena_fd, self.pump.eventfd
+            else:
+                raise _ended(slot)
+        return fds
+
+    def _hand(self, order: Hand) -> None:
+        if not self.has(order.slot, order.incarnation):
+            raise _ended(order.slot)
+        fds = self._given(order.segment, order.processes)
+        with suppress(BrokenPipeError, ConnectionResetError):  # its death is told on another way
+            send_with_ticket(self._locals[order.slot].control, order.ticket, fds)
+
+    def _answer(self, order: Answer) -> None:
+        # Opened in any case: where nobody gets it, the other end hears that it is over.
+        line = self._told.line(order.line) if order.line else None
+        if order.memory:
+            line = self._told.memory()
+        with nullcontext() if line is None else line:
+            if not self.has(order.slot, order.incarnation):
+                return
+            one, fds = self._locals[order.slot], self._given(order.segment, order.processes)
+            fds += [line.fileno()] if line is not None else []
+            try:
+                send_pickled(one.requests, order.data, fds)
+            except OSError:
+                one.cut()  # what comes next would be taken for the rest of it
+                raise
+
+    def _cut(self, order: Cut) -> None:
+        if self.has(order.slot, order.incarnation):
+            self._locals[order.slot].cut()
+
+    def _mark_refused(self, order: MarkRefused) -> None:
+        segment = self._segments.get(order.segment)
+        if segment is not None:
+            Refusal(segment).mark()
+            self.board.ring(order.slot, _core.ATTENTION_BIT)
+
+    def _mark_closed(self, order: MarkClosed) -> None:
+        segment = self._segments.get(order.segment)
+        if segment is not None:
+            ClosedWord(segment, order.side).mark()
+            self.board.ring(order.slot, _core.ATTENTION_BIT)
+
+    #: The method for each kind of order.
+    orders: ClassVar[Mapping[type[FarOrder], Callable[[Station, Any], Any]]] = {
+        Adopt: _adopt,
+        Stand: _stand,
+        Bury: _bury,
+        Reach: _reach,
+        Locate: _locate,
+        GiveUp: _give_up,
+        CountDue: _count_due,
+        TellWhenCome: _tell_when_come,
+        Spread: _spread,
+        BreakGroup: _break_group,
+        Forget: _forget,
+        Hand: _hand,
+        Answer: _answer,
+        Cut: _cut,
+        MarkRefused: _mark_refused,
+        MarkClosed: _mark_closed,
+    }
+
+    # Messages of processes of this node, on the events' thread
+
+    def _hear(self, one: Local) -> None:
+        try:
+            data, fds = receive_pickled(one.requests)
+        except OSError:
+            self._events.remove(one.requests.fileno())
+            one.cut()  # it may be there, and wait for an answer to what was lost
+            return
+        close_all(fds)
+        self._told.asked(*one.process, data)
+
+    def _on_life_words(self) -> None:
+        os.eventfd_read(self._fired)
+        for one in list(self._locals.values()):
+            if self.board.gone(one.slot, one.incarnation):
+                self._told.headless(one.slot)
+
+
+def _ended(slot: int) -> ProcessLookupError:
+    return ProcessLookupError(f"the process in slot {slot} has ended")

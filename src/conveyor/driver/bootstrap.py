@@ -1,0 +1,145 @@
+"""Preparation of an actor's new process: its endpoints, and the driver's links to it."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from conveyor import _core, descriptors
+from conveyor.calls.links import Link, link_blueprint, link_depth
+from conveyor.calls.pending import Pump
+from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Label
+from conveyor.runtime.blueprint import Blueprint
+from conveyor.runtime.messages import greeting
+from conveyor.runtime.process import CALL_SLOTS, RESULT_BIT, ArenaSize, Place, Process, close_all
+from conveyor.worker.messages import Hello
+
+
+class Household(Struct, frozen=True):
+    """State of the driver that all actors' processes share.
+
+    process: the driver's own.
+    session: the session's name.
+    arena_fd, eventfd: the driver's, for processes that write to it.
+    label: names a (graph, node).
+    pump: sends the calls that wait in a link, once they can be sent.
+    places: whether the engine chooses a node for each process.
+    """
+
+    process: Process
+    session: str
+    arena_fd: int
+    eventfd: int
+    label: Label
+    pump: Pump
+    places: bool
+
+
+class Birth:
+    """Preparation of one process of an actor, before the process is there. The driver's own ends are in its
+    record."""
+
+    def __init__(
+        self,
+        household: Household,
+        record: ActorRecord,
+        grace: float,
+        on_request_socket: Callable[[ActorRecord, socket.socket], object],
+    ) -> None:
+        """``on_request_socket`` takes the driver's end of the socket for the process's requests."""
+        self._household = household
+        self._record = record
+        self._grace = grace
+        self._on_request_socket = on_request_socket
+        self._hello: Hello | None = None
+        self._sockets: list[socket.socket] = []
+        #: The driver's links to the process, of calls and of orders.
+        self.links: list[tuple[Blueprint, _core.Segment]] = []
+
+    def lay(self) -> None:
+        """Make all endpoints and links."""
+        house, record = self._household, self._record
+        process, actor, slot = house.process, record.actor, record.slot
+        made: list[int] = []
+        try:
+            made.append(descriptors.event())
+            made.append(_core.Arena.create_fd(process.arena_size.file))
+            record.arena = process.adopt(slot, record.incarnation, made[1], made[0])
+        finally:
+            close_all(made)
+        record.arena_fd, record.eventfd = process.descriptors(slot)
+        record.control_socket, control = descriptors.socket_pair()
+        self._sockets.append(control)
+        here, request = descriptors.socket_pair()
+        self._sockets.append(request)
+        self._on_request_socket(record, here)
+        self._hello = hello = Hello(
+            slot=slot,
+            incarnation=record.incarnation,
+            name=record.id.name,
+            number=record.id.index,
+            session=house.session,
+            arena=process.arena_size,
+            driver_slot=DRIVER_SLOT,
+            mailbox_bit=record.bits.take(),
+            control_bit=record.bits.take(),
+            max_concurrency=actor.max_concurrency,
+            has_async=actor.has_async,
+            grace=self._grace,
+            places=house.places,
+        )
+        depth = link_depth(actor.max_concurrency)
+        record.calls = self._link(hello.mailbox_bit, _core.KIND_CALL, depth)
+        record.control_link = self._link(hello.control_bit, _core.KIND_CONTROL)
+        # Without itself: few actors call themselves, and these are introduced like any two others.
+        record.known_peers = {DRIVER_SLOT: process.board.incarnation(DRIVER_SLOT)}
+
+    def told(self, arena: ArenaSize | None = None) -> bytes:
+        """Return the bootstrap message. ``arena``: the arena size of the process's node, if that is not the
+        driver's."""
+        assert self._hello is not None
+        hello = self._hello if arena is None else replace(self._hello, arena=arena)
+        return greeting() + pickle.dumps(hello)
+
+    def passed(self) -> list[int]:
+        """Return the descriptors that the process gets duplicates of."""
+        house, record = self._household, self._record
+        return [
+            house.process.board.fd,
+            record.arena_fd,
+            record.eventfd,
+            house.arena_fd,
+            house.eventfd,
+            *(sock.fileno() for sock in self._sockets),
+            *(segment.fd for _, segment in self.links),
+        ]
+
+    def close(self) -> None:
+        """Close the descriptors that were only made to be passed on."""
+        for sock in self._sockets:
+            sock.close()
+        for _, segment in self.links:
+            segment.close_fd()
+
+    def _link(self, bit: int, kind: int, depth: int = CALL_SLOTS) -> Link:
+        house, record = self._household, self._record
+        assert record.arena is not None
+        mailbox = Place(record.slot, record.incarnation, bit)
+        blueprint = link_blueprint(house.process.place(RESULT_BIT), mailbox, depth)
+        segment = blueprint.make()
+        self.links.append((blueprint, segment))
+        return Link(
+            house.process,
+            segment,
+            mailbox,
+            record.arena,
+            record.id.name,
+            record.death,
+            house.pump,
+            kind,
+            label=house.label,
+        )

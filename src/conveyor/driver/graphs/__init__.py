@@ -1,1 +1,0 @@
-"""The graphs of a session, as the driver lays and serves them."""

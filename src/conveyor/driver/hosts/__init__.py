@@ -1,1 +1,0 @@
-"""Who hosts the processes of actors: this machine's, and others."""

@@ -1,1 +1,0 @@
-"""Processes are made known to each other, and the ends of channels meet."""

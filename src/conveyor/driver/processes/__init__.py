@@ -1,1 +1,0 @@
-"""The processes of a session's actors, from birth to burial."""

@@ -1,0 +1,783 @@
+"""The dispatcher of the actors' requests to the driver: other actors, links to them, graphs, refs.
+
+One socketpair for each actor. Requests come on the engine's event thread, which must not block. So each is
+answered on a thread of its own, as it may wait for the fork server or for another actor's main loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
+
+from conveyor import descriptors
+from conveyor.calls.constructor import Kept
+from conveyor.codec import Reader
+from conveyor.driver.actors import DRIVER_SLOT, Actor, ActorRecord, Table
+from conveyor.driver.broker import DriverIntroductions
+from conveyor.driver.deployments import Departures, Layer, Laying
+from conveyor.driver.graph_service import GraphService
+from conveyor.driver.groups import DriverCollectives
+from conveyor.driver.hosts import Handed, Hosts
+from conveyor.driver.network import Network
+from conveyor.driver.remote_processes import FarHosts
+from conveyor.driver.supervisor import Supervisor
+from conveyor.exceptions import (
+    ActorRestartedError,
+    ConveyorError,
+    RuntimeStateError,
+    SystemLimitError,
+)
+from conveyor.flag import Flag
+from conveyor.futures import Future
+from conveyor.graph.handles import SharedGraphs
+from conveyor.pauses import Pauses
+from conveyor.refs.exports import Exports, Orphans, Peer
+from conveyor.refs.watcher import Watcher
+from conveyor.runtime import context, ending, threads
+from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.deadlock import Found
+from conveyor.runtime.deadlock_detector import (
+    Frames,
+    Look,
+    LookAtWaits,
+    Verdict,
+    Waiting,
+    WaitsThere,
+    inquire,
+)
+from conveyor.runtime.messages import Connection, Message, pickled, receive_message, send_pickled
+from conveyor.runtime.process import RESULT_BIT, Place, Process, close_all
+from conveyor.runtime.waiting import Patience
+from conveyor.system_limits import explained
+from conveyor.weak import WeakSet
+from conveyor.worker import messages as asked
+from conveyor.worker.messages import (
+    Done,
+    Failed,
+    Notice,
+    Numbered,
+    OpenFarMemory,
+    OpenGraph,
+    Opening,
+    OpenRefs,
+    Reply,
+    Request,
+    Settle,
+)
+
+
+class Connections:
+    """The open connections of actors to references and graphs."""
+
+    def __init__(self, exports: Exports, graphs: SharedGraphs, process: Process) -> None:
+        """``process``: the driver's."""
+        self._process = process
+        self._exports = exports
+        self._graphs = graphs
+        self._open: WeakSet[Connection] = WeakSet()
+
+    def open(self, caller: ActorRecord, request: Opening) -> list[int] | Handed:
+        """Open a connection of ``caller``'s own and serve it. Return ``caller``'s end, which whoever calls
+        this closes, or the substitute that its node gives it."""
+        if isinstance(request, OpenFarMemory):
+            return self._open_far_memory(caller)
+        here, there = descriptors.socket_pair()
+        try:
+            self._open.add(self._serve(caller, request, here))
+        except BaseException:
+            here.close()
+            there.close()
+            raise
+        if caller.host is not None:
+            return Handed(line=caller.host.carry(there))
+        return [there.detach()]
+
+    def _open_far_memory(self, caller: ActorRecord) -> list[int] | Handed:
+        if caller.host is not None:
+            return Handed(memory=True)
+        memory = self._process.hosts_memory
+        if memory is None:
+            raise RuntimeStateError("all processes of the session are on one host")
+        here, there = descriptors.socket_pair()
+        try:
+            memory.serve(here)
+        except BaseException:
+            there.close()
+            raise
+        return [there.detach()]
+
+    def _serve(
+        self, caller: ActorRecord, request: OpenRefs | OpenGraph, here: socket.socket
+    ) -> Connection:
+        if isinstance(request, OpenRefs):
+            return Peer(
+                self._exports,
+                caller.id.index,
+                caller.reader,
+                here,
+                caller.silence,
+                caller.host,
+            ).connection
+        graph = self._graphs.load(request.number, request.name)
+        return GraphService(graph, here, caller.reader).connection
+
+    def close(self) -> None:
+        """Close all connections: the session is over."""
+        self._graphs.clear()
+        for connection in list(self._open):
+            connection.close()
+        self._exports.close(ending.error())
+
+
+#: Descriptors that go with an answer, and are closed when they have been sent, or their substitute for a
+#: process of another node.
+Given = list[int] | Handed
+
+
+def let_go(given: Given) -> None:
+    """Close the descriptors of an answer: it has been sent, or will not be."""
+    if isinstance(given, list):
+        close_all(given)
+
+
+class RequestLine:
+    """Request connection of one actor, over a socket, or by way of its node. Several threads answer."""
+
+    def __init__(self, record: ActorRecord, sock: socket.socket, abroad: FarHosts) -> None:
+        self.record = record
+        #: ``None`` if the process is on another node, and when the line is closed.
+        self.sock: socket.socket | None = sock
+        self._abroad = abroad
+        # Held for one reply at a time, which may be several datagrams.
+        self._sending = threading.Lock()
+
+    def send(self, message: Message, given: Given, patience: float) -> None:
+        """Send an answer. ``patience``: seconds that other replies to this actor may take; -1: any."""
+        data = pickled(message)
+        if self.record.host is not None:
+            handed = given if isinstance(given, Handed) else None
+            self._abroad.answer(self.record, data, handed, wait=patience < 0)
+            return
+        sock = self.sock
+        if sock is None:
+            raise ConnectionError("its socket is closed")
+        assert isinstance(given, list)
+        if not self._sending.acquire(timeout=patience):
+            raise TimeoutError("it does not take the replies before this one")
+        try:
+            send_pickled(sock, data, given)
+        finally:
+            self._sending.release()
+
+
+class RequestLines:
+    """The request connections of all actors, by their processes."""
+
+    def __init__(self, unwatch: Callable[[int], None], abroad: FarHosts) -> None:
+        """``unwatch(fd)`` is called for a socket, which the caller watches, before it is closed."""
+        self._unwatch = unwatch
+        self._abroad = abroad
+        self._lock = threading.Lock()
+        self._all: dict[Reader, RequestLine] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, record: ActorRecord, sock: socket.socket) -> RequestLine:
+        """Return a new line of that process, over that socket."""
+        line = RequestLine(record, sock, self._abroad)
+        with self._lock:
+            self._all[record.reader] = line
+        return line
+
+    def of(self, process: Reader) -> RequestLine | None:
+        """Return the line of a process, or None."""
+        return self._all.get(process)
+
+    def settle(self, record: ActorRecord) -> None:
+        """Close the socket of a process whose requests come by way of its node from now on."""
+        line = self.of(record.reader)
+        if line is not None:
+            self._close(line)
+
+    def remove(self, record: ActorRecord) -> None:
+        """Remove the line of a process that is gone, or cannot be answered. A living process is told."""
+        with self._lock:
+            line = self._all.pop(record.reader, None)
+        if line is not None:
+            self._close(line)
+            if record.alive:
+                self._abroad.cut(record)
+
+    def close(self) -> None:
+        """Close all lines: no process is left."""
+        with self._lock:
+            lines, self._all = list(self._all.values()), {}
+        for line in lines:
+            self._close(line)
+
+    def _close(self, line: RequestLine) -> None:
+        sock, line.sock = line.sock, None
+        if sock is not None:
+            self._unwatch(sock.fileno())
+            sock.close()
+
+
+#: Seconds between two looks at something that changes just now, at first and at most: notes and looks of
+#: other nodes, and frames that are on their way there. Pumps could tell of the latter
+#: (``HostPump.tell_when_come``), but the rest would have to be asked for again all the same.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
+
+
+class Inquiries:
+    """The deadlock detector's inquiries across nodes. Each is made on the thread that answers the request."""
+
+    def __init__(self, table: Table, abroad: FarHosts) -> None:
+        self._board = table.board
+        self._abroad = abroad
+        self._over = Flag()
+        self._lock = threading.Lock()
+        # Looks that inquiries may share: by node the one that is under way, and the one after that.
+        self._now: dict[int, Future[WaitsThere]] = {}
+        self._next: dict[int, Future[WaitsThere]] = {}
+        # Waits that end with an error as soon as their process hears of it: one for each cycle is enough.
+        self._doomed: dict[Reader, frozenset[int]] = {}
+
+    def look(self, caller: ActorRecord, waits: Sequence[Waiting]) -> Found | None:
+        """Return the cycle that one of these waits of ``caller`` is part of, or None. Waits until that is
+        known."""
+        process = caller.reader
+        with self._lock:
+            for reader in [reader for reader in self._doomed if self._board.gone(*reader)]:
+                del self._doomed[reader]
+            # The process asks again about these waits: so it has not heard of the verdict.
+            again = self._doomed.pop(process, frozenset()) - {wait.stamp for wait in waits}
+            if again:
+                self._doomed[process] = again
+        while True:
+            verdict = self._inquire(process, waits)
+            if verdict is None:
+                return None
+            if self._convict(process, verdict):
+                return self._found(verdict)
+
+    def close(self) -> None:
+        """End all inquiries: the session is over, and nobody waits for an answer any more."""
+        self._over.set()
+
+    def _inquire(self, process: Reader, waits: Sequence[Waiting]) -> Verdict | None:
+        inquiry = inquire(process, waits, self._abroad.host_of, self._doomed_of)
+        pauses = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
+        try:
+            step = next(inquiry)
+            while not self._over.is_set():
+                if isinstance(step, Look):
+                    looks = {
+                        host: self._shared(host) if step.shared else self._own(host, look)
+                        for host, look in step.asked.items()
+                    }
+                    step = inquiry.send({host: seen.result() for host, seen in looks.items()})
+                else:
+                    self._over.wait(pauses.next())
+                    step = next(inquiry)
+        except StopIteration as over:
+            verdict: Verdict | None = over.value
+            return verdict
+        return None
+
+    def _doomed_of(self, process: Reader) -> Collection[int]:
+        return self._doomed.get(process, ())
+
+    def _convict(self, process: Reader, verdict: Verdict) -> bool:
+        """Note the waits that a verdict ends. Return False if another wait of the same cycle was found
+        meanwhile, and ends."""
+        with self._lock:
+            for reader, stamp in verdict.waits:
+                if stamp in self._doomed.get(reader, ()):
+                    return False
+            self._doomed[process] = self._doomed.get(process, frozenset()) | verdict.stamps
+        return True
+
+    def _found(self, verdict: Verdict) -> Found:
+        """Return the cycle of a verdict in words."""
+        slots = [slot for slot, _ in verdict.way]
+        chain = []
+        for (slot, text), to in zip(verdict.way, [*slots[1:], slots[0]], strict=True):
+            there = self._abroad.host_of(to) != self._abroad.host_of(slot)
+            chain.append(f"{text} (on {self._abroad.host_name(to)})" if there else text)
+        return Found(
+            verdict.wait.work,
+            verdict.wait.stamp,
+            tuple(chain),
+            tuple(self._board.name(slot) for slot in slots),
+            verdict.kinds,
+        )
+
+    # Looks
+
+    def _own(self, host: int, look: LookAtWaits) -> Future[WaitsThere]:
+        return self._abroad.looks.look_at_waits(host, look)
+
+    def _shared(self, host: int) -> Future[WaitsThere]:
+        """Return a look at that node that begins after this call, for all that ask until then."""
+        with self._lock:
+            if host in self._now:
+                if host not in self._next:
+                    self._next[host] = Future()
+                return self._next[host]
+            answer = self._now[host] = Future()
+        self._begin(host, answer)
+        return answer
+
+    def _begin(self, host: int, answer: Future[WaitsThere]) -> None:
+        def done(seen: Future[WaitsThere]) -> None:
+            with self._lock:
+                following = self._next.pop(host, None)
+                if following is None:
+                    del self._now[host]
+                else:
+                    self._now[host] = following
+            if following is not None:
+                self._begin(host, following)
+            error = seen.exception()
+            if error is None:
+                answer.set_result(seen.result())
+            else:
+                answer.set_exception(error)
+
+        self._own(host, LookAtWaits()).add_done_callback(done)
+
+
+logger = logging.getLogger("conveyor")
+
+#: Seconds that the event thread waits for an actor to take earlier replies.
+_PATIENCE = 1.0
+
+#: The answer to a request, and the descriptors that go with it.
+_Answer = tuple[Any, Given]
+
+
+class Switchboard:
+    """The driver's end of the actors' request sockets."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        table: Table,
+        supervisor: Supervisor,
+        network: Network,
+        layer: Layer,
+        connections: Connections,
+        introductions: DriverIntroductions,
+        collectives: DriverCollectives,
+        watcher: Watcher,
+        abroad: FarHosts,
+    ) -> None:
+        self._hosts = hosts
+        self._table = table
+        self._supervisor = supervisor
+        self._network = network
+        self._layer = layer
+        self._connections = connections
+        self._introductions = introductions
+        self._collectives = collectives
+        self._inquiries = Inquiries(table, abroad)
+        self._lines = RequestLines(hosts.unwatch, abroad)
+        self._departures = Departures(table.board, watcher)
+
+    def add(self, record: ActorRecord, sock: socket.socket) -> None:
+        """Serve the requests that come over ``sock`` from that process, until it is removed."""
+        line = self._lines.add(record, sock)
+        self._hosts.watch(sock.fileno(), lambda: self._on_message(line))
+
+    def remove(self, record: ActorRecord) -> None:
+        """Forget a process that is gone, or has broken its socket."""
+        self._departures.forget(record)
+        self._lines.remove(record)
+
+    def settled(self, record: ActorRecord) -> None:
+        """Close the socket of a process on another node, which passes on its requests."""
+        self._lines.settle(record)
+
+    def heard(self, slot: int, incarnation: int, data: bytes) -> None:
+        """Take a request of a process on another node. Called by the engine, on its thread."""
+        line = self._lines.of((slot, incarnation))
+        if line is not None:
+            self._take(line, pickle.loads(data))
+
+    def close(self) -> None:
+        """End all inquiries and close all sockets: the session is over."""
+        self._inquiries.close()
+        self._lines.close()
+
+    @property
+    def served(self) -> int:
+        """Number of processes whose requests are served."""
+        return len(self._lines)
+
+    def _on_message(self, line: RequestLine) -> None:
+        sock = line.sock
+        if sock is None:  # just now
+            return
+        try:
+            message, _ = receive_message(sock)
+        except OSError:
+            self.remove(line.record)
+            return
+        self._take(line, message)
+
+    def _take(self, line: RequestLine, message: Message) -> None:
+        if isinstance(message, Notice):
+            notice = self.notices[type(message)]
+            threads.start_or_run(notice, "request", self, line.record, message)
+            return
+        assert isinstance(message, Numbered)
+        try:
+            threads.start(self._answer, "request", line, message)
+        except SystemLimitError as error:
+            # Answered on this thread, where everybody else would wait as well.
+            self._reply(line, message.number, Failed(error), patience=_PATIENCE)
+
+    def _answer(self, line: RequestLine, message: Numbered) -> None:
+        reply: Reply
+        fds: Given = []
+        try:
+            request: Request = pickle.loads(message.content)
+            what = type(request).__name__.lower()
+            with explained(f"do what {line.record.id.name} asks for ({what})"):
+                value, fds = self.answers[type(request)](self, line.record, request)
+            reply = Done(value)
+        except Exception as error:
+            reply = Failed(error)
+        try:
+            self._reply(line, message.number, reply, fds)
+        finally:
+            let_go(fds)
+
+    def _reply(
+        self,
+        line: RequestLine,
+        number: int,
+        reply: Reply,
+        given: Given | None = None,
+        patience: float = -1,
+    ) -> None:
+        """Send a reply. ``patience``: seconds that other replies to this actor may take."""
+        record = line.record
+        try:
+            line.send(Numbered(number, pickle.dumps(reply)), given or [], patience)
+        except Exception as error:
+            if record.host is not None and isinstance(reply, Done):
+                # Its node could not give it the substitute, since a process has ended, say: an error instead.
+                self._reply(line, number, Failed(error))
+                return
+            # The asking process is gone; or it gets an error now, as it would wait for an answer for ever.
+            if record.alive:
+                logger.warning("a request of %s cannot be answered: %s", record.id.name, str(error))
+            self.remove(record)
+
+    # Actors
+
+    def _connect(self, caller: ActorRecord, request: asked.Connect) -> _Answer:
+        # The node of the callee has to be known, since it makes an end of the link.
+        find = self._supervisor.current if self._hosts.places else self._supervisor.callable
+        while True:
+            callee = find(request.actor)
+            callee.actor.shared = True
+            try:
+                number, bit, fds = self._network.link(caller, callee)
+                break
+            except ActorRestartedError:  # it has died just now, and is waited for
+                if not caller.alive:
+                    raise
+        return asked.Connected(number, callee.slot, callee.incarnation, bit), fds
+
+    def _why_refused(self, caller: ActorRecord, request: asked.WhyRefused) -> _Answer:
+        return caller.refusals.pop(request.number, None), []
+
+    def _disconnect(self, caller: ActorRecord, notice: asked.Disconnect) -> None:
+        self._network.hang_up(caller, notice.number)
+
+    def _refuse(self, callee: ActorRecord, notice: asked.Refuse) -> None:
+        self._network.refuse(callee, notice.tag, notice.error)
+
+    def _create(self, _caller: ActorRecord, request: asked.Create) -> _Answer:
+        constructor = request.constructor
+        actor = Actor(
+            request.class_name,
+            request.methods,
+            request.name,
+            request.options,
+            request.max_concurrency,
+            request.max_restarts,
+            None if constructor is None else Kept.received(constructor),
+        )
+        actor.shared = True
+        construct = None if constructor is None else constructor.start
+        return self._supervisor.start(actor, construct, later=True).id, []
+
+    def _find(self, _caller: ActorRecord, request: asked.Find) -> _Answer:
+        found = self._table.find(request.name)
+        self._table.share(found[0])
+        return found, []
+
+    def _find_transport(self, _caller: ActorRecord, request: asked.FindTransport) -> _Answer:
+        return context.TRANSPORTS.get(request.name), []
+
+    def _add_transport(self, _caller: ActorRecord, request: asked.AddTransport) -> _Answer:
+        context.add_transport(request.name, request.registration)
+        return None, []
+
+    def _kill(self, caller: ActorRecord, request: asked.Kill) -> _Answer:
+        # An actor that ends itself must not wait for that.
+        wait = request.actor != caller.id
+        self._supervisor.kill(request.actor, request.no_restart, request.graceful, wait)
+        return None, []
+
+    def _why_dead(self, _caller: ActorRecord, request: asked.WhyDead) -> _Answer:
+        labels = request.labels
+        label = (lambda *node: labels.get(node)) if labels else None
+        death = self._table.death_of(request.actor, request.slot, request.incarnation, label)
+        return death, []
+
+    # Graphs
+
+    def _lay(self, caller: ActorRecord, request: asked.Lay) -> _Answer:
+        executor = Place(caller.slot, caller.incarnation, RESULT_BIT)
+        laying = self._layer.lay(
+            executor, request.config, request.plan, request.tasks, request.labels
+        )
+        return self._laid(caller, laying)
+
+    def _lay_again(self, caller: ActorRecord, request: asked.LayAgain) -> _Answer:
+        patience = Patience(request.timeout, request.left)
+        return self._laid(caller, self._layer.lay_again(request.number, request.first, patience))
+
+    def _comes_back(self, _caller: ActorRecord, request: asked.ComesBack) -> _Answer:
+        return self._layer.comes_back(request.number), []
+
+    def _end_unmade(self, _caller: ActorRecord, request: asked.EndUnmade) -> _Answer:
+        self._layer.end_unmade(request.number)
+        return None, []
+
+    def _laid(self, caller: ActorRecord, laying: Laying) -> _Answer:
+        if caller.host is not None:
+            if not caller.alive:
+                self._layer.drop(laying.number)
+                caller.check_alive()
+            members = tuple([record.reader for record in laying.records])
+            laying.layout.segment.close_fd()
+            return laying.channels(), Handed(laying.shared, members)
+        fds = self._network.duplicates(laying.records)
+        if not caller.alive or len(fds) < 2 * len(laying.records):
+            close_all(fds)
+            self._layer.drop(laying.number)
+            next((r for r in laying.records if not r.alive), caller).check_alive()
+        segment = laying.layout.segment
+        segment_fd = descriptors.duplicate(segment.fd)
+        segment.close_fd()
+        return laying.channels(), [segment_fd, *fds]
+
+    def _unlay(self, caller: ActorRecord, request: asked.Unlay) -> _Answer:
+        acks = self._layer.unlay(request.number)
+        if request.wait:
+            self._departures.expect(caller, request.number, acks)
+        return None, []
+
+    def _look_afar(self, _caller: ActorRecord, request: asked.LookAfar) -> _Answer:
+        return self._layer.afar(request.number, request.question, request.patience), []
+
+    def _look_for_cycle(self, caller: ActorRecord, request: asked.LookForCycle) -> _Answer:
+        return self._inquiries.look(caller, request.waits), []
+
+    def _staying(self, caller: ActorRecord, request: asked.Staying) -> _Answer:
+        return self._departures.staying(caller, request.number), []
+
+    def _open(self, caller: ActorRecord, request: asked.Opening) -> _Answer:
+        return None, self._connections.open(caller, request)
+
+    def _introduce(self, caller: ActorRecord, request: asked.Introduce) -> _Answer:
+        return self._network.introduce(caller, (request.slot, request.incarnation)), []
+
+    def _kept_afar(self, caller: ActorRecord, _request: asked.KeptAfar) -> _Answer:
+        return self._network.kept_afar(caller), []
+
+    # Channels
+
+    def _open_channel(self, caller: ActorRecord, request: asked.OpenChannel) -> _Answer:
+        return self._introductions.open_for(caller, request.depth), []
+
+    def _meet(self, caller: ActorRecord, request: asked.Meet) -> _Answer:
+        found = self._introductions.met_by(caller, request.number, request.side, request.alone)
+        if found is None:
+            return None, []
+        party, given, spread = found
+        if party is None:
+            driver = DRIVER_SLOT, self._table.board.incarnation(DRIVER_SLOT)
+            return asked.Met(*driver, None, spread), given
+        return asked.Met(*party.reader, party.id, spread), given
+
+    def _hold_end(self, caller: ActorRecord, request: asked.HoldEnd) -> _Answer:
+        self._introductions.held_by(caller, request.number, request.side)
+        return None, []
+
+    def _close_end(self, caller: ActorRecord, request: asked.CloseEnd) -> _Answer:
+        self._introductions.closed_by(caller, request.number, request.side)
+        return None, []
+
+    # Collective groups
+
+    def _create_group(self, caller: ActorRecord, request: asked.CreateGroup) -> _Answer:
+        return self._collectives.open(request.actors, creator=caller), []
+
+    def _join_group(self, caller: ActorRecord, request: asked.JoinGroup) -> _Answer:
+        return self._collectives.joined_by(caller, request.number)
+
+    def _close_group(self, _caller: ActorRecord, request: asked.CloseGroup) -> _Answer:
+        self._collectives.close(request.number)
+        return None, []
+
+    #: The function that answers each kind of request.
+    answers: ClassVar[
+        Mapping[type[Request], Callable[[Switchboard, ActorRecord, Any], _Answer]]
+    ] = {
+        asked.Connect: _connect,
+        asked.WhyRefused: _why_refused,
+        asked.Create: _create,
+        asked.Find: _find,
+        asked.FindTransport: _find_transport,
+        asked.AddTransport: _add_transport,
+        asked.Kill: _kill,
+        asked.WhyDead: _why_dead,
+        asked.HostsOf: lambda self, _, request: (self._supervisor.hosts_of(request.actors), []),
+        asked.HaveGpus: lambda self, _, request: (self._supervisor.have_gpus(request.actors), []),
+        asked.Lay: _lay,
+        asked.LayAgain: _lay_again,
+        asked.ComesBack: _comes_back,
+        asked.EndUnmade: _end_unmade,
+        asked.Unlay: _unlay,
+        asked.LookAfar: _look_afar,
+        asked.LookForCycle: _look_for_cycle,
+        asked.Staying: _staying,
+        asked.Introduce: _introduce,
+        asked.KeptAfar: _kept_afar,
+        asked.OpenFarMemory: _open,
+        asked.OpenRefs: _open,
+        asked.OpenGraph: _open,
+        asked.OpenChannel: _open_channel,
+        asked.HoldEnd: _hold_end,
+        asked.CloseEnd: _close_end,
+        asked.CreateGroup: _create_group,
+        asked.JoinGroup: _join_group,
+        asked.CloseGroup: _close_group,
+        asked.Meet: _meet,
+    }
+    #: The function for each kind of notice.
+    notices: ClassVar[Mapping[type[Notice], Callable[[Switchboard, ActorRecord, Any], None]]] = {
+        asked.Disconnect: _disconnect,
+        asked.Refuse: _refuse,
+    }
+
+
+#: The process that is dead, its host, and the number of that of readers.
+_Way: TypeAlias = "tuple[Reader, int, int]"
+
+
+class Arrivals:
+    """Knowledge of whether the last frames of dead processes have come to other nodes. From a lost node
+    nothing comes any more to those that have given it up. From a living node everything comes in the end: it
+    counts the frames that are due, once, and the other node tells when they are there.
+
+    All tickets of a maker are known when that is asked, since everything that it had said was heard. So its
+    readers are asked for all of them when the answer is there, and nothing has to be kept after that.
+    """
+
+    def __init__(self, orphans: Orphans, abroad: FarHosts, chores: Chores) -> None:
+        self._orphans, self._abroad, self._chores = orphans, abroad, chores
+        #: Ways that are being asked about, with the number of the question.
+        self._asked: dict[_Way, int] = {}
+        #: Ways on which everything has come, while readers are asked because of that.
+        self._come: set[_Way] = set()
+        self._numbers = itertools.count(1)
+
+    def pending(self, host: int, maker: Reader, reader: Reader) -> bool:
+        """Return whether frames may still come; see :data:`conveyor.refs.exports.Arrives`."""
+        to = self._abroad.host_of(reader[0])
+        way = maker, host, to
+        if not self._abroad.comes(host, to) or way in self._come:
+            return False
+        # If the node is lost, the other one tells when it has given it up.
+        if way not in self._asked and not self._abroad.is_lost(host):
+            self._asked[way] = number = next(self._numbers)
+            self._chores.soon(partial(self._ask, way, number))  # the tickets' lock is held here
+        return True
+
+    def _ask(self, way: _Way, number: int) -> None:
+        _, host, to = way
+        due = self._abroad.looks.due(host, to)
+        due.add_done_callback(partial(self._counted, way, number))
+
+    def _counted(self, way: _Way, number: int, due: Future[Frames]) -> None:
+        _, host, to = way
+        if due.exception() is not None:
+            self._end(number)  # the maker's host is being given up, or the session over
+        elif not due.result():
+            self.come(number)
+        else:
+            # `end` is called if the readers' node is being given up, or the session is over.
+            come, end = partial(self.come, number), partial(self._end, number)
+            self._abroad.looks.when_come(to, host, due.result(), come, end)
+
+    def _ways(self, number: int) -> list[_Way]:
+        """Return the way that a question is about; empty if it was given up meanwhile."""
+        return [way for way, asked in list(self._asked.items()) if asked == number]
+
+    def _end(self, number: int) -> None:
+        for way in self._ways(number):
+            self._asked.pop(way, None)
+
+    def come(self, number: int) -> None:
+        """Have the readers asked: all frames of question ``number`` are there, or do not come any more."""
+        for way in self._ways(number):
+            self._come.add(way)  # first: else another thread might ask again
+            try:
+                self._end(number)
+                self._orphans.look()
+            finally:
+                self._come.discard(way)
+
+    def given_up(self) -> None:
+        """Give up the questions that nobody answers any more: a node is lost, or another node has given it
+        up."""
+        for way, number in list(self._asked.items()):
+            _, host, to = way
+            if self._abroad.is_lost(to) or not self._abroad.comes(host, to):
+                self._end(number)
+        self._orphans.look()
+
+
+def ask_readers(
+    orphans: Orphans, table: Table, abroad: FarHosts, process: Process, chores: Chores
+) -> None:
+    """Have readers asked from now on. ``process``: the driver's, which is one of them."""
+
+    def ask(reader: Reader, question: int, writers: tuple[Reader, ...]) -> None:
+        if reader == process.identity:
+            settle = partial(orphans.settle, question, reader)
+            process.sources.when_dry(writers, lambda: chores.soon(settle), chores)
+            return
+        for record in table:
+            if record.reader == reader:
+                with suppress(ConveyorError):  # it is dead, which is told on another way
+                    record.order(Settle(question, writers))
+
+    arrivals = Arrivals(orphans, abroad, chores)
+    orphans.begin(arrivals.pending, ask)
+    abroad.on_given_up = arrivals.given_up

@@ -1,1 +1,0 @@
-"""What actors ask the driver for while they run."""

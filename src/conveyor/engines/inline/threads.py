@@ -1,0 +1,665 @@
+"""Threads of the driver's process as actors see them, and hosts, whose jobs run on them.
+
+With processes, an actor is blocked when its process is. Here a call runs on its caller's thread, so
+one thread is inside of several actors at once, each waiting for the next. Every wait of the engine
+goes through :meth:`Lines.block`, which refuses one that nobody but the waiting thread could end.
+
+A host runs the jobs of an actor: on the threads of those who want them, a few at a time, in order
+(:class:`Turns`); or, for an actor with async methods, on an event loop of its own (:class:`Loop`). As in a
+process, everything of such an actor then runs on one thread, its constructor and its plain methods too, and
+its coroutines run side by side. A caller waits until its call is done, or until it could only wait on: for a
+timer, for I/O, for somebody else to set an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from conveyor import _core
+from conveyor.exceptions import DeadlockError
+from conveyor.flag import LOOK
+from conveyor.runtime import aio, ending, threads
+from conveyor.runtime.aio import ActorLoop, ActorSelector
+from conveyor.runtime.deadlock import sooner
+from conveyor.runtime.process import Process
+from conveyor.runtime.uninterrupted import try_each
+from conveyor.runtime.waiting import Patience
+
+#: Where on the board an actor is dead: none of them lives there.
+DEAD_SLOT = 1
+
+#: Runs a coroutine to its end.
+Run = Callable[[Coroutine[Any, Any, Any]], object]
+
+
+def run_alone(coroutine: Coroutine[Any, Any, Any]) -> None:
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(coroutine)
+        return
+    # The program ends the actor in its own event loop, and a thread runs one loop at a time.
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(coroutine)
+        except BaseException as error:
+            raised.append(error)
+
+    threads.start(run, "exit-hook").join()
+    if raised:
+        raise raised[0]
+
+
+class Line:
+    """Thread, as actors see it: the hosts that it is inside of, outermost first, and the job that it waits
+    for."""
+
+    __slots__ = ("bounded", "inside", "loop", "sent", "waits_for")
+
+    def __init__(self, loop: Host | None = None) -> None:
+        #: The actor whose event loop this thread runs.
+        self.loop = loop
+        self.inside: list[Host] = [] if loop is None else [loop]
+        #: Jobs that the loop's coroutines have submitted elsewhere, and that are not done yet.
+        self.sent: set[Job] = set()
+        self.waits_for: Job | None = None
+        #: Whether that wait has a deadline: then no cycle leads through it.
+        self.bounded = False
+
+    def names_from(self, host: Host) -> list[str]:
+        """Return the names of ``host`` and of the hosts that this line has entered from there. Each waits for
+        the next."""
+        if host not in self.inside:
+            return []
+        return [h.name for h in self.inside[self.inside.index(host) :]]
+
+
+class Job:
+    """Work to be done on one host: a call, a constructor, a task of a graph."""
+
+    def __init__(self, host: Host, label: str) -> None:
+        self.host = host
+        self.label = label
+        #: For status(): a call by its number, a graph's task by node and execution.
+        self.method = ""
+        self.call: int | None = None
+        self.node: int | None = None
+        self.execution: int | None = None
+        #: The line that stands in the queue for it; none: whoever has the turn does it.
+        self.attendant: Line | None = None
+        #: The line that runs it (that will, on an event loop).
+        self.runner: Line | None = None
+        #: The line of the event loop whose coroutine has submitted it.
+        self.sender: Line | None = None
+        self.started = False
+        self.done = False
+
+    def start(self) -> Coroutine[Any, Any, None] | None:
+        """Do the work, or return a coroutine that goes on with it, on a host that has an event loop.
+
+        What user code raises is the job's own affair. What comes out is meant for the program: it
+        interrupts it.
+        """
+        raise NotImplementedError
+
+    def interrupted(self, error: BaseException) -> None:
+        """Handle ``error``, which ``start`` or its coroutine has raised."""
+
+    def movers(self) -> list[Line]:
+        """Return the lines that must go on so that this job does."""
+        return self.host.movers(self)
+
+    def rests(self, seen: set[Job]) -> bool:
+        """Whether this can only go on when something outside happens; see :meth:`Lines.rests`."""
+        return self.host.rests(self, seen)
+
+
+class Host:
+    """Executor of the jobs of one actor. Made by and for one session."""
+
+    #: Whether a job may return a coroutine.
+    has_loop = False
+
+    def __init__(self, lines: Lines, name: str) -> None:
+        self.lines = lines
+        self.name = name
+        self._running: dict[Job, float] = {}
+
+    def begun(self, job: Job) -> None:
+        """Note that ``job`` runs from now on, until it is finished."""
+        self._running[job] = time.time()
+
+    def ended(self, job: Job) -> None:
+        self._running.pop(job, None)
+
+    def running(self) -> list[tuple[Job, float]]:
+        """Return the jobs that run now, and since when (``time.time()``)."""
+        with self.lines.lock:
+            return list(self._running.items())
+
+    def submit(self, job: Job, before: Callable[[], object] = lambda: None) -> None:
+        """Do ``job`` in its turn. It may not be done yet when this returns, where waiting for it
+        would be wrong or in vain. ``before`` is called first, with the lock held: no other job comes
+        between."""
+        raise NotImplementedError
+
+    def finish(self, job: Job, timeout: float | None = None) -> None:
+        """Wait until a submitted job is done. ``DeadlockError`` where that would never end."""
+        raise NotImplementedError
+
+    def run(self, job: Job) -> None:
+        """Submit and finish; a job that could not be finished is never started."""
+        try:
+            self.submit(job)
+            self.finish(job)
+        except BaseException:
+            job.done = True
+            raise
+
+    def movers(self, job: Job) -> list[Line]:
+        raise NotImplementedError
+
+    def rests(self, job: Job, seen: set[Job]) -> bool:
+        raise NotImplementedError
+
+    def goes_on(self, job: Job) -> bool:
+        """Whether ``job`` runs, and runs to its end though the host is closed. Asked with the lock held."""
+        return job in self._running
+
+    def close(self, at_the_end: Callable[[Run], None]) -> None:
+        """Accept no more jobs. ``at_the_end(run)`` is called when those that run have ended; ``run`` runs a
+        coroutine."""
+        raise NotImplementedError
+
+    def join(self, timeout: float) -> bool:
+        """Wait until a closed host has ended; false if a method keeps it from ending. A caller that is inside
+        of the host does not wait."""
+        raise NotImplementedError
+
+    def cancel(self, job: Job) -> None:
+        """End ``job``, which nobody wants any more, if it is a coroutine."""
+
+    # With an event loop
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """Have ``work`` done on the loop."""
+        raise NotImplementedError
+
+    def limited(self, coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
+        """Wrap ``coroutine`` so that ``max_concurrency`` counts it."""
+        raise NotImplementedError
+
+
+class Lines:
+    """All threads of a session, and the one lock that orders what they know of each other."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        # Reentrant: a finalizer may drop the last handle of something in the middle of anything.
+        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self._local = threading.local()
+
+    def current(self) -> Line:
+        """Return the line of the calling thread."""
+        line: Line | None = getattr(self._local, "line", None)
+        if line is None:
+            line = self._local.line = Line()
+        return line
+
+    @property
+    def inbox(self) -> _core.Inbox:
+        return self._process.inbox
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a child that user code has forked."""
+        return self._process.inbox.inherited
+
+    def came_back(self, where: str) -> None:
+        """User code has returned, or raised: what follows is not for a child that it has forked."""
+        if self._process.inbox.inherited:
+            _core.end_forked_child(where)
+
+    @property
+    def slot(self) -> int:
+        """Slot of this process in the process table."""
+        return self._process.slot
+
+    def note_death(self) -> int:
+        """Announce in the process table that an actor has ended, so that its graphs see it. Returns the
+        death's number in the session."""
+        board = self._process.board
+        with self.lock:
+            board.prepare(DEAD_SLOT, "the actor that ended last")
+            board.announce_death(DEAD_SLOT)
+            return board.death_number(DEAD_SLOT)
+
+    def adopt(self, line: Line) -> None:
+        """Make ``line`` the line of the calling thread."""
+        self._local.line = line
+
+    def from_a_loop(self, job: Job) -> bool:
+        """Whether a coroutine submits ``job``. Then its loop must not stand still meanwhile."""
+        line = self.current()
+        if line.loop is None:
+            return False
+        with self.lock:
+            job.sender = line
+            line.sent.add(job)
+        return True
+
+    def finished(self, job: Job) -> None:
+        """Note that ``job`` is done, or never will be."""
+        with self.lock:
+            job.done = True
+            job.runner = None
+            job.host.ended(job)
+            sender, job.sender = job.sender, None
+            self.changed.notify_all()
+        # For those who wait for results in general: `conveyor.wait`, event loops.
+        self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+        if sender is not None and sender.loop is not None:
+            # By the loop itself, after the ring: until it has seen that, it is not at rest.
+            sender.loop.soon(lambda: sender.sent.discard(job))
+
+    def block(self, job: Job, ready: Callable[[], bool], timeout: float | None = None) -> None:
+        """Wait for ``job``, until ``ready()``, which is asked with the lock held.
+
+        Raises ``DeadlockError`` if nobody else can bring that about, ``WaitTimeoutError``.
+        """
+        line = self.current()
+        before = line.waits_for, line.bounded
+        patience = Patience(timeout)
+        try:
+            while True:
+                with self.lock:
+                    if ready():
+                        return
+                    # Looked for and entered in one go: of a cycle's members, only the last one is
+                    # refused.
+                    names = None if patience.bounded else self._way_back(line, job, {line})
+                    if names is not None:
+                        raise _deadlock(line, job, names)
+                    if line.waits_for is not job:
+                        line.waits_for, line.bounded = job, patience.bounded
+                        self.changed.notify_all()  # that this line stands still may be news
+                    woken = self.changed.wait(sooner(patience.step(), LOOK))
+                    if ready():
+                        return
+                if not woken:
+                    patience.check(lambda: job.label, lambda: self._doing(job))
+        finally:
+            line.waits_for, line.bounded = before
+
+    def _way_back(self, me: Line, job: Job, seen: set[Line]) -> list[str] | None:
+        """Return the names on the way from ``job`` to ``me``, if ``job`` only goes on when ``me`` does."""
+        movers = job.movers()
+        names: list[str] | None = None
+        for line in movers:
+            found = line.names_from(job.host)
+            if line is not me:
+                if line in seen or line.waits_for is None or line.bounded:
+                    return None
+                rest = self._way_back(me, line.waits_for, seen | {line})
+                if rest is None:
+                    return None
+                found += rest
+            names = names or found
+        return names
+
+    def rests(self, job: Job, seen: set[Job] | None = None) -> bool:
+        """Whether ``job`` waits for something outside the calls that it made: a timer, I/O, another call to
+        come. That may take any time, so its caller goes on. Call with the lock held."""
+        seen = seen or set()
+        if job.done:
+            return False
+        if job in seen:
+            return True
+        return job.rests(seen | {job})
+
+    def _doing(self, job: Job) -> str:
+        if job.runner is not None:
+            return f"{job.host.name} runs it in this process"
+        names = [name for line in job.movers() for name in line.names_from(job.host)]
+        return f"it has not been started; {', '.join(dict.fromkeys(names)) or 'nobody'} comes first"
+
+
+def _deadlock(line: Line, job: Job, way: list[str]) -> DeadlockError:
+    # The way ends where the waiting line is; the cycle is told from there.
+    names = (line.inside[-1].name, *way[:-1]) if line.inside else tuple(way)
+    chain = " waits for ".join((*names, names[0]))
+    return DeadlockError(
+        f"waiting for {job.label} would never end: {chain}, and each runs one call at a time. Make "
+        "one of them an async actor or give it max_concurrency > 1, or pass the ref on instead of "
+        "getting it",
+        names,
+    )
+
+
+class Turns(Host):
+    """Queue with ``capacity`` turns. A thread that wants a job done stands in the queue, and does the job
+    itself.
+
+    A job whose caller is inside the host itself (or blocks somebody who is) cannot wait for its
+    turn: it stays in the queue, and whoever has the turn does it before giving the turn back.
+    """
+
+    def __init__(self, lines: Lines, name: str, capacity: int = 1) -> None:
+        super().__init__(lines, name)
+        self._capacity = capacity
+        self._holders: list[Line] = []
+        self._at_the_end: Callable[[Run], None] | None = None
+        self._over = False
+        self._queue: deque[Job] = deque()
+
+    def submit(self, job: Job, before: Callable[[], object] = lambda: None) -> None:
+        with self.lines.lock:
+            before()
+            apart = self.lines.from_a_loop(job)
+            if not apart:  # at once, so that nobody else takes it
+                job.attendant = self.lines.current()
+            self._queue.append(job)
+        if apart:
+            threading.Thread(
+                target=self._wait_apart, args=(job,), name=f"inline {job.label}", daemon=True
+            ).start()
+            return
+        try:
+            self._wait_quietly(job)
+        except BaseException:
+            job.done = True
+            raise
+
+    def run_here(self, job: Job) -> None:
+        """Do ``job`` on this thread, even if it is an event loop's. A job that cannot be done is never
+        started."""
+        with self.lines.lock:
+            job.attendant = self.lines.current()
+            self._queue.append(job)
+        try:
+            self.finish(job)
+        except BaseException:
+            job.done = True
+            raise
+
+    def _wait_quietly(self, job: Job) -> None:
+        with suppress(DeadlockError):
+            self.finish(job)
+
+    def _wait_apart(self, job: Job) -> None:
+        with suppress(BaseException):  # whoever wants the job's result is told
+            self.finish(job)
+
+    def finish(self, job: Job, timeout: float | None = None) -> None:
+        line = self.lines.current()
+        taken = False
+
+        def take_turn() -> bool:
+            nonlocal taken
+            if job.done:
+                return True
+            if job.runner is not None:
+                return False
+            if job.attendant is None:
+                job.attendant = line
+            if job.attendant is not line or not self._is_next(job):
+                return False
+            self._holders.append(line)
+            taken = True
+            return True
+
+        try:
+            self.lines.block(job, take_turn, timeout)
+        except BaseException:
+            with self.lines.lock:
+                if job.attendant is line:
+                    job.attendant = None
+                    self.lines.changed.notify_all()
+            if taken:
+                self._give_back(line)
+            raise
+        if taken:  # also if the job has been ended since then: the turn is to be given back
+            self._serve(line)
+
+    def _is_next(self, job: Job) -> bool:
+        if len(self._holders) >= self._capacity:
+            return False
+        self._forget_unwanted()
+        attended = (j for j in self._queue if j.attendant is not None and not j.done)
+        return next(attended, None) is job  # none: this one was done meanwhile
+
+    def _forget_unwanted(self) -> None:
+        while self._queue and self._queue[0].done:
+            self._queue.popleft()
+
+    def _serve(self, line: Line) -> None:
+        """Do the next jobs, as long as they are this line's or nobody's; then give the turn back."""
+        line.inside.append(self)
+        try:
+            while (job := self._next(line)) is not None:
+                try:
+                    job.start()
+                except BaseException as error:
+                    job.interrupted(error)
+                    raise
+                finally:
+                    self.lines.finished(job)
+        finally:
+            line.inside.pop()
+            self._give_back(line)
+
+    def _give_back(self, line: Line) -> None:
+        with self.lines.lock:
+            self._holders.remove(line)
+            self.lines.changed.notify_all()
+        self._end_if_due()
+
+    def close(self, at_the_end: Callable[[Run], None]) -> None:
+        with self.lines.lock:
+            self._at_the_end = at_the_end
+        # A signal that ends the program is handled inside of a method, which is not gone on with.
+        self._end_if_due(ending.begun_here() and self.lines.current() in self._holders)
+
+    def _end_if_due(self, inside: bool = False) -> None:
+        with self.lines.lock:
+            if self._holders and not inside:
+                return
+            at_the_end, self._at_the_end = self._at_the_end, None
+        if at_the_end is None:
+            return
+        try:
+            at_the_end(run_alone)
+        finally:
+            with self.lines.lock:
+                self._over = True
+                self.lines.changed.notify_all()
+
+    def join(self, timeout: float) -> bool:
+        with self.lines.lock:
+            if self.lines.current() in self._holders:
+                return True
+            return self.lines.changed.wait_for(lambda: self._over, timeout)
+
+    def _next(self, line: Line) -> Job | None:
+        with self.lines.lock:
+            self._forget_unwanted()
+            if not self._queue or self._queue[0].attendant not in (None, line):
+                return None
+            job = self._queue.popleft()
+            job.runner = line
+            job.started = True
+            self.begun(job)
+            return job
+
+    def movers(self, job: Job) -> list[Line]:
+        return self._holders if job.runner is None else [job.runner]
+
+    def rests(self, job: Job, seen: set[Job]) -> bool:
+        lines = self.movers(job)
+        return bool(lines) and all(
+            line.waits_for is not None and self.lines.rests(line.waits_for, seen) for line in lines
+        )
+
+
+#: Coroutines of one actor that run side by side, if it does not say.
+DEFAULT_CONCURRENCY = 1000
+
+
+class Loop(Host):
+    """Host with a thread of its own that runs an event loop."""
+
+    has_loop = True
+
+    def __init__(self, lines: Lines, name: str, capacity: int) -> None:
+        super().__init__(lines, name)
+        self.line = Line(self)
+        self._capacity = capacity
+        self._asleep = False
+        self._at_the_end: Callable[[Run], None] = lambda run: None
+        self._tasks: dict[Job, asyncio.Task[None]] = {}
+        self._loop = ActorLoop(_Selector(name, self._sleeps))
+        self._thread = threads.Background(target=self._main, name=f"inline {name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, before: Callable[[], object] = lambda: None) -> None:
+        lines = self.lines
+        with lines.lock:
+            before()
+            job.runner = self.line
+            waits = not lines.from_a_loop(job)
+            self.soon(lambda: self._start(job))
+        if waits:
+            with suppress(DeadlockError):
+                lines.block(job, lambda: job.done or lines.rests(job))
+
+    def finish(self, job: Job, timeout: float | None = None) -> None:
+        self.lines.block(job, lambda: job.done, timeout)
+
+    def movers(self, job: Job) -> list[Line]:
+        return [self.line]
+
+    def rests(self, job: Job, seen: set[Job]) -> bool:
+        return (
+            self._asleep
+            and job.started
+            and all(self.lines.rests(other, seen) for other in self.line.sent)
+        )
+
+    def soon(self, work: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # it is closed: the actor is gone, and its jobs with it
+            self._loop.call_soon_threadsafe(work)
+
+    def goes_on(self, job: Job) -> bool:
+        return super().goes_on(job) and not job.started  # a coroutine is cancelled
+
+    def cancel(self, job: Job) -> None:
+        def cancel() -> None:
+            task = self._tasks.get(job)
+            if task is not None:
+                task.cancel()
+
+        self.soon(cancel)
+
+    def close(self, at_the_end: Callable[[Run], None]) -> None:
+        self._at_the_end = at_the_end
+        self.soon(self._loop.stop)
+
+    def join(self, timeout: float) -> bool:
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def limited(self, coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
+        async def run() -> None:
+            try:
+                async with self._slots:
+                    await coroutine
+            finally:
+                coroutine.close()  # should it never have begun
+
+        return run()
+
+    # On its thread
+
+    def _main(self) -> None:
+        self.lines.adopt(self.line)
+        loop = self._loop
+        self._slots = asyncio.Semaphore(self._capacity)
+        try:
+            loop.run_forever()
+        finally:
+            # A coroutine that raises KeyboardInterrupt stops the loop: the others need another turn.
+            while try_each(lambda: loop.run_until_complete(aio.cancel_all_tasks())) is not None:
+                pass
+            try_each(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
+            with suppress(KeyboardInterrupt):  # printed, and no concern of this thread
+                self._at_the_end(loop.run_until_complete)
+            try_each(lambda: loop.run_until_complete(loop.shutdown_default_executor()))
+            loop.close()
+            # The loop's watch of the doorbell ends with the loop, not when it is garbage.
+            aio._watches.pop(loop)
+
+    def _start(self, job: Job) -> None:
+        if job.done:  # not wanted any more
+            return
+        with self.lines.lock:
+            self.begun(job)
+        try:
+            coroutine = job.start()
+        except BaseException as error:
+            job.interrupted(error)
+            self.lines.finished(job)
+            return
+        if coroutine is None:
+            self.lines.finished(job)
+            return
+        task = self._loop.create_task(self._await(job, coroutine))
+        self._tasks[job] = task
+        task.add_done_callback(lambda _: self._tasks.pop(job, None))
+        with self.lines.lock:
+            job.started = True
+
+    async def _await(self, job: Job, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            await coroutine
+        except BaseException as error:
+            job.interrupted(error)
+        finally:
+            self.lines.finished(job)
+
+    def _sleeps(self, asleep: bool) -> None:
+        """Note whether the loop has nothing to do but to wait for a timer or for I/O."""
+        with self.lines.lock:
+            self._asleep = asleep
+            if asleep:
+                self.lines.changed.notify_all()
+
+
+class _Selector(ActorSelector):
+    """Selector that tells when its loop falls asleep, and when it wakes up."""
+
+    def __init__(self, name: str, sleeps: Callable[[bool], None]) -> None:
+        super().__init__(name)
+        self._sleeps = sleeps
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout <= 0:
+            return super().select(timeout)
+        self._sleeps(True)
+        try:
+            return super().select(timeout)
+        finally:
+            self._sleeps(False)

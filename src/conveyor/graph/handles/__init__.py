@@ -1,1 +1,0 @@
-"""A compiled graph in other processes than the one that executes it."""

@@ -1,0 +1,385 @@
+"""Lifecycle of a graph over processes: deaths, restarts, and its end."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from conveyor import _core
+from conveyor.codec import afresh, completed
+from conveyor.config import Config
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorRestartedError,
+    ConveyorError,
+    DeadlockError,
+    GraphTornDownError,
+    SessionEndedError,
+)
+from conveyor.graph.executor import Epoch, Executor, Member, first_death
+from conveyor.graph.status import NOTHING_AFAR, GraphState, GraphStatus, graph_status
+from conveyor.graph.telemetry import (
+    PATIENCE,
+    STACKS,
+    Afar,
+    Progress,
+    Question,
+    Recording,
+    Track,
+    result_edges,
+)
+from conveyor.plan.model import EXECUTOR, Plan
+from conveyor.refs.ref import Ref
+from conveyor.runtime import ending
+from conveyor.runtime.waiting import Patience
+
+
+class ProcessAccount:
+    """The account of a graph over processes. It reads shared memory, and asks the actors nothing; for remote
+    actors it asks their nodes.
+
+    The executor of a graph, and each of its refs, has the account, which lasts as long as any of them.
+    """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self.lifecycle = lifecycle
+        self.number = lifecycle.number
+        self.name = lifecycle.name
+        self.plan = lifecycle.plan
+        self.config = lifecycle.config
+        self._board = lifecycle.process.board
+        self._own_slot = lifecycle.process.slot
+
+    @property
+    def recording(self) -> Recording:
+        return self.lifecycle.epoch.recording
+
+    @property
+    def state(self) -> GraphState:
+        return self.lifecycle.state
+
+    @property
+    def is_teardown(self) -> bool:
+        return self.lifecycle.is_teardown
+
+    def check_open(self) -> None:
+        self.lifecycle.check_open()
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        return self.lifecycle.epoch.hosts
+
+    def progress(self) -> Progress:
+        epoch, board = self.lifecycle.epoch, self._board
+        gate = epoch.gate
+        gate.count_completed()
+        arenas = {EXECUTOR: board.memory(self._own_slot)}
+        for info, member in zip(self.plan.actors, epoch.members, strict=True):
+            arenas[info.index] = board.memory(member.slot) if member.alive else 0
+        completed = gate.completed  # first: what is submitted meanwhile is not completed
+        return Progress(gate.submitted, completed, gate.stashed, gate.stashed_bytes, arenas)
+
+    def tracks(self) -> list[Track]:
+        tracks = [Track(EXECUTOR, self._board.name(self._own_slot), os.getpid(), None)]
+        for info, member in zip(self.plan.actors, self.lifecycle.epoch.members, strict=True):
+            tracks.append(Track(info.index, info.name, member.pid, member.pid))
+        return tracks
+
+    def afar(self, question: Question, patience: float) -> Afar:
+        hosts = self.hosts
+        # A forked child has neither Ray's connections nor the pump's.
+        if not hosts or self.lifecycle.process.inbox.inherited:
+            return NOTHING_AFAR
+        return self.lifecycle.afar(question, patience)
+
+    def status(self, stacks: bool = False, patience: float = PATIENCE) -> GraphStatus:
+        self.lifecycle.closed_or_failed()  # it may not have been noticed
+        return graph_status(
+            self.name,
+            self.state,
+            self.lifecycle.closed or self.lifecycle.failure,
+            self.plan,
+            self.lifecycle.epoch,
+            self.lifecycle.process,
+            result_edges(self.plan),
+            self.lifecycle.name_node,
+            stacks,
+            self.afar(Question(stacks=stacks), STACKS if stacks else patience),
+        )
+
+
+#: Number of restarts whose reasons are kept for refs of earlier executions.
+_PAST_KEPT = 100
+
+
+class Ended(Protocol):
+    """The source of an execution's refs, as code that refuses executions needs it."""
+
+    def why(self) -> ConveyorError: ...
+
+
+def _look_closer(_value: Any, _source: Ended, _type: type[Ref], _deadline: int = 0) -> None:
+    """Return None, in place of a gate's ``start``: the slow path of submission says why there is no room."""
+
+
+def _refuse(_value: Any, source: Ended, _type: type[Ref], _deadline: int = 0) -> NoReturn:
+    # Not a method: the lifecycle would refer to itself, and its channels would stay until a collection.
+    raise afresh(source.why())
+
+
+class Lifecycle:
+    """Holder of the epoch over which a graph is executed: replaces it at a restart, and closes it at the end.
+
+    Nothing is reported to it. Submitters and waiters ask it, and then it looks at the process table's count
+    of deaths. Its lock makes submissions one after the other.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        plan: Plan,
+        config: Config,
+        number: int,
+        name: str,
+        make_epoch: Callable[..., Epoch],
+        first: Epoch,
+    ) -> None:
+        """``make_epoch(laid, first)`` opens the channels of a graph that was deployed again."""
+        self.plan = plan
+        self.config = config
+        self.number = number
+        self.name = name
+        self.process = executor.process
+        #: Held by the thread that submits.
+        self.lock = threading.Lock()
+        #: The thread that holds the lock. The lock is only taken through this.
+        self.holder = _core.Holder(self.lock)
+        #: The one thing that the hot path looks at.
+        self.door = _core.Door()
+        #: Why there will be no more executions.
+        self.closed: ConveyorError | None = None
+        #: Why there are none until a restart.
+        self._failure: ConveyorError | None = None
+        self._executor = executor
+        self._make_epoch = make_epoch
+        self._ending = threading.RLock()
+        self._restarting = threading.Lock()
+        self._restarter = _core.Holder(self._restarting)
+        self._failing = threading.Lock()  # to be taken last
+        self._past: list[tuple[int, ConveyorError]] = []
+        self._unloading: list[tuple[Member, Ref]] = []
+        self._use(first)
+        self._finalizer = weakref.finalize(self, executor.drop, number)
+        self._finalizer.atexit = False
+
+    def _use(self, epoch: Epoch) -> None:
+        """Execute over these channels from now on."""
+        self.epoch = epoch
+        self.door.open(epoch.gate)
+
+    # What has happened
+
+    def closed_or_failed(self) -> bool:
+        """Return whether the graph cannot be executed as it is. Notices deaths."""
+        if self.closed is not None or self._failure is not None:
+            return True
+        epoch, deaths = self.epoch, self.process.board.deaths
+        if deaths == epoch.gate.deaths:
+            return False
+        dead = first_death(epoch.members)
+        if dead is None:
+            epoch.gate.deaths = deaths
+            return False
+        failure = dead.death(self.name_node)
+        with self._failing:
+            # Not of a graph that has been restarted meanwhile.
+            if epoch is self.epoch and self._failure is None:
+                self.failure = failure
+                self.door.shut(_look_closer)
+        return self._failure is not None
+
+    @property
+    def failure(self) -> ConveyorError | None:
+        """Why there are no executions until a restart, as far as it is known by now."""
+        return self._failure and completed(self._failure)
+
+    @failure.setter
+    def failure(self, failure: ConveyorError | None) -> None:
+        self._failure = failure
+
+    def why(self) -> ConveyorError:
+        """Return the error for users of a graph that is closed or has failed."""
+        error = self.closed or self.failure
+        assert error is not None
+        return ending.error() if type(error) is SessionEndedError else error
+
+    def past_error(self, number: int) -> ConveyorError | None:
+        """Return why execution ``number`` has failed, if it was under way when the graph was restarted."""
+        if number >= self.epoch.first or number < 0:
+            return None
+        return next((error for end, error in self._past if number < end), None)
+
+    @property
+    def is_teardown(self) -> bool:
+        return self.closed is not None
+
+    @property
+    def state(self) -> GraphState:
+        """The state of the graph, as far as it has been noticed."""
+        return "torn down" if self.closed else "failed" if self.failure else "ready"
+
+    def check_open(self) -> None:
+        """Raise the error that has ended the graph, if it was closed."""
+        if self.closed is not None:
+            raise afresh(self.closed)
+
+    def check_block(self) -> None:
+        """Accept a ``with`` block: any process tears down the graphs that it has compiled."""
+
+    # Labels
+
+    def label(self, graph: int, node: int) -> str | None:
+        """Return the name of task ``node``; ``None`` if ``graph`` is another one."""
+        return self.plan.tasks[node].label if graph == self.number else None
+
+    def name_node(self, graph: int, node: int) -> str | None:
+        """Return the name of a task of this graph, or of another one that this process knows."""
+        return self.label(graph, node) or self._executor.label(graph, node)
+
+    def afar(self, question: Question, patience: float) -> Afar:
+        """Return the status of the graph's actors on other nodes, as these report it within ``patience``
+        seconds."""
+        return self._executor.afar(self.number, question, patience)
+
+    def check_turn(self) -> None:
+        """Raise ``DeadlockError`` if this very thread is in the middle of a submission, which it would wait
+        for."""
+        if self.holder.mine():
+            raise DeadlockError(
+                f"{self.name} is being executed by this very thread, which would wait for itself: code that "
+                "runs while an argument is encoded, or a signal handler, cannot execute, restart or tear "
+                "down the same graph. Do it before or after that execute()"
+            )
+
+    # Restarts
+
+    def restart(self, patience: Patience | None = None) -> None:
+        """Bring the graph back. Raises ``WaitTimeoutError`` if its actors are not back in time; their restart
+        goes on."""
+        patience = patience or Patience(None)
+        if not self.closed_or_failed():
+            self._executor.end_unmade(self.number)
+        if not self.closed_or_failed():
+            return
+        self.check_turn()
+        if self._restarter.mine():
+            raise DeadlockError(
+                f"{self.name} is being restarted by this very thread, which would wait for itself: a signal "
+                "handler cannot execute or restart the graph that it has interrupted the restart of"
+            )
+        seconds = patience.left()
+        seconds = -1.0 if seconds is None else seconds
+        with _core.Turn(self._restarting, seconds, self._restarter) as taken:
+            if not taken:
+                patience.check(
+                    lambda: f"the restart of {self.name}", lambda: "another thread does it"
+                )
+            if not self.closed_or_failed():
+                return
+            cause = self.failure
+            if self.closed is not None or cause is None:
+                raise afresh(self.why())
+            with self.holder:  # after whoever was submitting just now
+                left = self.epoch
+                first = left.gate.submitted
+            laid = self._executor.lay_again(self.number, first, patience)
+            epoch = self._make_epoch(laid, first)
+            with self.holder, self._failing:
+                if self.closed is not None:  # meanwhile: what was laid goes with the rest
+                    raise afresh(self.closed)
+                self._past.append((first, _as_past(cause)))
+                del self._past[:-_PAST_KEPT]
+                self._use(epoch)
+                self.failure = None
+        # Without a lock: this decodes results that have come, which runs code of the user's, which may use
+        # the graph.
+        left.leave()
+
+    def restart_if_possible(self, patience: Patience) -> None:
+        """Restart the graph before an execution, if all of its dead actors come back by themselves. This also
+        notices deaths."""
+        if (
+            self.closed_or_failed()
+            and self.closed is None
+            and self._executor.comes_back(self.number)
+        ):
+            self.restart(patience)
+
+    # The end
+
+    def teardown(self, kill_actors: bool = False) -> None:
+        self.check_turn()
+        with self._ending:  # who comes second waits for what the first has begun
+            if self.close(GraphTornDownError(f"{self.name} has been torn down")):
+                try:
+                    self.epoch.leave()
+                finally:  # Ctrl-C comes once, and the actors are to be told all the same
+                    if kill_actors:
+                        self._kill_actors()
+                    self._unloading = self._executor.unlay(self.number)
+                    self._finalizer.detach()  # last: it serves a caller that is interrupted before
+            elif kill_actors and type(self.closed) is GraphTornDownError:
+                self._kill_actors()
+        # Several threads may wait here, and the next one takes over from one that was interrupted: each waits
+        # for all acknowledgements.
+        for member, ack in self._unloading:
+            try:
+                ack.get()
+            except ConveyorError:
+                if member.alive:
+                    raise
+        self._unloading = []
+        self.process.arena.give_back_soon()  # what its inputs took
+
+    def _kill_actors(self) -> None:
+        for member in self.epoch.members:
+            self._executor.kill(member.id)
+
+    def close(self, error: ConveyorError) -> bool:
+        """Begin no more executions, and give all waiters ``error``. Return False if the graph was closed
+        before."""
+        with self._failing:
+            if self.closed is not None:
+                return False
+            self.closed = error
+            self.door.shut(_refuse)
+        epoch = self.epoch
+        # Other threads may wait for a result that will not come, or for room with the lock held.
+        epoch.gate.closed = True
+        self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
+        if type(error) is SessionEndedError:
+            # Tasks that have not begun are skipped, so that the actors can end.
+            for number in range(epoch.gate.completed, epoch.gate.submitted):
+                epoch.limits.cancel(number)
+            # Later callers get the error, or wait, when they hold no lock.
+            self.door.shut(_look_closer)
+        else:
+            with self.holder:  # after whoever was submitting just now
+                pass
+        return True
+
+    def orphan(self, error: ConveyorError) -> None:
+        """Close the graph in a forked child: it is the parent's. Takes no lock."""
+        self.closed = error
+        self.door.shut(_refuse)
+
+
+def _as_past(cause: ConveyorError) -> ConveyorError:
+    """Return ``cause`` as the error of executions that a restart has left behind."""
+    text = f"{cause}\nthe graph has been restarted since: the execution can be tried again"
+    if isinstance(cause, ActorDiedError):
+        return ActorRestartedError(text, cause.actor, cause.node, cause.exit_code, cause.signal)
+    return ActorRestartedError(text)

@@ -1,1 +1,0 @@
-"""The way of one execution into a graph, and the way back of its results."""

@@ -1,1 +1,0 @@
-"""Messages between the processes of a session, and the sockets that carry them."""

@@ -1,1 +1,0 @@
-"""Waiting for results, calls and deadlines, and being able to say for what."""

@@ -1,1 +1,0 @@
-"""Calls of an actor's methods, and its instance, which they are calls of."""

@@ -1,1 +1,0 @@
-"""An actor's part of each graph."""

@@ -1,1 +1,0 @@
-"""What an actor's process asks the driver for."""
