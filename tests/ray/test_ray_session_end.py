@@ -60,7 +60,7 @@ def test_actors_have_the_grace_period_at_sigterm(scripts, two_nodes):
 def test_what_an_actor_of_another_node_does_that_does_not_end(
     two_nodes, leaves_nothing, tmp_path, wait_until, caplog, monkeypatch
 ):
-    monkeypatch.setattr("conveyor.driver.hosts.HASTE", WAIT)
+    monkeypatch.setattr("conveyor.driver.remote_processes.HASTE", WAIT)
     with leaves_nothing():
         conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT, grace_seconds=0.5)
         actor = Stage.options(**THERE, name="busy").remote()
@@ -76,7 +76,7 @@ def test_what_an_actor_of_another_node_does_that_does_not_end(
 def test_what_waits_for_a_restart_says_so(
     two_nodes, leaves_nothing, wait_until, caplog, monkeypatch
 ):
-    monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.01)
+    monkeypatch.setattr("conveyor.runtime.waiting.LOG_AFTER", 0.01)
     with leaves_nothing():
         conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
         actor = Stage.options(**THERE, max_restarts=1, name="back").remote()

@@ -448,7 +448,7 @@ def test_an_async_actor_is_not_blocked_by_what_it_awaits():
 
 
 def test_a_long_wait_is_logged_by_name(caplog, monkeypatch, wait_until):
-    monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.05)
+    monkeypatch.setattr("conveyor.runtime.waiting.LOG_AFTER", 0.05)
     actor, other = Async.options(name="sleeper").remote(), Plain.remote()
 
     def come():
