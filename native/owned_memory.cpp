@@ -1,81 +1,127 @@
 #include "owned_memory.h"
 
-#include <sys/mman.h>
-
-#include <array>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 #include <utility>
 
+#include "arena/arena.h"
 #include "body.h"
 #include "fork_mutex.h"
+#include "signals_blocked.h"
 
 namespace conveyor {
 
 namespace {
 
-// Mappings that nobody uses. The kernel takes their pages when it is short of memory (MADV_FREE), without being asked, and
-// what it has not taken is there without a fault. So no thread has to look after them. Smaller memory the heap keeps by itself.
-class Spares {
+// A file for what this process keeps for itself, which no session counts. It is there, and so are its descriptor and its
+// thread, as long as something lies in it, and while what has lain there is warm.
+class OwnArena : public Arena {
  public:
-  static constexpr size_t kFrom = 4 << 20, kMostBytes = 512 << 20;
+  // Of this process: a forked child's parent has another one. Null: there is none.
+  static std::shared_ptr<OwnArena> known();
+  static std::shared_ptr<OwnArena> get();
+  OwnArena() : Arena(create_file(kAddresses).get(), kAddresses, kAddresses) {}
 
-  // One of `room` bytes at least, and not of many more; nullptr: there is none. Sets `room` to what it has.
-  char* take(size_t& room) {
-    std::lock_guard lock(mutex_);
-    Spare* best = nullptr;
-    for (Spare& spare : spares_)
-      if (spare.base != nullptr && spare.room >= room && spare.room - room <= room / 4 && (best == nullptr || spare.room < best->room)) best = &spare;
-    if (best == nullptr) return nullptr;
-    room = best->room;
-    bytes_ -= room;
-    return std::exchange(best->base, nullptr);
+  Block* take(size_t size) {
+    Block* const block = allocate(size);
+    used_.fetch_add(block->touched, std::memory_order_relaxed);
+    return block;
   }
-
-  void give(char* base, size_t room) noexcept {
-    if (room > kMostBytes || ::madvise(base, room, MADV_FREE) != 0) {
-      ::munmap(base, room);
-      return;
-    }
-    std::lock_guard lock(mutex_);
-    // The oldest ones go: one in whose place this is, and as many as it takes.
-    do {
-      Spare& oldest = spares_[next_];
-      next_ = (next_ + 1) % spares_.size();
-      if (oldest.base == nullptr) continue;
-      ::munmap(oldest.base, oldest.room);
-      oldest.base = nullptr;
-      bytes_ -= oldest.room;
-    } while (bytes_ + room > kMostBytes);
-    spares_[(next_ + spares_.size() - 1) % spares_.size()] = {base, room};
-    bytes_ += room;
+  void give(Block* block) noexcept;
+  // Have the thread give back all that is warm.
+  void hurry() noexcept {
+    asked_.fetch_add(1);
+    futex_wake_all(&asked_);
   }
 
  private:
-  struct Spare {
-    char* base = nullptr;
-    size_t room = 0;
+  struct Own {
+    ForkMutex mutex;
+    std::weak_ptr<OwnArena> arena;
+    static Own& get() {
+      static Own& own = *new Own;  // what is kept may outlive static destructors
+      return own;
+    }
   };
-  ForkMutex mutex_;
-  std::array<Spare, 4> spares_;
-  size_t next_ = 0, bytes_ = 0;
+  static constexpr size_t kAddresses = size_t(1) << 40;
+  static constexpr size_t kMostWarm = size_t(512) << 20;
+  void trim(size_t bytes) noexcept;
+  void start_to_cool() noexcept;
+  void cool() noexcept;
+  uint64_t give_back_idle(uint64_t idle_ns) noexcept;
+
+  const uint64_t fork_ = fork_generation.load(std::memory_order_relaxed);
+  std::atomic<size_t> used_{0};
+  std::atomic<bool> cools_{false};  // a thread gives back what has been idle
+  std::atomic<uint32_t> asked_{0};  // how often it has been hurried; a futex
+  uint32_t answered_ = 0;           // that thread's
 };
 
-Spares& spares() {
-  static Spares& made = *new Spares;  // objects that give theirs back may outlive static destructors
-  return made;
+std::shared_ptr<OwnArena> OwnArena::known() {
+  Own& own = Own::get();
+  std::shared_ptr<OwnArena> arena;  // destroyed without the lock, if it is a parent's
+  std::lock_guard lock(own.mutex);
+  arena = own.arena.lock();
+  return arena && arena->fork_ == fork_generation.load(std::memory_order_relaxed) ? arena : nullptr;
 }
 
-char* map_huge(size_t room) {
-  const size_t reserved = room + kHugePage;
-  void* const from = ::mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (from == MAP_FAILED) throw std::bad_alloc();
-  char* const begin = static_cast<char*>(from);
-  char* const base = begin + (align_up(uintptr_t(begin), kHugePage) - uintptr_t(begin));
-  if (base != begin) ::munmap(begin, size_t(base - begin));
-  ::munmap(base + room, size_t(begin + reserved - (base + room)));
-  if (room >= kHugePage) ::madvise(base, room, MADV_HUGEPAGE);  // a wish
-  return base;
+std::shared_ptr<OwnArena> OwnArena::get() {
+  if (std::shared_ptr<OwnArena> arena = known()) return arena;
+  // Not under the lock, which is taken after an arena's own by who forks. Two at the same time have one each.
+  auto fresh = std::make_shared<OwnArena>();
+  Own& own = Own::get();
+  std::lock_guard lock(own.mutex);
+  own.arena = fresh;
+  return fresh;
+}
+
+void OwnArena::give(Block* block) noexcept {
+  const size_t used = used_.fetch_sub(block->touched, std::memory_order_relaxed) - block->touched;
+  release(block);
+  const size_t touched = bytes_touched();
+  if (touched > used + kMostWarm) trim(touched - used - kMostWarm);
+  if (!cools_.exchange(true)) start_to_cool();
+}
+
+void OwnArena::trim(size_t bytes) noexcept {
+  try {
+    give_some(0, bytes);
+  } catch (const std::bad_alloc&) {  // not even for a list of blocks is there memory: the thread tries again
+  }
+}
+
+void OwnArena::start_to_cool() noexcept {
+  const SignalsBlocked blocked;
+  try {
+    std::thread([self = owner(), this] { cool(); }).detach();
+  } catch (const std::exception&) {  // no thread is to be had now: whoever lets go of something next tries again
+    cools_.store(false);
+  }
+}
+
+// Until nothing is left to be given back.
+void OwnArena::cool() noexcept {
+  for (;;) {
+    const uint32_t asked = asked_.load();
+    if (const uint64_t due = give_back_idle(std::exchange(answered_, asked) != asked ? 0 : kIdleNs); due != 0) {
+      const uint64_t now = now_ns();
+      const timespec left = to_timespec(due > now ? due - now : 0);
+      futex_wait(&asked_, asked, &left);
+      continue;
+    }
+    cools_.store(false);
+    // Whoever has let go of something before that relied on this thread.
+    if (give_back_idle(kIdleNs) == 0 || cools_.exchange(true)) return;
+  }
+}
+
+uint64_t OwnArena::give_back_idle(uint64_t idle_ns) noexcept {
+  try {
+    return give_back(idle_ns);
+  } catch (const std::bad_alloc&) {
+    return now_ns() + kIdleNs;
+  }
 }
 
 char* of_heap(size_t size) {
@@ -84,37 +130,63 @@ char* of_heap(size_t size) {
   return static_cast<char*>(data);
 }
 
-// Sets `room` to what it has; 0: it is of the heap.
-char* of_size(size_t size, size_t& room) {
-  room = size < Spares::kFrom ? 0 : align_up(size, std::max(kGranule, kernel_page()));
-  if (room == 0) return of_heap(size);
-  char* const spare = spares().take(room);
-  return spare != nullptr ? spare : map_huge(room);
-}
-
 }  // namespace
 
-OwnedMemory::OwnedMemory(size_t size) : data(of_size(size, mapped_)), from_(mapped_ == 0 ? From::kHeap : From::kSpare) {}
+// A forked child's pages are its own, and as long as it lives no other value comes to lie there.
+class OwnedMemory::InArena {
+  // What is smaller is copied in less time than private pages of it are had.
+  static constexpr size_t kFrom = size_t(256) << 10;
+
+ public:
+  // Null if there is no file, no addresses or no memory for one: the heap may have some.
+  static std::unique_ptr<InArena> make(size_t size) {
+    if (size < kFrom) return nullptr;
+    try {
+      return std::make_unique<InArena>(size);
+    } catch (const std::exception&) {
+      return nullptr;
+    }
+  }
+  explicit InArena(size_t size) : arena_(OwnArena::get()), block_(arena_->take(size)), mapping_(block_->mapping), hold_(*mapping_) {}
+  ~InArena() {
+    hold_.leave([arena = std::move(arena_), block = block_, mapping = std::move(mapping_)] { arena->give(block); });
+  }
+  const std::shared_ptr<Mapping>& mapping() const { return mapping_; }
+  char* data() const { return block_->data(); }
+
+ private:
+  std::shared_ptr<OwnArena> arena_;
+  Block* const block_;
+  std::shared_ptr<Mapping> mapping_;
+  Hold hold_;
+};
+
+void OwnedMemory::give_back_soon() noexcept {
+  if (const std::shared_ptr<OwnArena> arena = OwnArena::known()) arena->hurry();
+}
+
+OwnedMemory::OwnedMemory(size_t size) : OwnedMemory(InArena::make(size), size) {}
+
+OwnedMemory::OwnedMemory(std::unique_ptr<InArena> in_arena, size_t size)
+    : in_arena_(std::move(in_arena)), mapping(in_arena_ ? in_arena_->mapping() : nullptr), data(in_arena_ ? in_arena_->data() : of_heap(size)) {}
+
+OwnedMemory::OwnedMemory(std::shared_ptr<const Fd> file, size_t size)
+    : mapping(std::make_shared<Mapping>(std::move(file), 0, align_up(size, kGranule))), data(mapping->base) {}
 
 std::shared_ptr<OwnedMemory> OwnedMemory::copy_of(int fd, size_t size) {
   const size_t room = align_up(std::max<size_t>(size, 1), kGranule);
   void* const at = ::mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
   if (at == MAP_FAILED) throw_errno("mmap");
-  return std::shared_ptr<OwnedMemory>(new OwnedMemory(static_cast<char*>(at), room, From::kFile));
+  return std::shared_ptr<OwnedMemory>(new OwnedMemory(static_cast<char*>(at), room));
 }
 
+OwnedMemory::OwnedMemory(char* data, size_t mapped) : mapped_(mapped), data(data) {}
+
 OwnedMemory::~OwnedMemory() {
-  if (mapping) return;
-  switch (from_) {
-    case From::kHeap:
-      std::free(data);
-      break;
-    case From::kSpare:
-      spares().give(data, mapped_);
-      break;
-    case From::kFile:
-      ::munmap(data, mapped_);
-  }
+  if (mapped_ != 0)
+    ::munmap(data, mapped_);
+  else if (!mapping)
+    std::free(data);
 }
 
 }  // namespace conveyor

@@ -3,34 +3,36 @@
 
 #include <memory>
 
-#include "platform.h"
 #include "arena/lease.h"
+#include "platform.h"
 
 namespace conveyor {
 
 class OwnedMemory {
-  enum class From { kHeap, kSpare, kFile };
-  size_t mapped_ = 0;
+  class InArena;
+  std::unique_ptr<InArena> in_arena_{};
+  size_t mapped_ = 0;  // of a file, for this alone
 
  public:
-  // Large memory comes in huge pages, where the system has them. What has been let go of is used again: a new page costs
-  // more than what is written to it.
+  // From 256 KiB on it lies in a file of this process's own, and can be shown in private pages. Small memory is the heap's,
+  // and so is all where no file is to be had.
   explicit OwnedMemory(size_t size);
   // Shared with who else has the file of at least `size` bytes.
-  OwnedMemory(std::shared_ptr<const Fd> file, size_t size) : mapping(std::make_shared<Mapping>(std::move(file), 0, align_up(size, kGranule))), data(mapping->base) {}
+  OwnedMemory(std::shared_ptr<const Fd> file, size_t size);
   // What is in a file, whose pages are shared until they are written to: that nobody else sees.
   static std::shared_ptr<OwnedMemory> copy_of(int fd, size_t size);
   ~OwnedMemory();
+  // Give back what nobody has any more, which else stays warm for a while.
+  static void give_back_soon() noexcept;
   OwnedMemory(const OwnedMemory&) = delete;
   OwnedMemory& operator=(const OwnedMemory&) = delete;
 
-  const std::shared_ptr<Mapping> mapping{};  // of a shared file
+  const std::shared_ptr<Mapping> mapping{};  // of a file that it lies in, with whatever else
   char* const data;
 
  private:
-  OwnedMemory(char* data, size_t mapped, From from) : mapped_(mapped), data(data), from_(from) {}
-
-  const From from_ = From::kHeap;
+  OwnedMemory(char* data, size_t mapped);
+  OwnedMemory(std::unique_ptr<InArena> in_arena, size_t size);
 };
 
 }  // namespace conveyor

@@ -156,7 +156,9 @@ Block* Arena::block_of(size_t index) {
 }
 
 void Arena::populate(Block* block, size_t from) {
-  if (from >= block->touched || conveyor::populate(block->base + from, block->offset + from, block->touched - from)) return;
+  // What is this process's alone it writes to again and again.
+  const uint64_t dear = board_ ? kDearHugePageNs : UINT64_MAX;
+  if (from >= block->touched || conveyor::populate(block->base + from, block->offset + from, block->touched - from, dear)) return;
   const size_t bytes = block->used;
   give_up(block, from);
   throw ArenaFull("the system has no memory for a value of " + std::to_string(bytes) + " bytes (it is below the session's memory cap of " +
@@ -612,7 +614,6 @@ void Arena::dissolve(Block* block) noexcept {
   all_.pop_back();
 }
 
-// Gives back blocks that have been free for `idle_ns`, of at least `bytes` if there are; how many.
 size_t Arena::give_some(uint64_t idle_ns, size_t bytes) {
   if (!holes_.load(std::memory_order_relaxed)) return 0;
   std::vector<Block*> blocks;

@@ -184,6 +184,10 @@ class Arena : public Shareable<Arena> {
 
   struct ForkHandlers;
 
+ protected:
+  // Gives back blocks that have been free for `idle_ns`, of at least `bytes` if there are; how many.
+  size_t give_some(uint64_t idle_ns, size_t bytes);
+
  private:
   class Section;
   static size_t class_of(size_t size);
@@ -231,7 +235,6 @@ class Arena : public Shareable<Arena> {
   void give_up(Block* block, size_t from);
   bool punch(uint64_t start, uint64_t end);
   size_t punch(std::vector<Block*>& blocks);
-  size_t give_some(uint64_t idle_ns, size_t bytes);
   void sweep();
   void destroy_dropped() noexcept;
   void look_after() noexcept;

@@ -60,9 +60,9 @@ bool collapse(char* base, size_t size) {
   return error == 0;
 }
 
-void populate_huge(char* base, size_t size) {
+void populate_huge(char* base, size_t size, uint64_t dear_ns) {
   const uint64_t before = processor_ns();
-  if (!collapse(base, kHugePage) || processor_ns() - before >= dear_huge_page_ns.load(std::memory_order_relaxed)) return;
+  if (!collapse(base, kHugePage) || processor_ns() - before >= dear_ns) return;
   if (size > kHugePage) collapse(base + kHugePage, size - kHugePage);
 }
 
@@ -81,19 +81,19 @@ namespace {
 constexpr size_t kSharedFrom = 8 << 20;
 constexpr size_t kThreads = 4;
 
-bool populate_part(char* base, uint64_t offset, size_t size) {
+bool populate_part(char* base, uint64_t offset, size_t size, uint64_t dear_ns) {
   const size_t skipped = align_up(offset, kHugePage) - offset;
   if (size >= skipped + kHugePage && is_aligned_for_huge_pages(base, offset) && huge.due(now_ns()))
-    populate_huge(base + skipped, (size - skipped) / kHugePage * kHugePage);
+    populate_huge(base + skipped, (size - skipped) / kHugePage * kHugePage, dear_ns);
   return populate_small(base, size);
 }
 
 }  // namespace
 
-bool populate(char* base, uint64_t offset, size_t size) {
+bool populate(char* base, uint64_t offset, size_t size, uint64_t dear_ns) {
   if (size == 0) return true;
   const size_t threads = std::min({kThreads, size_t(usable_cores()), size / (kSharedFrom / 2)});
-  if (size < kSharedFrom || threads < 2) return populate_part(base, offset, size);
+  if (size < kSharedFrom || threads < 2) return populate_part(base, offset, size, dear_ns);
   // Each part ends where a huge page does.
   std::array<size_t, kThreads> ends;
   for (size_t i = 1; i < threads; ++i) ends[i - 1] = align_up(offset + size / threads * i, kHugePage) - offset;
@@ -102,7 +102,7 @@ bool populate(char* base, uint64_t offset, size_t size) {
   const auto part = [&](size_t i) noexcept {
     const size_t from = i == 0 ? 0 : ends[i - 1];
     // Relaxed: joining the threads orders it before what follows.
-    if (!populate_part(base + from, offset + from, ends[i] - from)) all.store(false, std::memory_order_relaxed);
+    if (!populate_part(base + from, offset + from, ends[i] - from, dear_ns)) all.store(false, std::memory_order_relaxed);
   };
   std::array<std::thread, kThreads> others;
   size_t started = 1;

@@ -120,10 +120,14 @@ void bind_memory(nb::module_& m) {
              Unlocked unlocked;
              a.give_back(0);
            })
-      .def("give_back_soon", &Arena::give_back_soon)
+      .def("give_back_soon", [](Arena& a) {
+             a.give_back_soon();
+             OwnedMemory::give_back_soon();
+           })
       .def("close", [](Arena& a) {
              Unlocked unlocked;
              a.close();
+             OwnedMemory::give_back_soon();
            })
       .def("leave_slot", &Arena::leave_slot)
       .def_prop_ro("file", [](const Arena& a) {

@@ -33,13 +33,6 @@ size_t huge_bytes(const void* within) {
   return 0;
 }
 
-// A huge page is dear that takes so long.
-struct DearFrom {
-  explicit DearFrom(uint64_t ns) : before_(dear_huge_page_ns.exchange(ns)) {}
-  ~DearFrom() { dear_huge_page_ns.store(before_); }
-  const uint64_t before_;
-};
-
 bool all_zero(const char* from, size_t size) {
   for (size_t i = 0; i < size; i += 509)
     if (from[i] != 0) return false;
@@ -67,7 +60,6 @@ TEST(what_is_refused_is_tried_less_and_less_often) {
 
 TEST(a_large_block_has_huge_pages_and_so_have_its_readers) {
   if (!has_huge_pages()) return;
-  const DearFrom never(UINT64_MAX);
   for (size_t size : {kHugePage, 5 * kMiB, 17 * kMiB, 40 * kMiB + 12'345}) {
     Setup s;
     s.arena.allocate(1'000);  // so that it does not lie at the beginning
@@ -84,18 +76,18 @@ TEST(a_large_block_has_huge_pages_and_so_have_its_readers) {
 
 TEST(where_the_first_huge_page_is_dear_the_others_are_small) {
   if (!has_huge_pages()) return;
-  const DearFrom always(0);
-  Setup s;
-  for (size_t size : {5 * kMiB, 17 * kMiB, 40 * kMiB + 12'345}) {
-    Block* block = s.arena.allocate(size);
-    const size_t there = huge_bytes(block->base), most = 4 * kHugePage;  // one for each thread
+  for (size_t size : {6 * kMiB, 18 * kMiB, 42 * kMiB}) {
+    const auto file = std::make_shared<const Fd>(make_memfd("conveyor-arena", size));
+    const Mapping mapping(file, 0, size);
+    CHECK(populate(mapping.base, 0, size, 0));
+    const size_t there = huge_bytes(mapping.base), most = 4 * kHugePage;  // one for each thread
     CHECK(there != 0);
     CHECK(there <= most);
-    CHECK(there < block->touched / kHugePage * kHugePage);
-    CHECK_EQ(s.memory(), s.arena.bytes_touched());
-    CHECK(all_zero(block->data(), block->used - kBlockHeader));
-    std::memset(block->data(), 7, block->used - kBlockHeader);
-    CHECK_EQ(s.memory(), s.arena.bytes_touched());
+    CHECK(there < size);
+    CHECK(all_zero(mapping.base, size));
+    struct stat s;
+    REQUIRE(::fstat(file->get(), &s) == 0);
+    CHECK_EQ(size_t(s.st_blocks) * 512, size);
   }
 }
 
@@ -143,8 +135,7 @@ TEST(where_huge_pages_are_refused_there_are_small_ones) {
     REQUIRE(::prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0) == 0);
     block = s.publish(20 * kMiB);
     if (!check::kThreadSanitizer) CHECK_EQ(huge_bytes(block->base), 0u);
-    const DearFrom never(UINT64_MAX);
-    if (has) CHECK(check::soon([&] {
+      if (has) CHECK(check::soon([&] {
       Setup again;
       return huge_bytes(again.publish(20 * kMiB)->base) == 20 * kMiB;
     }));
