@@ -28,12 +28,8 @@ from conveyor.tracebacks import trimmed
 from conveyor.typevars import Unpack
 
 if TYPE_CHECKING:
-    from typing import ParamSpec
-
     from conveyor.api.actor_handle import ActorProxy
-    from conveyor.api.arguments import takes_refs
-
-    P = ParamSpec("P")
+    from conveyor.api.arguments import CallP, takes_refs
 
 T = TypeVar("T")
 
@@ -163,9 +159,9 @@ class ActorClass(Generic[T]):
 
 if TYPE_CHECKING:
 
-    class TypedActorClass(ActorClass[T], Generic[P, T]):
+    class TypedActorClass(ActorClass[T], Generic[CallP, T]):
         """Result of ``actor``, as a type checker sees it."""
 
         @takes_refs
-        def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ActorProxy[T]: ...  # type: ignore[override]
-        def options(self, **options: Unpack[ActorOptionTypes]) -> TypedActorClass[P, T]: ...
+        def remote(self, /, *args: CallP.args, **kwargs: CallP.kwargs) -> ActorProxy[T]: ...  # type: ignore[override]
+        def options(self, **options: Unpack[ActorOptionTypes]) -> TypedActorClass[CallP, T]: ...

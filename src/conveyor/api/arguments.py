@@ -8,33 +8,33 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 if TYPE_CHECKING:
     from conveyor.refs.ref import Ref
 
-P = ParamSpec("P")
-R = TypeVar("R", covariant=True)
-S = TypeVar("S")
+CallP = ParamSpec("CallP")
+CallR = TypeVar("CallR", covariant=True)
+SelfT = TypeVar("SelfT")
 
 
-class Call(Protocol[P, R]):
-    """A call with the parameters ``P``. With a ref among the first four arguments by position, the types of
-    the arguments are not checked. A type checker wants arguments by name to be values."""
+class Call(Protocol[CallP, CallR]):
+    """A call with the parameters ``CallP``. With a ref among the first four arguments by position, the types
+    of the arguments are not checked. A type checker wants arguments by name to be values."""
 
     @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, *args: CallP.args, **kwargs: CallP.kwargs) -> CallR: ...
     @overload
-    def __call__(self, a: Ref, /, *args: Any, **kwargs: Any) -> R: ...
+    def __call__(self, a: Ref, /, *args: Any, **kwargs: Any) -> CallR: ...
     @overload
-    def __call__(self, a: Any, b: Ref, /, *args: Any, **kwargs: Any) -> R: ...
+    def __call__(self, a: Any, b: Ref, /, *args: Any, **kwargs: Any) -> CallR: ...
     @overload
-    def __call__(self, a: Any, b: Any, c: Ref, /, *args: Any, **kwargs: Any) -> R: ...
+    def __call__(self, a: Any, b: Any, c: Ref, /, *args: Any, **kwargs: Any) -> CallR: ...
     @overload
-    def __call__(self, a: Any, b: Any, c: Any, d: Ref, /, *args: Any, **kwargs: Any) -> R: ...
+    def __call__(self, a: Any, b: Any, c: Any, d: Ref, /, *args: Any, **kwargs: Any) -> CallR: ...
 
 
-class TakesRefs(Protocol[P, R]):
+class TakesRefs(Protocol[CallP, CallR]):
     """A method of ours that makes such a call."""
 
-    def __get__(self, instance: Any, owner: type, /) -> Call[P, R]: ...
+    def __get__(self, instance: Any, owner: type, /) -> Call[CallP, CallR]: ...
 
 
-def takes_refs(method: Callable[Concatenate[S, P], R]) -> TakesRefs[P, R]:
+def takes_refs(method: Callable[Concatenate[SelfT, CallP], CallR]) -> TakesRefs[CallP, CallR]:
     """Say that refs may stand for the arguments of ``method``; changes nothing else."""
     return method

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from conveyor import _core
 from conveyor.checks import check_timeout, in_seconds
 from conveyor.collective.operands import Operand
-from conveyor.dag.collective.reduceop import ELEMENT_TYPES, FLOATS, ReduceOp
+from conveyor.dag.collective.kernels import ELEMENT_TYPES, FLOATS, ReduceOp
 from conveyor.exceptions import (
     CollectiveBrokenError,
     CollectiveError,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from conveyor.dag.collective.reduceop import ELEMENT_TYPES
+from conveyor.dag.collective.kernels import ELEMENT_TYPES
 from conveyor.storages import lacking
 
 #: torch's and numpy's types, once each of them was seen.

@@ -25,7 +25,7 @@ from conveyor.collective.group import (
 from conveyor.collective.membership import DEFAULT, find
 from conveyor.collective.operands import Fused, Operand, operand
 from conveyor.dag.collective import binding
-from conveyor.dag.collective.reduceop import ELEMENT_TYPES, ReduceOp
+from conveyor.dag.collective.kernels import ELEMENT_TYPES, ReduceOp
 
 #: The name of a call's only tensor in errors.
 ONE = "the tensor"

@@ -13,7 +13,7 @@ from typing import Any, cast
 from conveyor import _core
 from conveyor.codec.direct import Beside, File, Located, receiving
 from conveyor.codec.faults import NotThere
-from conveyor.codec.tensors.beside import placing
+from conveyor.codec.tensors.collected import placing
 from conveyor.direct.afar import fetch_afar, is_afar, split
 from conveyor.direct.awaiting import Stock, deferral
 from conveyor.direct.memory import is_array

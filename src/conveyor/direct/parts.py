@@ -18,7 +18,7 @@ from conveyor.codec.direct import Located
 from conveyor.codec.encoded import FLAG_DEFINITIONS, FLAG_REFS, PICKLE
 from conveyor.codec.frames import decode, encode
 from conveyor.codec.pickling.definitions import SentDefinitions
-from conveyor.codec.tensors import headers as tensor_headers
+from conveyor.codec.tensors import encoding as tensor_headers
 from conveyor.codec.tensors.encoding import TENSOR
 from conveyor.direct.memory import is_tensor
 from conveyor.direct.structure.leaves import is_leaf

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from conveyor import _core
 from conveyor.checks import deadline_of, left_until
 from conveyor.dag.containers import is_named_tuple, rebuild_tuple, with_fields
-from conveyor.dag.parts import given
+from conveyor.dag.inputs import given
 from conveyor.exceptions import ArgumentsError
 from conveyor.graph.telemetry.recording import result_edges
 from conveyor.plan import fill

@@ -27,7 +27,7 @@ from conveyor.observe.drawing.svg import write_svg
 from conveyor.observe.stats import GraphStats, Times, read_stats
 from conveyor.observe.units import duration
 from conveyor.plan.model import EXECUTOR, Plan
-from conveyor.plan.overlap import overlapped
+from conveyor.plan.schedule import overlapped
 from conveyor.plan.simulate import Costs, follow
 from conveyor.plan.timeline import Span, Timeline, Why
 

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from conveyor import _core
 from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environment
 from conveyor.codec import Reader, SentDefinitions, set_up_codec
-from conveyor.codec.tensors import pinned
+from conveyor.codec.tensors import staging
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending, threads
 from conveyor.runtime.memory_limit import memory_limit
@@ -53,14 +53,14 @@ class Pinning:
         def allocate(nbytes: int) -> _core.Buffer:
             return arena.allocate(nbytes, may_wait=False)
 
-        self.pinned = pinned.Pinned(self._words, allocate, self._start, idle)
-        pinned.set_current(self.pinned)
+        self.pinned = staging.Pinned(self._words, allocate, self._start, idle)
+        staging.set_current(self.pinned)
 
     def close(self) -> None:
         """Give all pinned memory up at the end of the session, except for what a device still copies."""
         self._closed = True
-        if pinned.current() is self.pinned:
-            pinned.set_current(None)
+        if staging.current() is self.pinned:
+            staging.set_current(None)
         if self.pinned.here():
             self.pinned.close()
 

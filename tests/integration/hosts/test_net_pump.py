@@ -24,7 +24,7 @@ from benchmarks.hosts import Node
 from conveyor import _core
 from conveyor.cluster.handshake import Identity, dial, new_token
 from conveyor.cluster.listener import Listener
-from conveyor.codec.errors.encoding import decode_error
+from conveyor.codec.errors import decode_error
 from conveyor.exceptions import OutOfMemoryError, SerializationError
 
 TOKEN = new_token()

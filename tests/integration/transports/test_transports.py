@@ -22,7 +22,7 @@ from conveyor.exceptions import (
     TransportError,
     WaitTimeoutError,
 )
-from conveyor.plan.route import choose
+from conveyor.plan.channels import choose
 from conveyor.testing import FaultyTransport
 from conveyor.testing.peers import RemotePeer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from conveyor.codec.encoded import SENT, Reducer
 from conveyor.codec.pickling import pickler
-from conveyor.codec.tensors.beside import Collected, object_at
+from conveyor.codec.tensors.collected import Collected, object_at
 
 #: Types with a reducer that looks whether their values are taken out.
 _kinds: list[type] = []

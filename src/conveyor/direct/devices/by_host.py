@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.codec.direct import Located
-from conveyor.codec.parcels import TensorSpec
+from conveyor.codec.out_of_band import TensorSpec
 from conveyor.device import Event
 from conveyor.direct.managers.manager import in_words
 from conveyor.direct.managers.wire import Answer, Ask, Source, ask, readable, receive_one, send_one

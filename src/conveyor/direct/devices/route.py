@@ -22,10 +22,10 @@ from conveyor import _core
 from conveyor import device as devices
 from conveyor.codec.direct import Located, Route
 from conveyor.codec.faults import NotThere
-from conveyor.codec.parcels import TensorSpec
-from conveyor.codec.tensors.beside import Collected
-from conveyor.codec.tensors.staged import bring
-from conveyor.device import Device, Event, waits
+from conveyor.codec.out_of_band import TensorSpec
+from conveyor.codec.tensors.collected import Collected
+from conveyor.codec.tensors.staging import bring
+from conveyor.device import Device, Event, base
 from conveyor.device.base import outlast
 from conveyor.direct.awaiting import deferral
 from conveyor.direct.devices import by_host
@@ -97,7 +97,7 @@ def _soon(filled: Event) -> bool:
         time.sleep(seconds)
         return False
 
-    return waits.wait_until(filled.query, sleep)
+    return base.wait_until(filled.query, sleep)
 
 
 class _Filling:
@@ -154,14 +154,14 @@ class Looks:
         self._all.pop(one, None)
 
     def _run(self) -> None:
-        pause = waits.FIRST
+        pause = base.FIRST
         while True:
             self._look()
             with self._lock:
                 if not self._all:
                     self._has_thread = False
                     return
-            pause = waits.FIRST if self._more.wait(pause) else min(2 * pause, waits.LONGEST)
+            pause = base.FIRST if self._more.wait(pause) else min(2 * pause, base.LONGEST)
             self._more.clear()
 
     def _look(self) -> None:

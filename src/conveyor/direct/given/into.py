@@ -13,9 +13,9 @@ from conveyor.checks import deadline_of, left_until
 from conveyor.codec import arrays
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.direct import Located, Unfetched
-from conveyor.codec.tensors import headers as tensor_headers
+from conveyor.codec.tensors import encoding as tensor_headers
 from conveyor.codec.tensors.encoding import TENSOR
-from conveyor.device import registry as devices
+from conveyor.device import base as devices
 from conveyor.direct.fetching import read_into
 from conveyor.direct.memory import (
     address_of,

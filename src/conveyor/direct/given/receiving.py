@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from conveyor.codec.errors.encoding import note_not_begun
+from conveyor.codec.errors import note_not_begun
 from conveyor.direct.awaiting import when_there
 from conveyor.direct.given.into import Targets, receive
 from conveyor.direct.structure.leaves import is_leaf

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conveyor.codec.direct import Unfetched, fetched
-from conveyor.device import registry as devices
+from conveyor.device import base as devices
 from conveyor.direct.given.into import Targets
 from conveyor.direct.given.into import receive as receive_into
 from conveyor.direct.memory import is_tensor

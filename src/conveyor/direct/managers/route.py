@@ -16,8 +16,8 @@ from conveyor import _core
 from conveyor.codec import dumps_by_value, loads
 from conveyor.codec.direct import Located, Route
 from conveyor.codec.faults import is_of_value
-from conveyor.codec.parcels import TensorSpec
-from conveyor.codec.tensors.beside import Collected
+from conveyor.codec.out_of_band import TensorSpec
+from conveyor.codec.tensors.collected import Collected
 from conveyor.direct.managers.manager import (
     Ended,
     TensorTransportManager,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from conveyor.codec.sealed import Sealed
+from conveyor.codec.frames import Sealed
 from conveyor.config import Config
 from conveyor.driver.network.network import Network
 from conveyor.driver.processes.record import ActorRecord, Life

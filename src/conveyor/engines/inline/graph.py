@@ -23,9 +23,20 @@ from conveyor.graph.edges.layout import Assignment, assign, lay_out, tasks_by_ac
 from conveyor.graph.epoch import Epoch
 from conveyor.graph.executor import Laid, LaidChannels
 from conveyor.graph.submission.unsendable import blame_tasks
-from conveyor.plan.model import EXECUTOR, Plan, Program, Task
+from conveyor.plan.model import (
+    EXECUTOR,
+    Await,
+    Call,
+    Plan,
+    Program,
+    Recv,
+    Send,
+    Step,
+    Task,
+    Try,
+    assert_never,
+)
 from conveyor.plan.reading import Stage, in_order
-from conveyor.plan.steps import Await, Call, Recv, Send, Step, Try, assert_never
 from conveyor.refs.values import with_bound_values
 from conveyor.runtime.process import RESULT_BIT, Process
 from conveyor.runtime.protocol import ActorId

@@ -29,7 +29,7 @@ from conveyor.cluster.listener import Listener
 from conveyor.cluster.memories import Memories
 from conveyor.cluster.tls import Credentials, Tls
 from conveyor.codec import Reader, claims
-from conveyor.codec.header import unpack
+from conveyor.codec.encoded import unpack
 from conveyor.driver.hosts.far_host import Home
 from conveyor.engines.ray import greeting
 from conveyor.engines.ray.agent import Agent, Ready, Secrets, Terms

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from conveyor import _core
-from conveyor.codec.sealed import Sealed
+from conveyor.codec.frames import Sealed
 from conveyor.config import Config
 from conveyor.graph.edges.beside import ConduitEnd, Whereabouts, make_wire, wire_bytes
 from conveyor.graph.edges.ends import ReadEnd, WriteEnd

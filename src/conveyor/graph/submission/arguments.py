@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from conveyor.checks import check_deadline, check_timeout
-from conveyor.dag.parts import Key, Path, given
+from conveyor.dag.inputs import Key, Path, given
 from conveyor.exceptions import ArgumentsError
 from conveyor.plan.model import Passed, Plan
 

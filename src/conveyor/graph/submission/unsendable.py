@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor.calls.unsendable import arguments
 from conveyor.codec import blamed
-from conveyor.dag.parts import InputData, Key, Path, key_label
+from conveyor.dag.inputs import InputData, Key, Path, key_label
 from conveyor.exceptions import SerializationError
 from conveyor.plan.model import Argument, Plan, Task
 from conveyor.plan.template import constants

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from conveyor import _core
 from conveyor.codec import first_line, summarize_error
-from conveyor.codec.errors.encoding import read_error
+from conveyor.codec.errors import read_error
 from conveyor.exceptions import ConstructorError, TaskError
 from conveyor.runtime import threads
 

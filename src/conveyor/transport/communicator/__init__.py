@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from conveyor.codec.sealed import Sealed
+from conveyor.codec.frames import Sealed
 from conveyor.transport.base import Capabilities, Transport, Wire
 from conveyor.transport.communicator.abstract import Communicator
 

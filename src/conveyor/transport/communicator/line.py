@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from conveyor.codec.sealed import Sealed
+from conveyor.codec.frames import Sealed
 from conveyor.exceptions import TransportError
 from conveyor.futures import Future
 from conveyor.transport.base import Wire

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from conveyor.codec.sealed import Sealed
+from conveyor.codec.frames import Sealed
 from conveyor.exceptions import SystemLimitError
 from conveyor.flag import Flag
 from conveyor.futures import Future

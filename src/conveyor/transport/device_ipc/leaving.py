@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from conveyor.device import Event
-from conveyor.device.waits import happened, wait_until
+from conveyor.device.base import happened, wait_until
 from conveyor.transport.base import Wire
 
 #: Seconds between two looks, at first and at most: nobody waits for it.

@@ -12,10 +12,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from conveyor import _core
-from conveyor.codec.tensors.staged import bring
+from conveyor.codec.tensors.staging import bring
 from conveyor.device import Device, Event
-from conveyor.device.base import outlast
-from conveyor.device.waits import happened, wait_until
+from conveyor.device.base import happened, outlast, wait_until
 from conveyor.flag import Flag
 from conveyor.futures import Future
 from conveyor.transport.base import Enqueued, Sending, TensorSpec, Wire

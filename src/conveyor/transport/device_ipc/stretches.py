@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conveyor.device import Device, Event, Stream
-from conveyor.device.base import outlast
-from conveyor.device.waits import happened
+from conveyor.device.base import happened, outlast
 from conveyor.transport.device_ipc.leaving import Left
 from conveyor.transport.pool import fits
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from conveyor.device import Device
-from conveyor.device.waits import happened, wait_until
+from conveyor.device.base import happened, wait_until
 from conveyor.futures import Future
 from conveyor.transport.base import Sending, TensorSpec, Wire
 from conveyor.transport.device_ipc.conduit import DeviceIpcConduit

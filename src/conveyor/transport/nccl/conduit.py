@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from conveyor.device import Device, Event, Stream
-from conveyor.device.waits import wait_until
+from conveyor.device.base import wait_until
 from conveyor.flag import Flag
 from conveyor.transport.base import Enqueued, Wire
 from conveyor.transport.gloo.conduit import GlooConduit

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from conveyor.device import Device, Stream
-from conveyor.device.waits import wait_until
+from conveyor.device.base import wait_until
 from conveyor.transport.interfaces import LOOPBACK, interface_of
 
 _LIBRARY = "libnccl.so.2"

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from conveyor import _core
 from conveyor.codec import afresh, decode_error, encode_error
-from conveyor.codec.parcels import Head, Parcel
+from conveyor.codec.out_of_band import Head, Parcel
 from conveyor.codec.promises import Keeper, Promised
 from conveyor.exceptions import GraphTornDownError, TransportError
 from conveyor.graph.edges.beside import ConduitEnd

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from conveyor import _core
-from conveyor.dag.collective.together import Offer, Together
+from conveyor.dag.collective.calls import Offer, Together
 from conveyor.exceptions import TransportError
-from conveyor.plan.model import Program, Reg, Task
-from conveyor.plan.steps import Call, Recv, Send
+from conveyor.plan.model import Call, Program, Recv, Reg, Send, Task
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.transport.communicator.gathering import Gathering
 from conveyor.transport.communicator.line import Job

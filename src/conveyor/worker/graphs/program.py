@@ -17,28 +17,31 @@ from conveyor.calls.arguments import take_result
 from conveyor.calls.call import elements
 from conveyor.codec import SentDefinitions, encode_error
 from conveyor.codec.direct import Direct
-from conveyor.codec.sealed import Sealed
+from conveyor.codec.frames import Sealed
 from conveyor.exceptions import ArenaFullError
 from conveyor.graph.edges.failures import FailureTeller
 from conveyor.graph.edges.layout import Assignment, make_budget
 from conveyor.graph.edges.promises import keeper_of
 from conveyor.later import import_later
 from conveyor.plan import fill
-from conveyor.plan.fresh import immutable, with_fresh
-from conveyor.plan.model import Argument, Const, Reg, Task
-from conveyor.plan.reading import Outline, edges_only_read, registers_read
-from conveyor.plan.steps import (
+from conveyor.plan.model import (
     MOST_LEFT_OUT,
     MOST_PATIENCE,
     PATIENCE,
     VAIN,
+    Argument,
     Await,
     Call,
+    Const,
     Recv,
+    Reg,
     Send,
+    Task,
     Try,
     assert_never,
 )
+from conveyor.plan.reading import Outline, edges_only_read, registers_read
+from conveyor.plan.template import immutable, with_fresh
 from conveyor.runtime.messages.connection import SHARE_FROM
 from conveyor.runtime.shortage import DRIVER, MemoryWait, begun
 from conveyor.runtime.waiting.works import steps_of

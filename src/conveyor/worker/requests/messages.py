@@ -9,7 +9,7 @@ from conveyor.runtime.messages.message import Message
 
 if TYPE_CHECKING:
     from conveyor.calls.constructor import Constructor
-    from conveyor.codec.sealed import Sealed
+    from conveyor.codec.frames import Sealed
     from conveyor.config import Config
     from conveyor.exceptions import ConveyorError
     from conveyor.graph.telemetry.afar import Question

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from conveyor.codec.tensors.headers import dtype_name
-from conveyor.codec.tensors.layouts import (
+from conveyor.codec.tensors.encoding import (
     alias,
     dense,
+    dtype_name,
     is_dense,
     lies_within,
     plain_values,
     widest,
 )
-from conveyor.codec.tensors.staged import bring, place_for
+from conveyor.codec.tensors.staging import bring, place_for
 from conveyor.device import Device
 from conveyor.exceptions import SerializationError
 from conveyor.storages import check_storage

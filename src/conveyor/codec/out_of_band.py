@@ -1,4 +1,4 @@
-"""Values whose tensors travel beside their frame.
+"""Values whose tensors travel out of band: beside their frame.
 
 The frame of a :class:`Parcel` holds the value with a place for each tensor, what is to be known of the
 tensors before they come, and a note of the transport. It is decoded to a :class:`Head`, which gives the
@@ -16,11 +16,35 @@ from conveyor.codec import claims
 from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, Encoded
 from conveyor.codec.pickling import pickler, unpickler
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
-from conveyor.codec.promised import end_of
-from conveyor.codec.promises import Keeper
-from conveyor.codec.tensors.beside import Collected, placing
-from conveyor.codec.tensors.headers import dtype_name
+from conveyor.codec.promises import Keeper, Promised
+from conveyor.codec.tensors.collected import Collected, placing
+from conveyor.codec.tensors.encoding import dtype_name
 from conveyor.later import LaterModule
+
+
+def encode_promised(promised: Promised, sent: SentDefinitions | None) -> Encoded:
+    """Encode a value with promises; see :func:`conveyor.codec.frames.encode`."""
+    sent = SentDefinitions() if sent is None else sent
+    sent.keeper = promised.keeper
+    try:
+        encoded = pickler.dump(promised.value, sent)
+    finally:
+        sent.keeper = None
+    _, flags, meta, *_ = encoded
+    end_of(promised.keeper, sent, flags, meta)
+    return encoded
+
+
+def end_of(keeper: Keeper, sent: SentDefinitions, flags: int, meta: bytes) -> None:
+    """Finish the pickling of a value with promises. If the value breaks a promise, its definitions are taken
+    back."""
+    try:
+        keeper.end()
+    except BaseException:
+        if flags & FLAG_DEFINITIONS:
+            sent.undo(meta)
+        raise
+
 
 if TYPE_CHECKING:
     import torch
