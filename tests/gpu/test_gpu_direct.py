@@ -58,8 +58,7 @@ class Keeper:
         """Note what the parts of a fetch take, from now on."""
         from conveyor import _core
         from conveyor.device import cuda
-        from conveyor.direct import fetching
-        from conveyor.direct.devices import route as devices
+        from conveyor.direct import devices, fetching
 
         self.taken = {}
         for owner, names in {

@@ -14,7 +14,7 @@ import conveyor
 from conveyor import get
 from conveyor.cluster.fetches import Source
 from conveyor.dag import InputNode
-from conveyor.direct import afar
+from conveyor.direct import fetching as afar
 from conveyor.exceptions import ActorDiedError, ExecutionCancelledError
 from conveyor.runtime import context
 

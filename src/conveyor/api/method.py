@@ -214,7 +214,7 @@ def _receiving(function: Any, places: dict[str, Any]) -> Any:
             raise ValueError(
                 f"receive_into names {name!r}, which is no parameter of {function.__name__}()"
             )
-    made = import_later("conveyor.direct.given.receiving").receiving(function, places)
+    made = import_later("conveyor.direct.into").receiving(function, places)
     setattr(made, RECEIVED_MARK, tuple(places))
     return made
 

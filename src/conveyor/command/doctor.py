@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from conveyor import __version__, _core
-from conveyor.direct.permission import let_session_read
+from conveyor.direct.store import let_session_read
 from conveyor.engines.local.resources import visible_gpus
 from conveyor.observe.units import size
 from conveyor.runtime.memory_limit import memory_groups, memory_limit, read_text

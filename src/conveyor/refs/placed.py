@@ -27,19 +27,19 @@ class Placed:
         - the name of a user's transport;
         - ``"lost"``: it had stayed with a process that is dead.
         """
-        found: str = import_later("conveyor.direct.placed").route_of(self)
+        found: str = import_later("conveyor.direct.listing").route_of(self)
         return found
 
     def tensor_transport(self) -> str | None:
         """Return the transport with which the value has stayed where it was made; ``None``: it came with the
         ref. Waits until the value is there."""
-        found: str | None = import_later("conveyor.direct.placed").transport_of(self)
+        found: str | None = import_later("conveyor.direct.listing").transport_of(self)
         return found
 
     def value_id(self) -> str | None:
         """Return the ``id`` of the value among :func:`conveyor.objects`; ``None``: it came with the ref.
         Refs that name the same value have the same id. Waits until the value is there."""
-        found: str | None = import_later("conveyor.direct.placed").value_id_of(self)
+        found: str | None = import_later("conveyor.direct.listing").value_id_of(self)
         return found
 
 

@@ -208,7 +208,7 @@ class Ref(_RefCore[ValueT], Placed):
         return self._targets is not None and not passing_on()
 
     def _received(self, timeout: float | None) -> Any:
-        return import_later("conveyor.direct.given.targets").receive(self, self._targets, timeout)
+        return import_later("conveyor.direct.into").receive_set(self, self._targets, timeout)
 
     def _error_of(self, outcome: Failure) -> BaseException:
         if outcome.may_have_others:

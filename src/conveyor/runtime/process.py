@@ -559,7 +559,7 @@ def dup_all(fds: Sequence[int]) -> list[int]:
 
 def _close_opened() -> None:
     """Close the memory of other processes' devices, if any was opened here."""
-    opened = sys.modules.get("conveyor.direct.devices.opened")
+    opened = sys.modules.get("conveyor.direct.devices")
     if opened is not None:
         opened.OPENED.close()
 

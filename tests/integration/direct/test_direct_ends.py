@@ -9,7 +9,7 @@ from nodes_apart import APART
 
 import conveyor
 from conveyor import _core
-from conveyor.direct.table import TABLE, Table
+from conveyor.direct.store import TABLE, Table
 from conveyor.exceptions import ObjectLostError, RuntimeStateError, SessionEndedError
 from conveyor.experimental import wait_tensor_freed
 
@@ -101,7 +101,7 @@ def test_who_looks_for_values_in_memory_keeps_none_of_them(monkeypatch):
         assert gone() is None
         return True
 
-    monkeypatch.setattr("conveyor.direct.table._lies_in", look)
+    monkeypatch.setattr("conveyor.direct.store._lies_in", look)
     address = array.__array_interface__["data"][0]
     assert len(table.holding(address, array.nbytes)) == 1
     assert not table.holding(address, array.nbytes)

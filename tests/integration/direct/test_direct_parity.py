@@ -17,7 +17,7 @@ from integration_helpers import WAIT, hold
 
 import conveyor
 import conveyor.compat.ray
-from conveyor.direct.table import TABLE
+from conveyor.direct.store import TABLE
 from conveyor.exceptions import ActorDiedError, WaitTimeoutError
 
 torch = pytest.importorskip("torch")

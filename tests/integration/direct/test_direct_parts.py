@@ -8,7 +8,7 @@ from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.direct.table import TABLE
+from conveyor.direct.store import TABLE
 
 torch = pytest.importorskip("torch")
 PRELOAD = ["torch"]

@@ -6,7 +6,7 @@ import numpy as np
 from integration_helpers import WAIT, get, hold
 
 import conveyor
-from conveyor.direct.table import TABLE
+from conveyor.direct.store import TABLE
 
 
 @conveyor.remote

@@ -331,7 +331,7 @@ def test_a_mapping_that_does_not_fit_is_left_as_it_is(trainer, into, words):
 
 
 def leaves(value):
-    from conveyor.direct.structure.leaves import leaves_of
+    from conveyor.direct.structure import leaves_of
 
     return leaves_of(value)
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conveyor.direct.devices import route as filled
+from conveyor.direct import devices as filled
 
 WHERE = SimpleNamespace(slot=1, incarnation=1, number=5)
 WAIT = 60

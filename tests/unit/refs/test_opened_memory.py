@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from conveyor.direct.devices import opened as module
-from conveyor.direct.devices.opened import Opened
+from conveyor.direct import devices as module
+from conveyor.direct.devices import Opened
 
 WHERE = SimpleNamespace(slot=1, incarnation=1)
 

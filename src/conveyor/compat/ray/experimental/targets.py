@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import conveyor
-from conveyor.direct.given import targets
+from conveyor.direct import into
 from conveyor.refs.ref import Ref
 from conveyor.refs.staying import located
 
@@ -20,14 +20,14 @@ def set_target_for_ref(ref: Ref, target: Any) -> None:
         ValueError: the value of ``ref`` has not stayed where it was made.
     """
     _check(ref)
-    targets.set_target_for_ref(ref, target)
+    into.set_target_for_ref(ref, target)
 
 
 def set_target_device_for_ref(ref: Ref, device: Any) -> None:
     """Do the same as ``conveyor.experimental.set_target_device_for_ref``, but wait and raise as
     :func:`set_target_for_ref` does."""
     _check(ref)
-    targets.set_target_device_for_ref(ref, device)
+    into.set_target_device_for_ref(ref, device)
 
 
 def _check(ref: Any) -> None:

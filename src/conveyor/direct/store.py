@@ -1,4 +1,12 @@
-"""Object store of this process: values that it has made, which stay in its memory for others."""
+"""Permission for the processes of a session to read each other's memory.
+
+The system may forbid it: to all (a filter of system calls), but to a process's parents (Yama), or to who
+is in another user namespace. Then values do not stay where they were made: they travel in shared memory,
+as any other.
+
+A value's checksum is taken when it is kept, and stands in the process's directory (``native/directory.h``).
+Whoever gets all of the value compares it with what he has got.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +16,83 @@ import os
 import struct
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from conveyor import _core
-from conveyor.codec.direct import Route
+from conveyor.codec.direct import Located, Route
 from conveyor.direct.memory import memory_at
-from conveyor.direct.writes import in_words, keeper_and_method
 from conveyor.exceptions import SharedWriteError
+from conveyor.runtime import context
+
+_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+
+#: The process that was asked for, and the answer. A forked child asks again.
+_known: tuple[int, bool] | None = None
+
+
+def let_session_read(is_driver: bool) -> bool:
+    """Let all processes of the session read this one's memory. Returns whether they can.
+
+    An actor asks whether it may read the fork server, which is to it as it is to another actor.
+    """
+    global _known
+    pid = os.getpid()
+    if _known is None or _known[0] != pid:
+        # All actors descend from the fork server, which descends from the driver.
+        family = pid if is_driver else os.getppid()
+        _core.let_read(family)
+        _known = pid, _core.may_read(family) and not (is_driver and _is_forbidden())
+    return _known[1]
+
+
+def _is_forbidden() -> bool:
+    """Whether only an administrator's processes may read others. The driver has no process to try it on
+    that is to it as its actors are."""
+    with suppress(OSError, ValueError), open(_YAMA) as file:
+        return int(file.read()) >= 2 and not _core.may_read(1)
+    return False
+
+
+_RUNNING = 1
+
+
+def changed(where: Located, board: _core.Board) -> SharedWriteError:
+    """Make the error for a process that has fetched a value that was written to."""
+    nbytes = sum(_core.lengths_of(where.ranges))
+    method = _method_of(where, board)
+    return SharedWriteError(in_words(where.number, where.keeper, nbytes, method))
+
+
+def in_words(number: int, keeper: str, nbytes: int, method: str) -> str:
+    """Say that a value was written to, and how to avoid it."""
+    by = f" and that its method {method} has returned" if method else ""
+    return (
+        f"memory of a value of {nbytes:,} bytes (id {number:016x}) that {keeper} keeps{by} was written to "
+        "while others could fetch it: call conveyor.experimental.wait_tensor_freed(tensor) before writing, "
+        "return a copy, or have a copy stay, with snapshot=True beside tensor_transport="
+    )
+
+
+def keeper_and_method() -> tuple[str, str]:
+    """Return this process's name, and the method that it runs; the latter is empty where that is not
+    known."""
+    runtime = context.running()
+    if runtime is None:
+        return "this process", ""
+    process = runtime.process
+    state, graph, _, _, _, _, what = process.board.status(process.slot)
+    return process.board.name(process.slot), what if state == _RUNNING and not graph else ""
+
+
+def _method_of(where: Located, board: _core.Board) -> str:
+    with suppress(OSError):
+        kept, _, _ = _core.read_directory(where.pid, board.directory(where.slot))
+        for number, _, _, names in kept:
+            if number == where.number:
+                return names.decode(errors="replace").split("\0")[-1]
+    return ""
+
 
 _log = logging.getLogger(__name__)
 _RANGE = struct.Struct("<QQ")

@@ -1,5 +1,12 @@
 """Tensors of devices stay where they are: others map the memory, and copy what they want of it.
 
+To open memory costs more than to copy what little values have. To close it is worse: CUDA waits for all that
+the device does for this process. What was not used for a while is closed by a thread, so that its maker's
+memory is not held for longer than that.
+
+The consumer asks at the socket at which managers' values are asked for (``managers/sending.py``). A thread of
+the keeper's copies the tensors to memory of the host, and sends their bytes.
+
 The values may not be there yet when a method returns. The note names an event that happens when they are. It
 names none where they are there already: to make an event for other processes, to open it and to let it go
 costs much more than to ask.
@@ -9,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import pickle
 import socket
@@ -28,13 +36,20 @@ from conveyor.codec.tensors.staging import bring
 from conveyor.device import Device, Event, base
 from conveyor.device.base import outlast
 from conveyor.direct.awaiting import deferral
-from conveyor.direct.devices import by_host
-from conveyor.direct.devices.opened import OPENED
-from conveyor.direct.managers.sending import SENDER
-from conveyor.direct.managers.wire import Ask, Source
-from conveyor.direct.table import TABLE
-from conveyor.direct.under_way import UnderWay
-from conveyor.exceptions import ActorDiedError
+from conveyor.direct.fetching import UnderWay
+from conveyor.direct.managers.manager import in_words
+from conveyor.direct.managers.transfers import (
+    SENDER,
+    Answer,
+    Ask,
+    Source,
+    ask,
+    readable,
+    receive_one,
+    send_one,
+)
+from conveyor.direct.store import TABLE
+from conveyor.exceptions import ActorDiedError, SystemLimitError, TransportError, WaitTimeoutError
 from conveyor.flag import Flag
 from conveyor.runtime import context, threads
 from conveyor.runtime.waiting.patience import wait_until
@@ -42,6 +57,224 @@ from conveyor.transport.packing import Layout
 
 if TYPE_CHECKING:
     import torch
+
+
+#: Seconds after which what is not used is closed.
+IDLE = 3.0
+#: How many are open at most; the one that was used longest ago gives way.
+MOST = 64
+
+#: Key of opened memory: its process (slot and incarnation), and the handle.
+_Key = tuple[int, int, bytes]
+
+
+class _Open:
+    """Memory that is open.
+
+    used: when it was asked for last, by ``_core.monotonic()``.
+    """
+
+    __slots__ = ("memory", "used")
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.used = _core.monotonic()
+
+
+class Opened:
+    """Cache of the memory of other processes that this process has open."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may fetch a value, too
+        self._open: dict[_Key, _Open] = {}
+        #: Flag of the thread, set when all is to be closed at once. ``None``: there is no thread.
+        self._closing: Flag | None = None
+
+    def open(self, device: Device, handle: bytes, where: Located) -> torch.Tensor:
+        """The memory that ``handle`` describes, of the process that keeps ``where``.
+
+        Raises:
+            RuntimeError: it cannot be opened.
+        """
+        key = where.slot, where.incarnation, handle
+        found = self._open.get(key)
+        if found is not None:
+            found.used = _core.monotonic()
+            return found.memory
+        try:
+            memory = device.open_memory(handle)
+        except RuntimeError:
+            # Its address may be that of other memory, which its maker has freed, and which is open here.
+            with self._lock:
+                gone, self._open = self._open, {}
+            if not gone:
+                raise
+            gone.clear()
+            memory = device.open_memory(handle)
+        self._keep(key, memory)
+        return memory
+
+    def _keep(self, key: _Key, memory: torch.Tensor) -> None:
+        gone = None
+        with self._lock:
+            if self._closing is None:
+                closing = Flag()
+                try:
+                    threads.start(self._run, "opened", closing)
+                except SystemLimitError:
+                    return  # nobody would close it
+                self._closing = closing
+            if len(self._open) >= MOST:
+                longest, _ = min(self._all(), key=lambda item: item[1].used)
+                gone = self._open.pop(longest, None)
+            self._open[key] = _Open(memory)
+        del gone  # it is closed without the lock
+
+    def close(self) -> None:
+        """Close all memory at the end of the session."""
+        with self._lock:
+            gone, self._open = self._open, {}
+            closing, self._closing = self._closing, None
+        gone.clear()
+        if closing is not None:
+            closing.set()
+
+    def _run(self, closing: Flag) -> None:
+        pause: float | None = IDLE
+        while pause is not None and not closing.wait(pause):
+            pause = self._close_idle(closing)
+
+    def _close_idle(self, closing: Flag) -> float | None:
+        """Close what was not used for a while. In how many seconds there may be more; ``None``: all is
+        closed."""
+        with self._lock:
+            before = _core.monotonic() - IDLE
+            idle = [key for key, one in self._all() if one.used <= before]
+            gone = [self._open.pop(key, None) for key in idle]
+            pause = min((one.used - before for _, one in self._all()), default=None)
+            if pause is None and self._closing is closing:
+                self._closing = None
+        gone.clear()
+        return pause
+
+    def _all(self) -> list[tuple[_Key, _Open]]:
+        return list(self._open.items())  # one step: a signal handler may open some, too
+
+    def forget(self) -> None:
+        """Drop the cache in a forked child. The memory is its parent's: it stays as it is, and nobody uses
+        it."""
+        _inherited.append(self._open)
+        self._clear()
+
+
+_inherited: list[object] = []
+
+OPENED = Opened()
+os.register_at_fork(after_in_child=OPENED.forget)
+
+
+_host_log = logging.getLogger("conveyor")
+
+#: Seconds between two looks whether the keeper lives.
+_LOOK = 0.5
+
+
+def send(asked: socket.socket, tensors: Sequence[Any], filled: Sequence[Event]) -> None:
+    """Send the bytes of tensors whose values are there when all of ``filled`` has happened."""
+    try:
+        for event in filled:
+            event.synchronize()
+        memory = [_bytes_of(tensor.detach().cpu()) for tensor in tensors]
+    except Exception as error:
+        send_one(asked, Answer(in_words(error)))
+        return
+    send_one(asked, Answer(None))
+    for one in memory:
+        asked.sendall(one.numpy())
+
+
+def fetch(where: Located, source: Source, specs: Sequence[TensorSpec], why: str) -> list[Any]:
+    """Get all tensors of a value in memory of the host. ``why``: they cannot be got otherwise.
+
+    Raises:
+        ActorDiedError: the keeper has died.
+        TransportError: it could not copy them.
+        WaitTimeoutError: the ``get`` that needs them has no longer.
+    """
+    _warn_of_host_copies(where.keeper, why)
+
+    def look() -> float:
+        source.check()
+        left = _core.seconds_to_fetch()
+        if left == 0:
+            raise WaitTimeoutError(
+                f"the timeout of get() is over: tensors of a device that {where.keeper} keeps have not come "
+                "by way of the host's memory"
+            )
+        return _LOOK if left is None else min(left, _LOOK)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            ask(sock, source, Ask(where.number, b""), look)
+            while not readable([sock], look()):
+                pass
+            sock.settimeout(None)
+            answer = receive_one(sock, Answer)
+            if answer is None:
+                raise ConnectionResetError("it has hung up")
+            if answer.error is None:
+                return [_receive(sock, spec, look) for spec in specs]
+        except WaitTimeoutError:  # which is an OSError
+            raise
+        except OSError as error:
+            source.check(error)
+            raise _error(where, str(error)) from error
+    raise _error(where, answer.error)
+
+
+def _receive(sock: socket.socket, spec: TensorSpec, look: Any) -> torch.Tensor:
+    import torch
+
+    dtype = getattr(torch, spec.dtype)
+    made = torch.empty(math.prod(spec.shape) * dtype.itemsize, dtype=torch.uint8)
+    rest = memoryview(made.numpy())
+    while rest:
+        if not readable([sock], look()):
+            continue
+        came = sock.recv_into(rest)
+        if not came:
+            raise ConnectionResetError("it has hung up")
+        rest = rest[came:]
+    return made.view(dtype).view(spec.shape)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _error(where: Located, why: str) -> TransportError:
+    me = context.current().own_actor
+    return TransportError(
+        f"{where.keeper} could not send tensors of a device to {'the driver' if me is None else me.name} by "
+        f"way of the host's memory: {why}"
+    )
+
+
+@functools.cache
+def _warn_of_host_copies(keeper: str, why: str) -> None:
+    me = context.current().own_actor
+    _host_log.warning(
+        "tensors of a device that %s keeps come to %s by way of the host's memory, since it cannot open that "
+        "device's: %s",
+        keeper,
+        "the driver" if me is None else me.name,
+        why,
+    )
 
 
 #: Seconds for which who needs the values asks by himself: a thread costs about as much.
@@ -187,8 +420,6 @@ _log = logging.getLogger(__name__)
 #: that these use.
 _still_copied: list[tuple[Event, object]] = []
 
-_inherited: list[object] = []
-
 
 class _Part(NamedTuple):
     """The tensors of a value that are on one device.
@@ -258,7 +489,7 @@ class Devices(Route):
                 source = _Theirs(part, where) if mine is None else _Mine(mine, own)
             except RuntimeError as why:
                 keeper.check(why)
-                return _brought(by_host.fetch(where, keeper, specs, str(why)), parts)
+                return _brought(fetch(where, keeper, specs, str(why)), parts)
             _fetch(part, specs, made, where, source)
         return made
 
@@ -274,7 +505,7 @@ class Devices(Route):
 
     def send(self, asked: socket.socket, ask: Ask, stored: Any) -> None:
         """Serve a consumer that cannot open the memory, as the process that keeps the value."""
-        by_host.send(asked, stored.beside.tensors, self._filled.get(ask.number, ()))
+        send(asked, stored.beside.tensors, self._filled.get(ask.number, ()))
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:
         """See :meth:`Route.forget`."""

@@ -1,10 +1,14 @@
-"""Getting a value into memory that is there."""
+"""Getting values into memory that is there already: which, and how it is filled."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import struct
+import weakref
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -12,10 +16,12 @@ from conveyor import _core
 from conveyor.checks import deadline_of, left_until
 from conveyor.codec import arrays
 from conveyor.codec.arrays import ARRAY
-from conveyor.codec.direct import Located, Unfetched
+from conveyor.codec.direct import Located, Unfetched, fetched
+from conveyor.codec.errors import note_not_begun
 from conveyor.codec.tensors import encoding as tensor_headers
 from conveyor.codec.tensors.encoding import TENSOR
 from conveyor.device import base as devices
+from conveyor.direct.awaiting import when_there
 from conveyor.direct.fetching import read_into
 from conveyor.direct.memory import (
     address_of,
@@ -29,11 +35,22 @@ from conveyor.direct.memory import (
     room_in,
     storage_of,
 )
-from conveyor.direct.structure.leaves import Path, is_leaf, leaves_of, named
-from conveyor.direct.structure.objects import Pickled, Walked, is_data, taken_apart
-from conveyor.direct.structure.skeleton import Skeleton
+from conveyor.direct.parts import Skeleton
+from conveyor.direct.structure import (
+    Path,
+    Pickled,
+    Walked,
+    is_data,
+    is_leaf,
+    leaves_of,
+    named,
+    taken_apart,
+)
+from conveyor.exceptions import SerializationError
 from conveyor.garbage import uncollected
+from conveyor.refs.derived import Arriving
 from conveyor.refs.ref import Ref
+from conveyor.refs.streams import StreamRef
 
 #: Device, address and bytes of a target.
 Place = tuple[str, int, int]
@@ -442,3 +459,218 @@ def _copy_to_tensor(leaf: Any, target: Any, streams: dict[Any, Any]) -> None:
             device.copy(target.detach(), source.detach())
         else:
             target.copy_(source)
+
+
+#: By parameter: the path of an attribute of the instance, or a function of the instance.
+Places = Mapping[str, "str | Callable[[Any], Any]"]
+
+
+def receiving(function: Callable[..., Any], places: Places) -> Callable[..., Any]:
+    """Wrap the method ``function`` so that it finds these arguments in memory of its instance."""
+    signature = inspect.signature(function)
+
+    def to_receive(bound: inspect.BoundArguments, instance: Any) -> Iterator[_Argument]:
+        for name, place in places.items():
+            if name in bound.arguments:
+                value = bound.arguments[name]
+                yield _Argument(function.__name__, name, value, instance, place)
+
+    def received(args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        bound = signature.bind(*args, **kwargs)
+        with _not_begun():
+            for one in to_receive(bound, args[0]):
+                bound.arguments[one.name] = one.receive()
+        return bound
+
+    async def received_later(
+        args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> inspect.BoundArguments:
+        bound = signature.bind(*args, **kwargs)
+        with _not_begun():
+            for one in to_receive(bound, args[0]):
+                bound.arguments[one.name] = await when_there(one.receive)
+        return bound
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = received(args, kwargs)
+        return function(*bound.args, **bound.kwargs)
+
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def items_later(*args: Any, **kwargs: Any) -> Any:
+            bound = await received_later(args, kwargs)
+            async for item in function(*bound.args, **bound.kwargs):
+                yield item
+
+        return items_later
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def call_later(*args: Any, **kwargs: Any) -> Any:
+            bound = await received_later(args, kwargs)
+            return await function(*bound.args, **bound.kwargs)
+
+        return call_later
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def items(*args: Any, **kwargs: Any) -> Any:
+            return (yield from call(*args, **kwargs))
+
+        return items
+    return call
+
+
+@contextmanager
+def _not_begun() -> Iterator[None]:
+    """Mark each error raised inside as raised in the place of a method, which will not run."""
+    try:
+        yield
+    except Exception as error:
+        note_not_begun(error)
+        raise
+
+
+class _Argument:
+    """Argument that is received into memory of the instance."""
+
+    def __init__(self, method: str, name: str, value: Any, instance: Any, place: Any) -> None:
+        self._method, self.name = method, name
+        self._value = value
+        self._place = place
+        self._into = place(instance) if callable(place) else _found(method, name, instance, place)
+
+    def receive(self) -> Any:
+        """Return the argument, in its place. A call that was broken off can be repeated."""
+        value = self._value
+        try:
+            targets = Targets(self._into, f"receive_into of {self.name!r}")
+            if type(value) is not Arriving:
+                return receive(value, targets)
+            made = receive(value.value, targets)
+            value.fetched()
+            return made
+        except (TypeError, ValueError) as error:
+            if type(error) not in (TypeError, ValueError):
+                raise  # it is of the value, and says so
+            where = "" if callable(self._place) else f" into self.{self._place}"
+            raise type(error)(
+                f"{self._method}() cannot receive {self.name!r}{where}: {error}"
+            ) from None
+
+
+def _found(method: str, name: str, instance: Any, path: str) -> Any:
+    found = instance
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            raise AttributeError(
+                f"{method}() cannot receive {name!r} into self.{path}: {error}"
+            ) from None
+    return found() if callable(found) and not is_leaf(found) else found
+
+
+def set_target_for_ref(ref: Ref, target: Any) -> None:
+    """Have ``get`` and ``await`` of ``ref`` give the tensors and arrays of its value in memory that is there.
+    ``conveyor.get(ref, into=...)`` does the same at once.
+
+    They give the value with these very objects in it. Nothing holds them meanwhile: once one of them is
+    garbage, the value is fetched into new memory. It holds for this object, not for what it is pickled to,
+    and until this or :func:`set_target_device_for_ref` is called again.
+
+    Args:
+        target: a list of tensors or arrays, one for each in the value, in the order in which its pickler
+            comes to them, also in objects. Whether they fit is looked at by ``get``, which raises
+            ``ValueError`` before anything is written.
+
+    Raises:
+        TypeError: ``ref`` is no reference to one value, or ``target`` is no list of tensors and arrays.
+    """
+    _check_ref(ref)
+    buffers = [target] if is_leaf(target) else target
+    if isinstance(buffers, Mapping) or not isinstance(buffers, (list, tuple)):
+        raise TypeError(f"a list of tensors or arrays is needed, not a {type(target).__name__}")
+    for one in buffers:
+        if not is_leaf(one):
+            raise TypeError(f"a list of tensors or arrays is needed, and one is {one!r}")
+    ref._targets = [weakref.ref(one) for one in buffers]
+
+
+def set_target_device_for_ref(ref: Ref, device: Any) -> None:
+    """Have ``get`` and ``await`` of ``ref`` give the tensors of its value on a device: ``"cpu"``,
+    ``"cuda:0"``. It holds as long as :func:`set_target_for_ref` does.
+
+    Raises:
+        TypeError: ``ref`` is no reference to one value, or ``device`` does not name a device.
+        ValueError: there is no such device in this process.
+    """
+    _check_ref(ref)
+    ref._targets = checked_device(device)
+
+
+def _check_ref(ref: Any) -> None:
+    if not isinstance(ref, Ref) or isinstance(ref, StreamRef):
+        raise TypeError(f"a reference to one value is needed, not a {type(ref).__name__}")
+
+
+def checked_device(device: Any) -> str:
+    """The device's name, as torch has it.
+
+    Raises:
+        TypeError: it names none.
+        ValueError: there is no such device in this process.
+    """
+    import torch
+
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(f"a device is a name such as 'cuda:0', not {device!r}")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"there is no device {device!r}: {error}") from None
+    if found.type == "cpu":
+        return str(found)
+    kind = devices.get(found.type)
+    if kind is None:
+        known = ", ".join(["cpu", *devices.kinds()])
+        raise ValueError(f"there is no device {str(device)!r}; known are {known}")
+    why_not = kind.viable()
+    if why_not is not None:
+        raise ValueError(f"there is no device {str(device)!r}: {why_not}")
+    if found.index is not None and found.index >= kind.count():
+        raise ValueError(
+            f"there is no device {str(device)!r}: this process has {kind.count()} of that kind"
+        )
+    return str(found)
+
+
+def receive_set(ref: Ref, targets: Any, timeout: float | None) -> Any:
+    """Get the value of ``ref`` in the ``targets`` that were kept for it."""
+    ref._settled(timeout)
+    value = ref._unfetched()
+    if isinstance(targets, str):
+        return on_device(value, targets)
+    buffers = [target() for target in targets]
+    if any(one is None for one in buffers):
+        return fetched(value)
+    return receive(value, Targets(buffers, "the target of a ref"))
+
+
+def on_device(value: Any, device: str) -> Any:
+    """``value``, which may be elsewhere, with its tensors on ``device``.
+
+    Raises:
+        SerializationError: it has objects that cannot be pickled, whose tensors are not known.
+    """
+    is_here = not isinstance(value, Unfetched) or value.here() is not None
+    apart = taken_apart(fetched(value), fresh=not is_here)
+    if apart.unseen:
+        raise SerializationError(
+            f"the tensors of the value cannot be had on {device}: its objects cannot be pickled, and are "
+            f"looked into in no other way ({apart.unseen})"
+        )
+    moved = {id(leaf): leaf.to(device) for _, leaf in apart.leaves if is_tensor(leaf)}
+    return apart.put_together([moved.get(id(leaf), leaf) for _, leaf in apart.leaves])
