@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from conveyor import _core
-from conveyor.api.actor_handle import ActorHandle, AnyActor, check_usable
+from conveyor.api.actors import ActorHandle, AnyActor, check_usable
 from conveyor.api.methods import make_table
-from conveyor.api.transports import check_get_options, check_snapshot, check_transport
+from conveyor.api.options import check_get_options, check_snapshot, check_transport
+from conveyor.callers import trimmed
 from conveyor.checks import check_count, check_flag
 from conveyor.later import import_later
 from conveyor.refs.ref import Ref
 from conveyor.runtime import context
-from conveyor.tracebacks import trimmed
 
 T = TypeVar("T")
 KeyT = TypeVar("KeyT")

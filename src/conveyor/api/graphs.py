@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from conveyor.api.actor_handle import ActorHandle, check_owner
+from conveyor.api.actors import ActorHandle, check_owner
 from conveyor.api.remote_function import call_function, start_worker
 from conveyor.config import Config
 from conveyor.dag import node as hooks
@@ -142,10 +142,8 @@ class _Host:
     """Runtime of this process, as graphs see it."""
 
     def compile(self, root: DAGNode, config: Config) -> Any:
-        # Imported here: who only calls actors needs neither.
-        import_later("conveyor.plan.lower")
-        from conveyor.dag.survey import survey
-        from conveyor.plan.lower import place
+        # Imported here: who only calls actors does not need it.
+        place = import_later("conveyor.plan.lower").place
 
         # An actor's index means another actor in another session: look before anything is laid.
         shape = survey(root)
@@ -162,7 +160,7 @@ class _Host:
         return context.current().compile(root, config, placement)
 
     def execute(self, root: DAGNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return import_later("conveyor.api.graphs").execute(root, args, kwargs)
+        return execute(root, args, kwargs)
 
 
 def install() -> None:

@@ -20,10 +20,12 @@ from conveyor.collective.group import (
     REDUCE,
     REDUCESCATTER,
     SCATTER,
+    Fused,
     Group,
+    Operand,
+    operand,
 )
 from conveyor.collective.membership import DEFAULT, find
-from conveyor.collective.operands import Fused, Operand, operand
 from conveyor.dag.collective import binding
 from conveyor.dag.collective.kernels import ELEMENT_TYPES, ReduceOp
 

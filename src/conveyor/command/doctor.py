@@ -23,7 +23,7 @@ from conveyor.observe.units import size
 from conveyor.runtime.memory_limit import memory_groups, memory_limit, read_text
 from conveyor.runtime.process import arena_size
 from conveyor.system_limits import cores, descriptor_limits
-from conveyor.transport.interfaces import rdma_ports
+from conveyor.transport.network_interfaces import rdma_ports
 
 _PAGES = "sys/kernel/mm/transparent_hugepage"
 _YAMA = "proc/sys/kernel/yama/ptrace_scope"

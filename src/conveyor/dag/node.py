@@ -15,7 +15,6 @@ import conveyor  # what is above is known by its public name
 from conveyor.config import Config, ConfigOptions
 from conveyor.dag.hints import TransportHint
 from conveyor.exceptions import NodeSentError, RuntimeStateError
-from conveyor.later import import_later
 from conveyor.typevars import ResultT, Unpack
 
 
@@ -225,8 +224,7 @@ class DAGNode(Generic[ResultT]):
         and ``await`` alike, and results are not counted. What is left out is taken from
         ``DAGContext.get_current()``, as far as the program has changed that.
         """
-        context = import_later("conveyor.dag.node").DAGContext
-        options: ConfigOptions = context.get_current().options()
+        options: ConfigOptions = DAGContext.get_current().options()
         if _max_inflight_executions is not None:
             options["depth"] = _max_inflight_executions
         if _submit_timeout is not None:

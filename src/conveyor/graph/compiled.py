@@ -11,13 +11,13 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 import conveyor
+from conveyor.callers import trimmed
 from conveyor.config import Config
 from conveyor.graph.parts import Upkeep, graph_id
 from conveyor.graph.status import GraphStatus
 from conveyor.graph.submission.submitter import Submitter
 from conveyor.graph.views import View
 from conveyor.plan.model import Plan
-from conveyor.tracebacks import trimmed
 from conveyor.typevars import ResultT
 
 G = TypeVar("G", bound="CompiledGraph[Any]")

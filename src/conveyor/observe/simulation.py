@@ -22,8 +22,7 @@ from msgspec.structs import replace
 from conveyor.exceptions import RuntimeStateError
 from conveyor.graph.parts import Account
 from conveyor.observe.dataflow import place_name, printable
-from conveyor.observe.drawing.picture import draw_timeline
-from conveyor.observe.drawing.svg import write_svg
+from conveyor.observe.drawing.picture import draw_timeline, write_svg
 from conveyor.observe.stats import GraphStats, Times, read_stats
 from conveyor.observe.units import duration
 from conveyor.plan.model import EXECUTOR, Plan

@@ -8,6 +8,7 @@ from types import GenericAlias, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from conveyor import _core
+from conveyor.callers import trimmed
 from conveyor.checks import check_timeout
 from conveyor.codec import Reader, claims, decode_error, drop_picklers
 from conveyor.exceptions import SerializationError
@@ -19,7 +20,6 @@ from conveyor.runtime import context, ending
 from conveyor.runtime.waiting.patience import Patience, passing_on, wait_patiently
 from conveyor.runtime.waiting.works import Again, Blockers
 from conveyor.system_limits import explained
-from conveyor.tracebacks import trimmed
 from conveyor.typevars import ValueT
 
 if TYPE_CHECKING:

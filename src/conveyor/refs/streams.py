@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from conveyor import _core
+from conveyor.callers import trimmed
 from conveyor.checks import check_timeout, deadline_of, left_until
 from conveyor.codec import Reader
 from conveyor.exceptions import SerializationError
@@ -20,7 +21,6 @@ from conveyor.refs.together import look_at_company
 from conveyor.runtime import context
 from conveyor.runtime.waiting.patience import PassingOn, Patience, wait_patiently
 from conveyor.runtime.waiting.works import Blockers
-from conveyor.tracebacks import trimmed
 from conveyor.typevars import ItemT
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from integration_helpers import WAIT, get
 
 import conveyor
-from conveyor.channel.end import make
+from conveyor.channel import make
 from conveyor.exceptions import ActorDiedError, ChannelClosedError, WaitTimeoutError
 from conveyor.runtime import context
 from conveyor.runtime.meeting import SENDING

@@ -24,7 +24,7 @@ from conveyor.exceptions import (
 )
 from conveyor.plan.channels import choose
 from conveyor.testing import FaultyTransport
-from conveyor.testing.peers import RemotePeer
+from conveyor.testing.conformance import RemotePeer
 
 PRELOAD = ["torch"]
 pytestmark = pytest.mark.usefixtures("session")

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from conveyor.exceptions import SystemLimitError
-from conveyor.transport.communicator.line import Job, Line
+from conveyor.transport.communicator import Job, Line
 
 
 class Quiet:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from conveyor.exceptions import TransportError
-from conveyor.transport.communicator.gathering import Gathering
-from conveyor.transport.communicator.line import Line
+from conveyor.transport.communicator import Gathering, Line
 from conveyor.worker.graphs.meetings import Meeting
 
 RANKS = 3

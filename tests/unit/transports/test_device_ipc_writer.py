@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from conveyor.transport.device_ipc import messages  # noqa: E402
-from conveyor.transport.device_ipc.writer import Writer  # noqa: E402
+from conveyor.transport.device_ipc import endpoint as device_ipc  # noqa: E402
+from conveyor.transport.device_ipc.endpoint import Writer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -87,7 +87,7 @@ class Wire:
         self._taken = []
 
     def takes(self, transfer):
-        self._taken.append((1, messages.Taken(transfer, (b"read %d" % transfer,), 1)))
+        self._taken.append((1, device_ipc.Taken(transfer, (b"read %d" % transfer,), 1)))
 
     def send(self, message):
         self.told.append(message)
@@ -126,7 +126,7 @@ def test_memory_that_waits_for_its_next_use_gives_way():
         send(wire, writer, nbytes, transfer)
     assert device.room == 7 * MIB
     send(wire, writer, 40 * MIB, 3)
-    told = [one for one in wire.told if isinstance(one, messages.Gone)]
+    told = [one for one in wire.told if isinstance(one, device_ipc.Gone)]
     assert sorted(number for one in told for number in one.numbers) == [1, 2, 3]
     with pytest.raises(torch.OutOfMemoryError):  # there is no more than that
         writer.send([torch.zeros(41 * MIB, dtype=torch.uint8)], 4)

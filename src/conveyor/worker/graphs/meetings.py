@@ -12,8 +12,7 @@ from conveyor.dag.collective.calls import Offer, Together
 from conveyor.exceptions import TransportError
 from conveyor.plan.model import Call, Program, Recv, Reg, Send, Task
 from conveyor.runtime.waiting.alarm import Alarm
-from conveyor.transport.communicator.gathering import Gathering
-from conveyor.transport.communicator.line import Job
+from conveyor.transport.communicator import Gathering, Job
 from conveyor.worker.graphs.conduits import Conduits, in_words
 from conveyor.worker.unwanted import Unwanted, until
 

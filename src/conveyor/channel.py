@@ -1,7 +1,12 @@
-"""An end of a channel, as the process has it that sends or receives there."""
+"""Channels: typed values from one process of a session to another, in order, through shared memory.
+
+``sender, receiver = conveyor.channel.open[int](depth=8)``. Either end can be passed to an actor, as an
+argument.
+"""
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import weakref
@@ -9,15 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec.structs import replace
 
 from conveyor import _core
-from conveyor.channel.present import Key, PresentEnds
+from conveyor.checks import check_timeout
 from conveyor.exceptions import ChannelClosedError, RuntimeStateError
 from conveyor.runtime import context, ending
 from conveyor.runtime.meeting import (
+    RECEIVING,
+    SENDING,
     SIDES,
     ClosedWord,
     Meeting,
@@ -25,10 +32,63 @@ from conveyor.runtime.meeting import (
     closed_error,
     other,
 )
+from conveyor.runtime.process import RESULT_BIT, Place, slots_of
 from conveyor.runtime.protocol import Runtime
 from conveyor.runtime.shortage import Sending
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import wait_until
+from conveyor.typevars import ItemT, SentT, ValueT
+
+__all__ = ["Channel", "ChannelStatistics", "Receiver", "Sender", "open"]
+
+PresentT = TypeVar("PresentT")
+
+Key = tuple[str, int, Side]
+"""An end: the session, the number of the channel, and the side."""
+
+
+class PresentEnds(Generic[PresentT]):
+    """Table of the ends of channels in this process, by key, so that an end that comes again is the same
+    object.
+
+    The maker of an end enters it, and the end's finalizer takes it out. An end that was not entered, since
+    another was there already, or that another has replaced, belongs to nobody: it does not announce its own
+    end. No lock is taken, since ends come and go in finalizers and signal handlers, too. Each step on the
+    table is one operation of a dictionary instead, and is repeated if another one has come between.
+    """
+
+    def __init__(self) -> None:
+        self._refs: dict[Key, weakref.ref[PresentT]] = {}
+
+    def all(self) -> list[PresentT]:
+        """The ends that this process has."""
+        found = [ref() for ref in list(self._refs.values())]
+        return [end for end in found if end is not None]
+
+    def find(self, key: Key) -> PresentT | None:
+        """Return the end with that key, if this process has it."""
+        ref = self._refs.get(key)
+        return None if ref is None else ref()
+
+    def enter(self, key: Key, own: weakref.ref[PresentT]) -> PresentT | None:
+        """Enter an end and return ``None``, or return the end that is there already and stays."""
+        while True:
+            known = self._refs.setdefault(key, own)
+            if known is own:
+                return None
+            end = known()
+            if end is not None:
+                return end
+            self.leave(key, known)  # it is garbage, and its finalizer has not run yet
+
+    def leave(self, key: Key, own: weakref.ref[PresentT]) -> bool:
+        """Take an end out; false if it is not there."""
+        if self._refs.get(key) is not own:
+            return False
+        found = self._refs.pop(key, None)
+        if found is not None and found is not own:  # it has been replaced just now
+            self._refs.setdefault(key, found)
+        return found is own
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,3 +453,307 @@ def load(session: str, number: int, side: Side, depth: int) -> End:
     end._passed = False
     runtime.introductions.hold(number, side)
     return end
+
+
+class Sender(End, Generic[SentT], side=SENDING):
+    """The end that values go in at. ``with sender:`` closes it at the end of the block; an end that nobody
+    refers to any more is closed as well."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, runtime: Runtime, number: int, depth: int) -> None:
+        super().__init__(runtime, number, depth)
+        self._writer: _core.Writer | None = None
+
+    def send(self, value: SentT, timeout: float | None = None) -> None:
+        """Send a value; waits while the channel is full, while memory is
+        short that is about to be freed, and until the receiving end is used.
+
+        timeout: seconds (``None`` or -1: no limit). Raises ``WaitTimeoutError`` when the time is over
+        (then nothing was sent), ``ChannelClosedError`` if either end is closed, ``ActorDiedError`` if the
+        process at the receiving end is gone, ``SerializationError`` for what cannot be sent, and
+        ``ArenaFullError`` where there is no memory and nobody is about to free any. It does not wait for the
+        value to be received: a process that dies may leave values behind.
+        """
+        timeout = check_timeout(timeout)  # before anything is sent
+        with self._sending(value, True) as sending:
+            if not sending.try_once():
+                self._wait(sending.try_once, timeout, sending)
+
+    async def send_async(self, value: SentT) -> None:
+        """Like :meth:`send`; other tasks of the event loop go on meanwhile."""
+        with self._sending(value, False) as sending:
+            while not sending.try_once():
+                if sending.wait is None:
+                    await self._wait_async()
+                else:
+                    from conveyor.runtime.waiting import aio  # asyncio is slow to import
+
+                    await aio.wait_until(sending.ready, lambda _: sending.causes())
+
+    def _sending(self, value: SentT, blocks: bool) -> Sending:
+        return Sending(
+            lambda: self._offer(value),
+            lambda: self._runtime.process.shortage.made(blocks),
+            self._is_over,
+        )
+
+    def _is_over(self) -> bool:
+        """Whether nothing can be sent any more."""
+        with self._lock:
+            return self._closed or self._runtime.ending or self._closed_at_the_other or self._gone
+
+    def statistics(self) -> ChannelStatistics:
+        with self._lock:
+            writer, meeting = self._writer, self._meeting
+            if writer is None or meeting is None:
+                return ChannelStatistics(self._depth, 0, 0, 0)
+            sent, taken = meeting.segment.progress(0)
+            return ChannelStatistics(self._depth, writer.count, writer.bytes, sent - taken[0])
+
+    def _offer(self, value: SentT) -> bool:
+        if self._meeting is None and not self._met:
+            return False
+        with self._lock:
+            self._check()
+            # Looked at before what follows: an end says that it is closed, and then makes room.
+            room = self._has_room()
+            if self._closed_at_the_other:
+                raise self._closed_there()
+            if self._gone:
+                raise self._death()
+            writer = self._writer
+            assert writer is not None
+            within, self._busy = self._busy, True
+            try:
+                return room and writer.send(value, writer.count)
+            finally:
+                self._busy = within
+                if self._closed:  # meanwhile
+                    self._close()
+
+    def _has_room(self) -> bool:
+        writer = self._writer
+        assert writer is not None
+        if not writer.has_room:
+            writer.wants_room()
+        return writer.has_room
+
+    def _settled(self) -> bool:
+        return self._closed_at_the_other or self._gone or self._has_room()
+
+    @property
+    def _closed_at_the_other(self) -> bool:
+        assert self._there is not None
+        return self._there.after(0)
+
+    @property
+    def _sent(self) -> int:
+        writer = self._writer
+        return 0 if writer is None else writer.count
+
+    def _open(self, meeting: Meeting) -> None:
+        target = Place(meeting.slot, meeting.incarnation, RESULT_BIT)
+        carries = f"channel {self._number}"
+        self._writer = self._runtime.process.writer(meeting.segment, 0, [target], carries)
+
+    def _let_go(self) -> None:
+        """Do nothing: what was sent stays in the channel."""
+
+    def _awaited(self) -> str:
+        return f"room in channel {self._number}: all of its {self._depth} places are taken"
+
+
+_ReceiverT = TypeVar("_ReceiverT", bound="Receiver[Any]")
+
+
+class Receiver(End, Generic[ValueT], side=RECEIVING):
+    """The end that values come out of, in the order in which they were sent. ``for value in receiver``, and
+    ``async for``, end when the sending end is closed and all has been received. ``with receiver:`` closes it
+    at the end of the block; an end that nobody refers to any more is closed as well."""
+
+    __slots__ = ("_reader",)
+
+    def __init__(self, runtime: Runtime, number: int, depth: int) -> None:
+        super().__init__(runtime, number, depth)
+        self._reader: _core.Reader | None = None
+
+    def receive(self, timeout: float | None = None) -> ValueT:
+        """Wait for the next value and return it.
+
+        timeout: seconds (``None`` or -1: no limit). Raises ``WaitTimeoutError`` when the time is over
+        (the value can still be had), ``ChannelClosedError`` if this end is closed, or the sending one is and
+        all has been received, and ``ActorDiedError`` if the process at the sending end is gone and all that
+        it has sent was received.
+        """
+        timeout = check_timeout(timeout)  # before anything is taken
+        value: Any = self._take()
+        if value is _core.EMPTY:
+
+            def ready() -> bool:
+                nonlocal value
+                value = self._take()
+                return value is not _core.EMPTY
+
+            self._wait(ready, timeout)
+        found: ValueT = value
+        return found
+
+    async def receive_async(self) -> ValueT:
+        """Like :meth:`receive`; other tasks of the event loop go on meanwhile."""
+        while True:
+            value: Any = self._take()
+            if value is not _core.EMPTY:
+                found: ValueT = value
+                return found
+            await self._wait_async()
+
+    def __iter__(self: _ReceiverT) -> _ReceiverT:
+        return self
+
+    def __next__(self) -> ValueT:
+        try:
+            return self.receive()
+        except ChannelClosedError:
+            if self._closed:
+                raise
+            raise StopIteration from None
+
+    def __aiter__(self: _ReceiverT) -> _ReceiverT:
+        return self
+
+    async def __anext__(self) -> ValueT:
+        try:
+            return await self.receive_async()
+        except ChannelClosedError:
+            if self._closed:
+                raise
+            raise StopAsyncIteration from None
+
+    def statistics(self) -> ChannelStatistics:
+        with self._lock:
+            reader = self._reader
+            if reader is None:
+                return ChannelStatistics(self._depth, 0, 0, 0)
+            waiting = 0 if self._closed else reader.available
+            return ChannelStatistics(self._depth, reader.count, reader.bytes, waiting)
+
+    def under_way(self) -> tuple[()]:
+        return ()
+
+    def leave(self) -> None:
+        """Leave the session, which has ended; see ``runtime.process.Reading``."""
+        with self._lock:
+            if self._reader is not None:
+                self._reader.close()
+        self._runtime.process.sources.look()
+
+    def _take(self) -> Any:
+        """Return the next value, or ``EMPTY``."""
+        if self._meeting is None and not self._met:
+            return _core.EMPTY
+        with self._lock:
+            self._check()
+            # Looked for before the value is: all was sent before the end was closed, or its process gone.
+            over, gone = self._nothing_comes, self._gone
+            reader = self._reader
+            assert reader is not None
+            value = reader.receive()
+            if value is _core.EMPTY and over:
+                raise self._closed_there()
+            if value is _core.EMPTY and gone:
+                raise self._death()
+            return value
+
+    def _settled(self) -> bool:
+        reader = self._reader
+        assert reader is not None
+        return self._nothing_comes or self._gone or not reader.empty
+
+    @property
+    def _nothing_comes(self) -> bool:
+        """Whether the sending end was closed and all values that it sent were received."""
+        assert self._reader is not None
+        assert self._there is not None
+        return self._there.after(self._reader.count)
+
+    @property
+    def unmet(self) -> bool:
+        """Whether values that have come may lie in the ring before this end is opened; see
+        ``runtime.sources.Unmet``."""
+        return self._reader is None and not self._closed
+
+    def _begin(self) -> None:
+        self._runtime.process.sources.expect(self)
+
+    def _open(self, meeting: Meeting) -> None:
+        process, writer = (
+            self._runtime.process,
+            Place(meeting.slot, meeting.incarnation, RESULT_BIT),
+        )
+        assert meeting.view is not None
+        carries = f"channel {self._number}"
+        self._reader = process.reader(
+            meeting.segment, 0, 0, writer, meeting.view, carries, shared=False
+        )
+        process.reads(self)
+        process.sources.look()
+
+    def _let_go(self) -> None:
+        self.leave()
+
+    def _awaited(self) -> str:
+        return f"a value from channel {self._number}"
+
+
+#: Values that a channel may hold, at most.
+MOST_DEPTH = 1 << 16
+
+
+class Channel(tuple[Sender[ItemT], Receiver[ItemT]]):
+    """A new channel: ``sender, receiver = Channel(depth=8)``.
+
+    depth: how many values may be sent before the first of them is received; then sending waits. It is rounded
+    up to a power of two.
+
+    Both ends are this process's at first. Each can be passed on before it is used, and belongs to the process
+    that first uses it. Starts a session where there is none.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, depth: int = 8) -> Channel[ItemT]:
+        depth = _checked(depth)
+        runtime = context.current()
+        number = runtime.introductions.open(depth)
+        sender: Any = make(runtime, number, SENDING, depth)
+        receiver: Any = make(runtime, number, RECEIVING, depth)
+        return super().__new__(cls, (sender, receiver))
+
+    @property
+    def sender(self) -> Sender[ItemT]:
+        """The end that values go in at."""
+        return self[0]
+
+    @property
+    def receiver(self) -> Receiver[ItemT]:
+        """The end that values come out of."""
+        return self[1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, ((self[0], self[1]),)
+
+
+def _checked(depth: Any) -> int:
+    try:
+        if isinstance(depth, bool):
+            raise TypeError
+        number = operator.index(depth)
+    except TypeError:
+        raise TypeError(f"depth must be an integer, not {depth!r}") from None
+    if not 1 <= number <= MOST_DEPTH:
+        raise ValueError(f"depth must be from 1 to {MOST_DEPTH}, not {number}")
+    return slots_of(number)
+
+
+open = Channel

@@ -15,9 +15,8 @@ from conveyor.device import Device, Event, Stream
 from conveyor.device.base import wait_until
 from conveyor.flag import Flag
 from conveyor.transport.base import Enqueued, Wire
-from conveyor.transport.gloo.conduit import GlooConduit
-from conveyor.transport.gloo.link import Mover
-from conveyor.transport.gloo.rendezvous import Rendezvous, Way
+from conveyor.transport.gloo.endpoint import GlooConduit, Mover
+from conveyor.transport.gloo.pairs import Rendezvous, Way
 from conveyor.transport.nccl.group import Group
 from conveyor.transport.packing import Layout
 

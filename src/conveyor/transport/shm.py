@@ -1,4 +1,4 @@
-"""Endpoint that needs nothing but its wire: a message on a wire lies in shared memory."""
+"""Shared memory of one node: tensors lie in the arena of the process that has sent them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conveyor.futures import Future
-from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
+from conveyor.transport.base import Capabilities, Conduit, Sending, TensorSpec, Transport, Wire
 
 
 class ShmConduit(Conduit):
@@ -59,3 +59,22 @@ class ShmConduit(Conduit):
     def close(self) -> None:
         """Release the tensors that nobody has asked for."""
         self._early.clear()
+
+
+class ShmTransport(Transport):
+    """Moves tensors of the CPU between processes of one node.
+
+    In a graph the tensors lie in the frames themselves, so nothing is opened for an edge. The conduit is for
+    transports that build upon it.
+    """
+
+    name = "shm"
+    capabilities = Capabilities(devices=frozenset({"cpu"}), in_frame=True, between_hosts=True)
+
+    def open(self, wire: Wire) -> ShmConduit:
+        """Open this process's end of an edge."""
+
+        return ShmConduit(wire)
+
+
+TRANSPORT = ShmTransport()
