@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 
-from conveyor.observe.drawing.svg import INK, MUTED, Line, Picture, Rect, Shape, Text
+from conveyor.observe.drawing.picture import INK, MUTED, Line, Picture, Rect, Shape, Text
 
 #: Columns of the table, and their colours.
 _SYSTEMS = {

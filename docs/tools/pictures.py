@@ -18,7 +18,7 @@ import pages
 from chart import draw_chart
 from timeline import draw_trace
 
-from conveyor.observe.drawing.svg import INK, MUTED, Picture, Text, text_width, write_svg
+from conveyor.observe.drawing.picture import INK, MUTED, Picture, Text, text_width, write_svg
 
 PICTURES = pages.ROOT / "docs" / "pictures"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conveyor.observe.drawing.svg import (
+from conveyor.observe.drawing.picture import (
     INK,
     LINE,
     MUTED,

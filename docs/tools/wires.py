@@ -232,7 +232,7 @@ def nixl_echo(size: int, rounds: int) -> float:
     os.environ["UCX_TLS"] = "tcp,self"
 
     def side(sock: socket.socket, name: str) -> Callable[[], None]:
-        from conveyor.transport.nixl.agents import make_agent
+        from conveyor.transport.nixl.endpoint import make_agent
 
         agent = make_agent(name)
         memory = np.zeros(size, np.uint8)

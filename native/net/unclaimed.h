@@ -15,7 +15,7 @@ namespace conveyor::net {
 // The header that names them, for the process of that slot and incarnation.
 using Unclaimed = std::function<void(const std::string& header, uint32_t slot, uint32_t incarnation)>;
 
-// Of a frame's body, whose block has `room` bytes: its meta bytes begin with it, and its length (codec/header.py). The
+// Of a frame's body, whose block has `room` bytes: its meta bytes begin with it, and its length (codec/encoded.py). The
 // bytes may be anything.
 inline std::optional<std::string> header_in(const char* body, size_t size, size_t room) {
   const auto table = read_table(body, size, room);

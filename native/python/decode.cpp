@@ -159,7 +159,7 @@ nb::object decode_frame(const Frame& frame) {
 }
 
 // The header that the meta bytes of a frame with definitions begin with, which has its length in front
-// (codec/header.py), of a body in a block that is not mapped: no mapping is needed for so little.
+// (codec/encoded.py), of a body in a block that is not mapped: no mapping is needed for so little.
 nb::bytes unmapped_header(const Frame& frame) {
   TableHeader table;
   if (frame.size < sizeof table) bad_frame();

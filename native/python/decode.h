@@ -32,7 +32,7 @@ struct ErrorFrame {
 
 // These three throw only what is Python's. Native codecs only; `body` of `size` bytes may be anything.
 nb::object decode_native(uint16_t codec, const char* body, size_t size);
-// Not `fetches`: what has stayed in another process comes as something that stands for it (codec/direct/holder.py).
+// Not `fetches`: what has stayed in another process comes as something that stands for it (codec/direct.py).
 nb::object decode(const Frame& frame, bool fetches = true);
 // Whether the frame that this thread is decoding is to be fetched. Code that is run meanwhile may decode others.
 bool fetches() noexcept;

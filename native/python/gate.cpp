@@ -326,7 +326,7 @@ void Gate::drop_cancelled(uint64_t number, size_t i) {
 
 namespace {
 
-// What is kept for the log of an error. A large one ends with a short one and that one's size (codec/errors/encoding.py).
+// What is kept for the log of an error. A large one ends with a short one and that one's size (codec/errors.py).
 std::string_view shortened(std::string_view error) noexcept {
   if (error.size() <= kMostLogged) return error;
   uint32_t size;

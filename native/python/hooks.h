@@ -10,7 +10,7 @@ namespace nb = nanobind;
 
 namespace conveyor {
 
-// Metas of error frames for which nothing can be allocated; codec/errors/encoding.py puts them into words.
+// Metas of error frames for which nothing can be allocated; codec/errors.py puts them into words.
 constexpr const char* kUnsaidMeta = "conveyor:unsaid";  // no memory was left to say what had gone wrong
 constexpr const char* kLargeMeta = "conveyor:large";    // an error that nobody gets is too large to be kept for the log
 constexpr uint32_t kMostLogged = 64 * 1024;             // bytes of an error that are kept for the log

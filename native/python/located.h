@@ -1,4 +1,4 @@
-// What a frame says of a value that has stayed with its maker, as `Located.pack` (codec/direct/located.py) has written it.
+// What a frame says of a value that has stayed with its maker, as `Located.pack` (codec/direct.py) has written it.
 #pragma once
 
 #include <cstdint>

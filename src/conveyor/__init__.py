@@ -8,14 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conveyor import dag, exceptions
-from conveyor.api.actor_class import ActorClass
-from conveyor.api.actor_handle import ActorHandle, ActorProxy
+from conveyor.api.actors import ActorClass, ActorHandle, ActorProxy
+from conveyor.api.decorators import actor, method, remote
 from conveyor.api.functions import cancel, get, get_actor, kill, put, wait
-from conveyor.api.machine import available_resources, cluster_resources, get_runtime_context, nodes
-from conveyor.api.method import method
-from conveyor.api.remote import actor, remote
 from conveyor.api.remote_function import RemoteFunction
-from conveyor.api.session import init, is_initialized, shutdown
+from conveyor.api.session import (
+    available_resources,
+    cluster_resources,
+    get_runtime_context,
+    init,
+    is_initialized,
+    nodes,
+    shutdown,
+)
 from conveyor.config import Config
 from conveyor.later import names_later
 from conveyor.refs.ref import Ref as ObjectRef

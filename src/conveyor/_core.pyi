@@ -1326,7 +1326,7 @@ class Program:
         self, receive: int, patience: float, most: float, vain: int, most_left_out: int
     ) -> None:
         """From here on, take the frame of the ``receive``-th receive, which is added later, as soon as it
-        is there; ``conveyor.plan.steps.Try`` says for how long it is waited for."""
+        is there; ``conveyor.plan.model.Try`` says for how long it is waited for."""
 
     def add_await(self, receive: int, take: Callable[[Any], Any]) -> None:
         """Wait for the tensors of the ``receive``-th receive that was added: ``take(register)`` gives
@@ -1554,7 +1554,7 @@ MOST_RANKS: int
 
 def reduce(to: tuple[Any, ...], sources: tuple[Any, ...], type: int, op: int) -> None:
     """Reduce ``sources`` into each of ``to``, without the GIL: buffers of one size whose elements are of a
-    type of ``conveyor.dag.collective.reduceop.ELEMENT_TYPES``, by number. ``op`` is a ``ReduceOp``'s value. What is
+    type of ``conveyor.dag.collective.kernels.ELEMENT_TYPES``, by number. ``op`` is a ``ReduceOp``'s value. What is
     written to may be one of the sources. ``ValueError`` for what does not fit, and for the average of integers."""
 
 class CollectiveGroup:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
-from types import FrameType
-from typing import Any, NamedTuple
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple, TypeVar
 
-from conveyor.exceptions import ConveyorWarning
+from conveyor.exceptions import ConveyorError, ConveyorWarning
 
 
 def users_level() -> int:
@@ -42,3 +43,26 @@ def users_site() -> Site:
     return Site(
         frame.f_code.co_filename, frame.f_lineno, module.get("__name__") or "<unknown>", registry
     )
+
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
+_OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+#: Errors that the library raises on purpose. Of any other error all frames are of use.
+_MEANT = (ConveyorError, TypeError, ValueError)
+
+
+def trimmed(error: ErrorT) -> ErrorT:
+    """Return ``error`` without the library's frames in its traceback. Whoever raises it adds one."""
+    if isinstance(error, _MEANT):
+        kept = []
+        at = error.__traceback__
+        while at is not None:
+            if not at.tb_frame.f_code.co_filename.startswith(_OURS):
+                kept.append(at)
+            at = at.tb_next
+        below: TracebackType | None = None
+        for one in reversed(kept):
+            below = TracebackType(below, one.tb_frame, one.tb_lasti, one.tb_lineno)
+        error.__traceback__ = below
+    return error

@@ -88,7 +88,7 @@ class Keeper:
         self.refs.clear()
 
     def stored(self) -> int:
-        from conveyor.direct.table import TABLE
+        from conveyor.direct.store import TABLE
 
         return len(TABLE.all())
 

@@ -14,7 +14,7 @@ from chaos_collectives import Meeting, bind, met, random_meeting
 from chaos_values import MB, Pair, Payload, digest, make, random_payload
 
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.dag.parts import InputData
+from conveyor.dag.inputs import InputData
 
 
 @dataclass(frozen=True)

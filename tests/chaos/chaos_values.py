@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from conveyor import ObjectRef
-from conveyor.dag.parts import InputData
+from conveyor.dag.inputs import InputData
 
 KINDS = ("int", "str", "bytes", "array", "array", "tuple", "dict", "pair", "none")
 #: Those of torch, which rounds with transports have among theirs.

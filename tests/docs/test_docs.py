@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 import conveyor
-from conveyor.api import unused
+from conveyor.api import options
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
@@ -137,9 +137,9 @@ def words_of_rows(page, *starts):
 def test_the_page_on_ray_names_every_option_that_is_ignored():
     page = ROOT / "docs" / "ray.md"
     actors = words_of_rows(page, "| actors and functions |")
-    assert actors == {*unused.ACTOR_OPTIONS, *unused.PLACEMENT_OPTIONS}
-    assert actors | words_of_rows(page, "| functions |") == set(unused.FUNCTION_OPTIONS)
-    assert words_of_rows(page, "| `init` |") == set(unused.INIT_OPTIONS)
+    assert actors == {*options.ACTOR_OPTIONS, *options.PLACEMENT_OPTIONS}
+    assert actors | words_of_rows(page, "| functions |") == set(options.FUNCTION_OPTIONS)
+    assert words_of_rows(page, "| `init` |") == set(options.INIT_OPTIONS)
 
 
 def test_the_page_on_settings_names_all_of_them():

@@ -57,9 +57,8 @@ class Keeper:
     def watch(self):
         """Note what the parts of a fetch take, from now on."""
         from conveyor import _core
-        from conveyor.device import cuda, cuda_memory
-        from conveyor.direct import fetching
-        from conveyor.direct.devices import route as devices
+        from conveyor.device import cuda
+        from conveyor.direct import devices, fetching
 
         self.taken = {}
         for owner, names in {
@@ -67,8 +66,8 @@ class Keeper:
             devices: ("_fetch", "_filled", "wait_for_values"),
             fetching: ("fetch", "_beside", "decode_with", "_fetched"),
             _core: ("read_peer_joined", "fetch_peer"),
-            cuda_memory: ("export", "_call"),
-            cuda_memory.Opened: ("__init__", "__del__"),
+            cuda: ("export", "_call"),
+            cuda.Opened: ("__init__", "__del__"),
             cuda.CudaDevice: ("viable", "identity", "open_memory", "open_event", "empty"),
             cuda.CudaEvent: ("handle", "synchronize"),
         }.items():

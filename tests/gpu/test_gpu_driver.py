@@ -13,7 +13,7 @@ import time
 import pytest
 
 from conveyor import device as devices
-from conveyor.device import cuda_memory
+from conveyor.device import cuda as cuda_memory
 
 torch = pytest.importorskip("torch")
 

@@ -101,9 +101,9 @@ def test_between_host_and_device(record):
 
 
 def pins():
-    from conveyor.codec.tensors import pinned
+    from conveyor.codec.tensors import staging
 
-    return pinned.current().counts()[0]
+    return staging.current().counts()[0]
 
 
 def test_between_the_arena_and_the_device(workers, record):

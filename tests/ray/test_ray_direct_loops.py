@@ -15,7 +15,7 @@ import conveyor
 from conveyor import get
 from conveyor.cluster.fetches import Source
 from conveyor.dag import InputNode
-from conveyor.direct import afar
+from conveyor.direct import fetching as afar
 from conveyor.exceptions import ActorDiedError, ExecutionCancelledError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -10,7 +10,7 @@ import gc
 from typing import Any
 
 from conveyor import _core
-from conveyor.direct.table import TABLE
+from conveyor.direct.store import TABLE
 from conveyor.graph.compiled import parts_of
 from conveyor.runtime import context
 from conveyor.runtime.process import CALL_SLOTS as CALL_SLOTS

@@ -66,4 +66,4 @@ def test_no_circle_of_imports():
 def test_the_arrows_are_seen():
     known = modules()
     assert "conveyor.runtime.context" in set(imports(known["conveyor.refs.ref"], known))
-    assert "conveyor.dag.node" in set(imports(known["conveyor.dag.hooks"], known))
+    assert "conveyor.dag.node" in set(imports(known["conveyor.dag.inputs"], known))

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from conveyor import _core
-from conveyor.api.actor_handle import ActorHandle, AnyActor, check_usable
+from conveyor.api.actors import ActorHandle, AnyActor, check_usable
 from conveyor.api.methods import make_table
-from conveyor.api.transports import check_get_options, check_snapshot, check_transport
+from conveyor.api.options import check_get_options, check_snapshot, check_transport
+from conveyor.callers import trimmed
 from conveyor.checks import check_count, check_flag
 from conveyor.later import import_later
 from conveyor.refs.ref import Ref
 from conveyor.runtime import context
-from conveyor.tracebacks import trimmed
 
 T = TypeVar("T")
 KeyT = TypeVar("KeyT")
@@ -71,7 +71,7 @@ def get(refs: Any, *, timeout: float | None = None, into: Any = None, **rays: An
         if into is not None:
             if not isinstance(refs, (list, tuple, Mapping)):
                 raise TypeError(f"get takes references, not a {type(refs).__name__}")
-            each = import_later("conveyor.direct.given.into").get_each_into
+            each = import_later("conveyor.direct.into").get_each_into
             return _core.with_fetch_limit(timeout, each, refs, into, timeout)
         return context.current().get(refs, timeout)
     except Exception as error:
@@ -79,7 +79,7 @@ def get(refs: Any, *, timeout: float | None = None, into: Any = None, **rays: An
 
 
 def _get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
-    get_into = import_later("conveyor.direct.given.into").get_into
+    get_into = import_later("conveyor.direct.into").get_into
     return _core.with_fetch_limit(timeout, get_into, ref, into, timeout)
 
 

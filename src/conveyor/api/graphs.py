@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from conveyor.api.actor_handle import ActorHandle, check_owner
+from conveyor.api.actors import ActorHandle, check_owner
 from conveyor.api.remote_function import call_function, start_worker
 from conveyor.config import Config
-from conveyor.dag import hooks
+from conveyor.dag import node as hooks
 from conveyor.dag.containers import find_nodes, replace_nodes, with_fields
-from conveyor.dag.inputs import InputAttributeNode, InputNode, key_of
+from conveyor.dag.inputs import InputAttributeNode, InputData, InputNode, Key, Path, given, key_of
 from conveyor.dag.methods import MethodNode, OutputElementNode
 from conveyor.dag.node import DAGNode
-from conveyor.dag.parts import InputData, Key, Path, given
 from conveyor.dag.survey import Survey, survey
 from conveyor.exceptions import ArgumentsError
 from conveyor.later import import_later
@@ -23,7 +22,7 @@ from conveyor.runtime.protocol import ActorId
 from conveyor.system_limits import cores
 
 if TYPE_CHECKING:
-    from conveyor.plan.place import Worker
+    from conveyor.plan.lower import Worker
 
 
 def execute(root: DAGNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -142,10 +141,8 @@ class _Host:
     """Runtime of this process, as graphs see it."""
 
     def compile(self, root: DAGNode, config: Config) -> Any:
-        # Imported here: who only calls actors needs neither.
-        import_later("conveyor.plan.place")
-        from conveyor.dag.survey import survey
-        from conveyor.plan.place import place
+        # Imported here: who only calls actors does not need it.
+        place = import_later("conveyor.plan.lower").place
 
         # An actor's index means another actor in another session: look before anything is laid.
         shape = survey(root)
@@ -162,7 +159,7 @@ class _Host:
         return context.current().compile(root, config, placement)
 
     def execute(self, root: DAGNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return import_later("conveyor.api.graphs").execute(root, args, kwargs)
+        return execute(root, args, kwargs)
 
 
 def install() -> None:

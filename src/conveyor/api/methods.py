@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -270,3 +271,25 @@ def _repr(value: Any) -> str:
         return repr(value)
     except Exception:  # a user's __repr__ may do anything
         return f"<{type(value).__name__}>"
+
+
+#: A parameter that Ray adds to methods that it traces.
+_RAYS_PARAMETER = "_ray_trace_ctx"
+
+
+def described_here(made: Any) -> bytes:
+    """Return the methods of the actor ``made``, pickled; ``None``, pickled, if it has async methods."""
+    methods = {name: _of_ray(type(made), info) for name, info in methods_of(type(made)).items()}
+    has_async = any(info.is_async for info in methods.values())
+    return pickle.dumps(None if has_async else methods)
+
+
+def _of_ray(cls: type, info: MethodInfo) -> MethodInfo:
+    """Add what ``ray.method`` was told of the method, and take out the parameter that Ray adds."""
+    returns = getattr(getattr(cls, info.name), "__ray_num_returns__", None)
+    if isinstance(returns, int):
+        info = replace(info, num_returns=returns)
+    if info.signature is not None and _RAYS_PARAMETER in info.signature.parameters:
+        own = [p for p in info.signature.parameters.values() if p.name != _RAYS_PARAMETER]
+        info = replace(info, signature=info.signature.replace(parameters=own))
+    return info

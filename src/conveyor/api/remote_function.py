@@ -8,18 +8,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
-from conveyor.api.actor_class import ActorClass
-from conveyor.api.actor_handle import ActorHandle, AnyActor, check_usable
-from conveyor.api.arguments import takes_refs
+from conveyor.api.actors import ActorClass, ActorHandle, AnyActor, check_usable, takes_refs
 from conveyor.api.methods import check_num_returns, signature_of
-from conveyor.api.option_types import FunctionOptionTypes
-from conveyor.api.options import ActorOptions
-from conveyor.api.unused import FUNCTION_OPTIONS, take_out
+from conveyor.api.options import FUNCTION_OPTIONS, ActorOptions, FunctionOptionTypes, take_out
+from conveyor.callers import trimmed
 from conveyor.calls.call import ASYNC_FUNCTION, FUNCTION, OPEN_FUNCTION
 from conveyor.dag.methods import UNPLACED, Function, bind, check_arguments, function_of
 from conveyor.exceptions import GraphError
 from conveyor.runtime import context
-from conveyor.tracebacks import trimmed
 from conveyor.typevars import P, ResultT, Unpack
 
 if TYPE_CHECKING:

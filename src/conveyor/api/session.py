@@ -7,9 +7,14 @@ from types import NoneType
 from typing import Any
 
 from conveyor import _core
-from conveyor.api.option_types import InitOptions
-from conveyor.api.options import refuse_environment, split_runtime_env
-from conveyor.api.unused import INIT_OPTIONS, RAYS_INIT_OPTIONS, take_out
+from conveyor.api.options import (
+    INIT_OPTIONS,
+    RAYS_INIT_OPTIONS,
+    InitOptions,
+    refuse_environment,
+    split_runtime_env,
+    take_out,
+)
 from conveyor.checks import check_bytes, check_env_vars, check_flag
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
@@ -223,3 +228,85 @@ def _start(engine: str, options: dict[str, Any], debug_writes: bool | None = Non
     module = import_later(f"conveyor.engines.{engine}.engine")
     runtime: Runtime = module.start(**options)
     return runtime
+
+
+class RuntimeContext:
+    """Session, node and actor of the calling code; see ``get_runtime_context``."""
+
+    def get_actor_id(self) -> str | None:
+        """Return the actor's identity within the session, as a text; ``None`` in the driver."""
+        actor = context.current().own_actor
+        return None if actor is None else f"{actor.index:08x}"
+
+    def get_actor_name(self) -> str | None:
+        """Return the actor's name in messages: the one that it was given, if any. ``None`` in the driver."""
+        actor = context.current().own_actor
+        return None if actor is None else actor.name
+
+    def get_job_id(self) -> str:
+        """Return the session's identity, as a text."""
+        return context.current().exports.session
+
+    def get_node_id(self) -> str:
+        """Return this machine's name; with Ray as the engine Ray's number of the node."""
+        cluster = context.cluster()
+        return os.uname().nodename if cluster is None else cluster.node_id()
+
+    def get_worker_id(self) -> str:
+        """This process, as a text."""
+        return f"{os.getpid():08x}"
+
+    @property
+    def namespace(self) -> str:
+        """Names belong to the session: there are no namespaces."""
+        return ""
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Return the session, node and actor of the calling code, under Ray's names."""
+    return RuntimeContext()
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Return this machine, as Ray lists nodes; with Ray as the engine the nodes of its cluster."""
+    cluster = context.cluster()
+    if cluster is not None:
+        return cluster.nodes()
+    host = os.uname().nodename
+    return [
+        {
+            "NodeID": host,
+            "Alive": True,
+            "NodeManagerHostname": host,
+            "NodeManagerAddress": "127.0.0.1",
+            "Resources": cluster_resources(),
+        }
+    ]
+
+
+def cluster_resources() -> dict[str, float]:
+    """Return the cores that this process may use (``"CPU"``), the GPUs that it sees (``"GPU"``) and the
+    machine's memory in bytes (``"memory"``). Nothing is reserved, so all of it is always available. With Ray
+    as the engine: the resources of all nodes of its cluster."""
+    cluster = context.cluster()
+    if cluster is not None:
+        return cluster.cluster_resources()
+    from conveyor.engines.local.resources import visible_gpus  # the engine is slow to import
+
+    resources = {
+        "CPU": float(len(os.sched_getaffinity(0))),
+        "memory": float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+    }
+    gpus = visible_gpus()
+    if gpus:
+        resources["GPU"] = float(len(gpus))
+    return resources
+
+
+def available_resources() -> dict[str, float]:
+    """Return the free resources: those of ``cluster_resources``, since nothing is reserved. With Ray as the
+    engine: the resources that are free in its cluster."""
+    cluster = context.cluster()
+    if cluster is not None:
+        return cluster.available_resources()
+    return cluster_resources()

@@ -22,7 +22,7 @@ from conveyor.calls.call import (
 )
 from conveyor.codec import SentDefinitions, claims
 from conveyor.codec.frames import encode
-from conveyor.codec.pickling.byvalue import entry_of
+from conveyor.codec.pickling.definitions import entry_of
 from conveyor.exceptions import SerializationError
 from conveyor.refs import values
 from conveyor.refs.ref import Ref, Source, located, shared_at

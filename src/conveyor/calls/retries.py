@@ -16,7 +16,7 @@ from conveyor.calls.pending import is_constant
 from conveyor.calls.retrying import Retrying
 from conveyor.calls.unsendable import arguments
 from conveyor.codec import append_to_message, blamed
-from conveyor.codec.errors.encoding import has_begun
+from conveyor.codec.errors import has_begun
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,

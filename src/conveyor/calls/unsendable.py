@@ -22,7 +22,7 @@ from conveyor.calls.call import (
 from conveyor.codec import blamed
 from conveyor.codec.direct import Direct
 from conveyor.codec.pickling.blame import Given
-from conveyor.dag.parts import InputData, Key, Path, key_label
+from conveyor.dag.inputs import InputData, Key, Path, key_label
 from conveyor.exceptions import SerializationError
 from conveyor.plan.model import Argument, Plan, Task
 from conveyor.plan.template import constants

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from conveyor import _core
-from conveyor.codec.alone import REFERENCES_OF_A_LOCAL, storage_held_alone
 from conveyor.codec.claims import Reader, take
 from conveyor.codec.encoded import SENT
-from conveyor.codec.errors.apart import afresh, completed, set_later
-from conveyor.codec.errors.encoding import (
+from conveyor.codec.errors import (
     add_sibling,
+    afresh,
     append_to_message,
+    arena_full,
+    completed,
     decode_error,
     encode_error,
     first_line,
+    refused,
+    set_later,
     summarize_error,
 )
-from conveyor.codec.errors.native import arena_full, refused
 from conveyor.codec.frames import decode, discard, encode
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.pickling.pickler import (
@@ -25,6 +27,7 @@ from conveyor.codec.pickling.pickler import (
     dumps_by_value,
 )
 from conveyor.codec.pickling.unpickler import importing, learn, loads
+from conveyor.codec.tensors.unshared import REFERENCES_OF_A_LOCAL, storage_held_alone
 from conveyor.exceptions import RuntimeStateError, SerializationError
 
 __all__ = [

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
-from conveyor.codec.header import unpack
+from conveyor.codec.encoded import unpack
 
 Claim: TypeAlias = Any
 

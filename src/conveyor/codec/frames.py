@@ -25,11 +25,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conveyor.codec import arrays, claims, direct, parcels, promised
+from msgspec import Struct
+
+from conveyor.codec import arrays, claims, direct, out_of_band
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.direct import DIRECT, Direct
 from conveyor.codec.encoded import DEFINING, PICKLE, Encoded
-from conveyor.codec.parcels import PARCEL, Parcel
+from conveyor.codec.out_of_band import PARCEL, Parcel
 from conveyor.codec.pickling import pickler, unpickler
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.promises import Promised
@@ -53,11 +55,11 @@ def encode(value: Any, sent: SentDefinitions | None = None) -> Encoded:
         if encoded is not None:
             return encoded
     if type(value) is Parcel:
-        return parcels.encode(value, sent)
+        return out_of_band.encode(value, sent)
     if type(value) is Direct:
         return direct.encode(value, sent, encode)
     if type(value) is Promised:
-        return promised.encode(value, sent)
+        return out_of_band.encode_promised(value, sent)
     return pickler.dump(value, sent)
 
 
@@ -79,7 +81,7 @@ def decode(
     if codec == TENSOR:
         return tensors.decode(meta, buffers)
     if codec == PARCEL:
-        return parcels.decode(meta, buffers, known)
+        return out_of_band.decode(meta, buffers, known)
     if codec == DIRECT:
         return direct.decode(meta, decode)
     raise SerializationError(f"a frame has codec {codec}, which this process does not know")
@@ -111,3 +113,21 @@ def _torch_is_here() -> None:
 pickler.add_reducers(direct.reducers(encode, decode))
 pickler.when_imported("numpy", _numpy_is_here)
 pickler.when_imported("torch", _torch_is_here)
+
+
+class Sealed(Struct, frozen=True):
+    """Made by :func:`seal`; can be pickled, and opened any number of times."""
+
+    codec: int
+    meta: bytes
+    buffers: tuple[bytes, ...]
+
+    def open(self) -> Any:
+        """A copy of the value."""
+        return decode(self.codec, self.meta, [bytearray(buffer) for buffer in self.buffers])
+
+
+def seal(value: Any) -> Sealed:
+    """Encode ``value``, definitions included. Raises ``SerializationError``."""
+    codec, _flags, meta, buffers, *_ = encode(value, SentDefinitions())
+    return Sealed(codec, bytes(meta), tuple(bytes(buffer) for buffer in buffers or ()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conveyor.collective.groups import (
+from conveyor.collective.membership import (
     CollectiveGroupHandle,
     create_collective_group,
     destroy_all_collective_groups,

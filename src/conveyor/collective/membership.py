@@ -1,11 +1,17 @@
-"""The groups that this process is a rank of, by name."""
+"""Groups of actors: their making and their end, and those that this process is a rank of."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
+from conveyor import _core
+from conveyor.api.actors import ActorHandle, AnyActor
+from conveyor.calls.call import FUNCTION
 from conveyor.collective.group import Group
-from conveyor.exceptions import RuntimeStateError
+from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime import context, ending
 from conveyor.runtime.protocol import ActorId, Runtime
 
@@ -104,3 +110,240 @@ def _groups(runtime: Runtime) -> dict[str, Group]:
 
 def _own_name(runtime: Runtime) -> str:
     return "the driver" if runtime.own_actor is None else runtime.own_actor.name
+
+
+#: Ray's names of backends, and our own: all are served by the same means.
+_BACKENDS = ("shm", "gloo", "torch_gloo", "nccl")
+
+
+class CollectiveGroupHandle:
+    """A group of actors. ``actors`` are its ranks, in their order, but for the driver's."""
+
+    def __init__(
+        self,
+        actors: Sequence[ActorHandle[Any]],
+        name: str,
+        backend: str,
+        number: int,
+        driver_rank: int | None = None,
+    ) -> None:
+        """Made by :func:`create_collective_group`."""
+        self._actors = tuple(actors)
+        self._driver_rank = driver_rank
+        self._name = name
+        self._backend = backend
+        self._number = number
+
+    @property
+    def actors(self) -> list[ActorHandle[Any]]:
+        """The actors, by rank."""
+        return list(self._actors)
+
+    @property
+    def name(self) -> str:
+        """Name of the group, by which operations find it."""
+        return self._name
+
+    @property
+    def backend(self) -> str:
+        """Backend that was asked for."""
+        return self._backend
+
+    def get_rank(self, actor: AnyActor) -> int:
+        """Return the rank of an actor, or -1 if it is not in the group."""
+        if actor not in self._actors:
+            return -1
+        rank = self._actors.index(actor)
+        return rank if self._driver_rank is None or rank < self._driver_rank else rank + 1
+
+    @property
+    def driver_rank(self) -> int | None:
+        """The rank of the driver, if it is in the group."""
+        return self._driver_rank
+
+    def reset(self) -> None:
+        """Make a broken group anew, of the same actors and under the same name.
+
+        Every rank comes to it, after the calls before; ranks that are in an operation are told that this has
+        ended. Returns when all have come.
+
+        Raises:
+            ActorDiedError: an actor is dead.
+            ValueError: the group was destroyed, or another process has created it.
+        """
+        runtime = context.current()
+        if runtime.collectives.made.get(self._name) is not self:
+            raise ValueError(
+                f"there is no collective group named {self._name!r} here: it was destroyed"
+            )
+        actors = [actor._id for actor in self._actors]
+        number = runtime.collectives.open(actors, self._driver_rank)
+        try:
+            runtime.collectives.close(self._number)
+            self._number = number
+            _join(runtime, self)
+        except BaseException:
+            runtime.collectives.close(number)
+            raise
+
+    def __repr__(self) -> str:
+        driver = "" if self._driver_rank is None else " and the driver"
+        return f"<collective group {self._name!r} of {len(self._actors)} actors{driver}>"
+
+
+def create_collective_group(
+    actors: Sequence[AnyActor],
+    backend: str = "shm",
+    name: str | None = None,
+    *,
+    driver_rank: int | None = None,
+) -> CollectiveGroupHandle:
+    """Make a group of actors, whose methods can then call collective operations.
+
+    Args:
+        actors: rank 0 first.
+        backend: ``"shm"``. Ray's ``"gloo"``, ``"torch_gloo"`` and ``"nccl"``, in any case, mean the same:
+            shared memory where ranks are on one host, and the session's connections between hosts. Operations
+            take tensors of the CPU, whatever the name.
+        name: what operations call the group. Without one it is an arbitrary one, and operations that name no
+            group find it, as long as their actor is in no other.
+        driver_rank: the driver is in the group too, with this rank: the actors have the others, in their
+            order. It calls the operations itself, after the calls of the actors that meet it there.
+
+    Waits until all actors have joined, each after the calls before. The group is of their present processes:
+    it does not outlive any of them.
+
+    Raises:
+        ValueError: an actor is listed twice, the name is taken, or there is no such backend; the driver's
+            rank is none of the group's, or this is not the driver.
+        ActorDiedError: an actor is dead.
+        RuntimeStateError: an actor is in a group of that name, made elsewhere.
+    """
+    runtime = context.current()
+    actors = _checked(runtime, actors)
+    if driver_rank is not None:
+        _check_driver_rank(runtime, driver_rank, len(actors))
+    _check_backend(backend)
+    if name is not None:
+        _check_name(name)
+    made = runtime.collectives.made
+    if name in made:
+        raise ValueError(f"there is a collective group named {name!r} already")
+    number = runtime.collectives.open([actor._id for actor in actors], driver_rank)
+    # The number is one of the session's: actors may be in groups that other processes have made.
+    name = name or f"group {number}"
+    handle = CollectiveGroupHandle(actors, name, backend, number, driver_rank)
+    try:
+        _join(runtime, handle)
+    except BaseException:
+        _end(runtime, handle)
+        raise
+    made[name] = handle
+    return handle
+
+
+def get_collective_groups(
+    actors: Sequence[AnyActor] | None = None, backend: str | None = None
+) -> list[CollectiveGroupHandle]:
+    """Return the groups that this process has created, with all of ``actors`` in them, and of that
+    backend."""
+    wanted = set(actors or ())
+    asked = None if backend is None else backend.lower()
+    return [
+        handle
+        for handle in _made().values()
+        if wanted <= set(handle._actors) and asked in (None, handle.backend.lower())
+    ]
+
+
+def destroy_collective_group(group_or_name: CollectiveGroupHandle | str) -> None:
+    """End a group that this process has created. Ranks that are in an operation of it are told.
+
+    Raises:
+        ValueError: there is no such group here.
+    """
+    if not isinstance(group_or_name, (str, CollectiveGroupHandle)):
+        raise ValueError(f"a group's handle or its name is needed, not {group_or_name!r}")
+    made = _made()
+    name = group_or_name if isinstance(group_or_name, str) else group_or_name.name
+    handle = made.get(name)
+    if handle is None or (handle is not group_or_name and group_or_name != name):
+        known = ", ".join(map(repr, sorted(made))) or "none"
+        raise ValueError(f"there is no collective group named {name!r} here; there are: {known}")
+    del made[name]
+    _end(context.current(), handle)
+
+
+def destroy_all_collective_groups() -> None:
+    """End all groups that this process has created."""
+    for name in list(_made()):
+        destroy_collective_group(name)
+
+
+def _join(runtime: Runtime, handle: CollectiveGroupHandle) -> None:
+    place = handle._number, handle._name, runtime.own_actor
+    refs = [_call(runtime, actor, try_to_join, *place) for actor in handle._actors]
+    if handle._driver_rank is not None:
+        join(*place)
+    for ref in refs:
+        error = runtime.get(ref, None)
+        if error is not None:
+            raise error
+
+
+def _end(runtime: Runtime, handle: CollectiveGroupHandle) -> None:
+    runtime.collectives.close(handle._number)
+    place = handle._number, handle._name, runtime.own_actor
+    if handle._driver_rank is not None:
+        leave(*place)
+    for actor in handle._actors:
+        with suppress(ConveyorError):  # it is dead, and its group with it
+            _call(runtime, actor, leave, *place)
+
+
+def _call(runtime: Runtime, actor: ActorHandle[Any], function: Any, *place: Any) -> Any:
+    return runtime.call(actor._id, function.__name__, (function, *place), {}, 1, FUNCTION)
+
+
+def _made() -> dict[str, CollectiveGroupHandle]:
+    runtime = context.running()
+    return {} if runtime is None else runtime.collectives.made
+
+
+def _checked(runtime: Runtime, actors: Any) -> list[ActorHandle[Any]]:
+    if isinstance(actors, (str, bytes)) or not isinstance(actors, Sequence):
+        raise TypeError(f"a list of actors is needed, not {actors!r}")
+    for actor in actors:
+        if not isinstance(actor, ActorHandle):
+            raise TypeError(f"a group is of actors, and {actor!r} is none")
+        if actor._runtime is not runtime:
+            raise ValueError(f"{actor!r} belongs to another session")
+    if not actors:
+        raise ValueError("a group has one actor at least")
+    if len(set(actors)) != len(actors):
+        twice = next(actor for i, actor in enumerate(actors) if actor in actors[:i])
+        raise ValueError(f"{twice!r} is listed twice: an actor is one rank of a group")
+    if len(actors) > _core.MOST_RANKS:
+        raise ValueError(f"a group has {_core.MOST_RANKS} actors at most, not {len(actors)}")
+    return list(actors)
+
+
+def _check_driver_rank(runtime: Runtime, rank: Any, actors: int) -> None:
+    if not isinstance(rank, int) or isinstance(rank, bool):
+        raise TypeError(f"driver_rank must be a rank, not {rank!r}")
+    if runtime.own_actor is not None:
+        raise ValueError("only the driver itself can create a group that it is in")
+    if not 0 <= rank <= actors:
+        raise ValueError(f"driver_rank must be a rank of the group, 0 to {actors}, and is {rank}")
+    if actors + 1 > _core.MOST_RANKS:
+        raise ValueError(f"a group has {_core.MOST_RANKS} ranks at most, not {actors + 1}")
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"a group's name must be a text, not {name!r}")
+
+
+def _check_backend(backend: Any) -> None:
+    if not isinstance(backend, str) or backend.lower() not in _BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}: there are {', '.join(_BACKENDS)}")

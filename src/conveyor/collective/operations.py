@@ -20,12 +20,14 @@ from conveyor.collective.group import (
     REDUCE,
     REDUCESCATTER,
     SCATTER,
+    Fused,
     Group,
+    Operand,
+    operand,
 )
 from conveyor.collective.membership import DEFAULT, find
-from conveyor.collective.operands import Fused, Operand, operand
 from conveyor.dag.collective import binding
-from conveyor.dag.collective.reduceop import ELEMENT_TYPES, ReduceOp
+from conveyor.dag.collective.kernels import ELEMENT_TYPES, ReduceOp
 
 #: The name of a call's only tensor in errors.
 ONE = "the tensor"

@@ -17,12 +17,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from conveyor import __version__, _core
-from conveyor.direct.permission import let_session_read
+from conveyor.direct.store import let_session_read
 from conveyor.engines.local.resources import visible_gpus
 from conveyor.observe.units import size
 from conveyor.runtime.process import arena_size, memory_groups, memory_limit, read_text
 from conveyor.system_limits import cores, descriptor_limits
-from conveyor.transport.interfaces import rdma_ports
+from conveyor.transport.network_interfaces import rdma_ports
 
 _PAGES = "sys/kernel/mm/transparent_hugepage"
 _YAMA = "proc/sys/kernel/yama/ptrace_scope"

@@ -17,11 +17,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conveyor.dag.hints import TransportHint
-from conveyor.dag.inputs import InputAttributeNode, InputNode
+from conveyor.dag.inputs import InputAttributeNode, InputData, InputNode
 from conveyor.dag.methods import MethodNode, OutputElementNode
 from conveyor.dag.node import ActorRef, DAGNode
 from conveyor.dag.outputs import MultiOutputNode
-from conveyor.dag.parts import InputData
 from conveyor.later import names_later
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from conveyor.device import registry
+from conveyor.device import base as devices
 from conveyor.later import import_later
 
 TRANSPORTS = ("auto", "shm", "gloo", "nccl", "nixl", "cuda_ipc", "accelerator")
@@ -50,8 +50,8 @@ class TransportHint(Struct, frozen=True):
         for name in ("static_shape", "direct_return"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"_{name} is True or False, not {getattr(self, name)!r}")
-        if self.device not in DEVICES and self.device not in registry.kinds():
-            known = dict.fromkeys([*DEVICES, *registry.kinds()])
+        if self.device not in DEVICES and self.device not in devices.kinds():
+            known = dict.fromkeys([*DEVICES, *devices.kinds()])
             raise ValueError(f"unknown device {self.device!r}; known are {', '.join(known)}")
 
     def __str__(self) -> str:

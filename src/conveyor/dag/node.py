@@ -1,18 +1,49 @@
-"""The base of all nodes, and the record by which a graph finds what hangs off it."""
+"""The base of all nodes, and the record by which a graph finds what hangs off it.
+
+Nodes have ``compile`` and ``execute``, but this package knows no process. ``api``, which does, installs a
+``Host`` here when it is imported.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 import conveyor  # what is above is known by its public name
 from conveyor.config import Config, ConfigOptions
-from conveyor.dag import hooks
 from conveyor.dag.hints import TransportHint
-from conveyor.exceptions import NodeSentError
-from conveyor.later import import_later
+from conveyor.exceptions import NodeSentError, RuntimeStateError
 from conveyor.typevars import ResultT, Unpack
+
+
+class Host(Protocol):
+    """Process that nodes live in, as far as they ask something of it."""
+
+    def compile(self, root: DAGNode, config: Config) -> Any:
+        """Lay the graph that ends in ``root``."""
+        ...
+
+    def execute(self, root: DAGNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Execute the graph once without deploying it, by ordinary calls."""
+        ...
+
+
+_host: Host | None = None
+
+
+def install(host: Host | None) -> None:
+    """Have ``host`` run this process's graphs."""
+    global _host
+    _host = host
+
+
+def host() -> Host:
+    """The installed host."""
+    if _host is None:
+        raise RuntimeStateError("nothing here can run a graph: import conveyor, not conveyor.dag")
+    return _host
 
 
 @dataclass
@@ -171,7 +202,7 @@ class DAGNode(Generic[ResultT]):
         if options:
             config = config.with_options(**options)
         self._record.ends_graph = True
-        graph: conveyor.CompiledGraph[ResultT] = hooks.host().compile(self, config)
+        graph: conveyor.CompiledGraph[ResultT] = host().compile(self, config)
         return graph
 
     def experimental_compile(
@@ -193,8 +224,7 @@ class DAGNode(Generic[ResultT]):
         and ``await`` alike, and results are not counted. What is left out is taken from
         ``DAGContext.get_current()``, as far as the program has changed that.
         """
-        context = import_later("conveyor.dag.node").DAGContext
-        options: ConfigOptions = context.get_current().options()
+        options: ConfigOptions = DAGContext.get_current().options()
         if _max_inflight_executions is not None:
             options["depth"] = _max_inflight_executions
         if _submit_timeout is not None:
@@ -215,7 +245,7 @@ class DAGNode(Generic[ResultT]):
             A reference to the result, or a list of references for a ``MultiOutputNode``.
         """
         self._record.ends_graph = True
-        refs: ResultT = hooks.host().execute(self, args, kwargs)
+        refs: ResultT = host().execute(self, args, kwargs)
         return refs
 
     def with_tensor_transport(

@@ -6,11 +6,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from conveyor.dag.inputs import InputAttributeNode, InputNode, key_of
+from conveyor.dag.inputs import InputAttributeNode, InputNode, Key, Path, key_of, root_of
 from conveyor.dag.methods import MethodNode
 from conveyor.dag.node import DAGNode, Record, record_of, upstream_of
 from conveyor.dag.outputs import MultiOutputNode
-from conveyor.dag.parts import Key, Path, root_of
 from conveyor.exceptions import GraphError
 
 

@@ -7,7 +7,6 @@ CUDA's is there where torch is.
 
 from __future__ import annotations
 
-from conveyor.device.base import Device, Event, Stream
-from conveyor.device.registry import get, in_use, kinds, of, register, unregister
+from conveyor.device.base import Device, Event, Stream, get, in_use, kinds, of, register, unregister
 
 __all__ = ["Device", "Event", "Stream", "get", "in_use", "kinds", "of", "register", "unregister"]

@@ -1,20 +1,26 @@
-"""Base of all kinds of device: what a device can do, whoever makes it.
+"""Kinds of device: what each can do, their registry by torch's names, and waiting for their events.
 
 The model is that of CUDA. Work is *enqueued* on a stream and done in the order in which it was enqueued;
 streams run side by side, and beside the host. An event is a place in a stream that other streams, the host
 and other processes can wait for. Freed memory may be used again by work that is enqueued later on the stream
 it was made on: code that uses it on another stream says so (:meth:`Device.keep`).
+
+A device rings for nobody. What waits for an event inside of its driver (``Event.synchronize``) is broken off
+by nothing, and an event of a process that has died may never happen. So the host asks, and sleeps between two
+looks: as long as it has waited by then, from microseconds up to the longest pause. That keeps what is short
+as short as it is, and a long wait costs few looks.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from conveyor.later import import_later
 
 if TYPE_CHECKING:
     import torch
@@ -227,8 +233,118 @@ class Device(ABC):
         """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The registry knows this class, and is imported when it is needed.
-        return import_later("conveyor.device.registry").adopt, (self.kind, *self.recipe())
+        return adopt, (self.kind, *self.recipe())
 
     def __repr__(self) -> str:
         return f"<conveyor.device {self.kind!r}>"
+
+
+_registered: dict[str, Device] = {}
+
+#: Ours, with their modules: imported when somebody asks for them.
+_ours = {"cuda": "conveyor.device.cuda"}
+_made: dict[str, Device] = {}
+
+#: Names of what is no device with memory of its own.
+_NOT_DEVICES = ("cpu", "meta", "default")
+#: Other names of ours.
+_ALIASES = {"gpu": "cuda"}
+
+
+def register(device: Device) -> None:
+    """Have ``device=`` hints, values and transports know a kind of device. It is enough to do so in the
+    process that began the session: others are told with the first tensor of it that they get.
+
+    Raises:
+        TypeError: it is no :class:`Device`.
+        ValueError: there is one of that kind, or the kind cannot be one.
+    """
+    if not isinstance(device, Device):
+        raise TypeError(f"a conveyor.device.Device is registered, not {device!r}")
+    kind = getattr(device, "kind", None)
+    if not isinstance(kind, str) or not kind.isidentifier():
+        raise TypeError(f"a {type(device).__name__} has no kind: its attribute 'kind' is {kind!r}")
+    if kind in _NOT_DEVICES or kind in _ALIASES:
+        raise ValueError(f"{kind!r} is no kind of device that can be registered")
+    if kind in kinds():
+        raise ValueError(f"there is a device of the kind {kind!r} already")
+    _registered[kind] = device
+
+
+def unregister(kind: str) -> None:
+    """Take back what :func:`register` did, in this process.
+
+    Raises:
+        ValueError: nobody has registered a device of that kind.
+    """
+    if _registered.pop(kind, None) is None:
+        raise ValueError(f"no device was registered of the kind {kind!r}")
+
+
+def kinds() -> tuple[str, ...]:
+    """List all kinds: ours, then those that were registered."""
+    return (*_ours, *_registered)
+
+
+def get(kind: str) -> Device | None:
+    """Find the device of a kind, also by another name of it (``"gpu"``). ``None``: nobody has registered it,
+    or it is the host."""
+    kind = _ALIASES.get(kind, kind)
+    found = _registered.get(kind) or _made.get(kind)
+    if found is None and kind in _ours:
+        found = _made.setdefault(kind, import_module(_ours[kind]).DEVICE)
+    return found
+
+
+def of(tensor: torch.Tensor) -> Device | None:
+    """Find the device that a tensor lies on. ``None``: it is the host, or one that nobody has registered."""
+    return get(tensor.device.type)
+
+
+def in_use() -> bool:
+    """Whether this process may have tensors of a device. It has imported torch."""
+    return bool(_registered) or bool(sys.modules["torch"].cuda.is_initialized())
+
+
+def adopt(kind: str, make: Callable[..., Device], arguments: tuple[Any, ...]) -> Device:
+    """Find the device of a kind, or make and register it. Called where a device comes from another
+    process."""
+    found = get(kind)
+    if found is None:
+        made = make(*arguments)
+        # Making it may have registered it.
+        found = get(kind) or _registered.setdefault(kind, made)
+    return found
+
+
+#: Seconds that somebody sleeps at first, and at most while others wait for him.
+FIRST, LONGEST = 0.00002, 0.0005
+
+
+def happened(event: Event) -> bool:
+    """Whether an event has happened, or cannot any more since the device has failed: whoever uses the device
+    is told of that."""
+    with suppress(Exception):
+        return event.query()
+    return True
+
+
+def wait_until(
+    done: Callable[[], bool],
+    sleep: Callable[[float], object] = time.sleep,
+    *,
+    first: float = FIRST,
+    longest: float = LONGEST,
+) -> bool:
+    """Call ``done`` until it returns true, and return whether it has.
+
+    sleep: called between two looks with the seconds until the next. What it raises ends the wait, and so does
+    a true value: somebody has ended it, as ``Flag.wait`` says.
+    first, longest: seconds of the first sleep and at most of one. Each is twice as long as the one before.
+    """
+    pause = min(first, longest)
+    while not done():
+        if sleep(pause):
+            return False
+        pause = min(2 * pause, longest)
+    return True

@@ -17,10 +17,10 @@ from conveyor import _core
 from conveyor.codec.direct import Beside, Direct, File, Located, Route, names_of, packed
 from conveyor.codec.frames import decode
 from conveyor.dag.hints import known_transports
+from conveyor.device import in_use as devices_in_use
 from conveyor.direct.fetching import decode_with, fetch
 from conveyor.direct.parts import part_of
-from conveyor.direct.permission import let_session_read
-from conveyor.direct.table import TABLE, Decode, Stored
+from conveyor.direct.store import TABLE, Decode, Stored, let_session_read
 from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.process import Process
@@ -63,8 +63,8 @@ class _Holder:
             managed: Route | None = managers.route(direct.transport)
             if managed is not None:
                 return managed
-        if "torch" in sys.modules and import_later("conveyor.device").in_use():
-            devices: Route = import_later("conveyor.direct.devices.route").DEVICES
+        if "torch" in sys.modules and devices_in_use():
+            devices: Route = import_later("conveyor.direct.devices").DEVICES
             return devices
         return None
 

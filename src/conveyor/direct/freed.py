@@ -8,8 +8,8 @@ from typing import Any
 from conveyor.checks import check_timeout
 from conveyor.direct.listing import id_of, objects
 from conveyor.direct.memory import storage_of
-from conveyor.direct.structure.leaves import leaves_of
-from conveyor.direct.table import TABLE
+from conveyor.direct.store import TABLE
+from conveyor.direct.structure import leaves_of
 from conveyor.runtime import context, ending
 from conveyor.runtime.waiting import wait_until
 

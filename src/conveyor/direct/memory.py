@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from conveyor.device import registry as devices
+from conveyor.device import base as devices
 
 
 def is_tensor(value: Any) -> bool:

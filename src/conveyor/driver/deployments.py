@@ -20,7 +20,7 @@ from msgspec import Struct, json
 
 from conveyor import _core, descriptors
 from conveyor.calls.unsendable import blame_tasks, blame_transports
-from conveyor.codec.sealed import Sealed
+from conveyor.codec.frames import Sealed
 from conveyor.config import Config
 from conveyor.driver.actors import ActorRecord, Life, Table
 from conveyor.driver.network import Network

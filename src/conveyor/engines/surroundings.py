@@ -84,8 +84,8 @@ def import_from(path: Sequence[str]) -> None:
 
 def main_module(file: str, module: str) -> types.ModuleType:
     """Make an actor's ``__main__``, in place of the one that its process was started with. It is empty but
-    for names received of the driver's (``codec.pickling.byvalue.name_in``), and for what ``multiprocessing``
-    must know to import the driver's."""
+    for names received of the driver's (``codec.pickling.definitions.name_in``), and for what
+    ``multiprocessing`` must know to import the driver's."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     if file:

@@ -8,7 +8,7 @@ from conveyor.later import names_later
 
 if TYPE_CHECKING:
     from conveyor.direct.freed import wait_tensor_freed
-    from conveyor.direct.given.targets import set_target_device_for_ref, set_target_for_ref
+    from conveyor.direct.into import set_target_device_for_ref, set_target_for_ref
     from conveyor.direct.managers.manager import (
         CommunicatorMetadata,
         FetchRequest,
@@ -57,8 +57,8 @@ __getattr__, __dir__ = names_later(
         "register_nixl_memory": _NIXL,
         "register_nixl_memory_pool": _NIXL,
         "set_nixl_cuda_stream": _NIXL,
-        "set_target_device_for_ref": "conveyor.direct.given.targets",
-        "set_target_for_ref": "conveyor.direct.given.targets",
+        "set_target_device_for_ref": "conveyor.direct.into",
+        "set_target_for_ref": "conveyor.direct.into",
         "register_tensor_transport": "conveyor.direct.managers.registry",
         "wait_tensor_freed": "conveyor.direct.freed",
     },

@@ -30,8 +30,8 @@ from conveyor.collective import (
     reducescatter,
     scatter,
 )
-from conveyor.dag.collective.reduceop import ReduceOp
-from conveyor.dag.collective.tasks import CollectiveOutputNode
+from conveyor.dag.collective.binding import CollectiveOutputNode
+from conveyor.dag.collective.kernels import ReduceOp
 
 __all__ = [
     "CollectiveGroupHandle",

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from conveyor.checks import check_bytes
-from conveyor.direct.given.targets import checked_device
+from conveyor.direct.into import checked_device
 from conveyor.direct.memory import is_tensor
 
 __all__ = [

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from msgspec import Struct
 
 import conveyor
+from conveyor.callers import trimmed
 from conveyor.config import Config
 from conveyor.graph.status import GraphState, GraphStatus
 from conveyor.graph.submission import Submitter
@@ -23,7 +24,6 @@ from conveyor.graph.telemetry import PATIENCE, Afar, Progress, Question, Recordi
 from conveyor.plan import explain
 from conveyor.plan.explain import counted
 from conveyor.plan.model import Plan
-from conveyor.tracebacks import trimmed
 from conveyor.typevars import ResultT
 
 

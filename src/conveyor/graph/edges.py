@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import Struct, field
 
 from conveyor import _core
+from conveyor.codec.frames import Sealed
 from conveyor.codec.promises import Keeper
-from conveyor.codec.sealed import Sealed
 from conveyor.config import Config
 from conveyor.exceptions import GraphError
 from conveyor.graph.failures import FailureRings

@@ -15,7 +15,7 @@ from conveyor import _core
 from conveyor.checks import deadline_of, left_until
 from conveyor.codec import append_to_message
 from conveyor.dag.containers import is_named_tuple, rebuild_tuple, with_fields
-from conveyor.dag.parts import given
+from conveyor.dag.inputs import given
 from conveyor.exceptions import ArenaFullError, ArgumentsError, TaskError
 from conveyor.graph.telemetry import result_edges
 from conveyor.plan import fill

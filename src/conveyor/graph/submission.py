@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from conveyor import _core
 from conveyor.checks import check_deadline, check_timeout
-from conveyor.dag.parts import Key, Path, given
+from conveyor.dag.inputs import Key, Path, given
 from conveyor.exceptions import ArgumentsError, CapacityError
 from conveyor.plan.model import Passed, Plan
 from conveyor.refs.ref import Ref, blockers_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from conveyor.dag.parts import Key, key_label
+from conveyor.dag.inputs import Key, key_label
+from conveyor.plan.flow import Made, Start, Value
 from conveyor.plan.model import EXECUTOR, Edge, Passed, Plan
 from conveyor.plan.reading import Move, Values, moves
-from conveyor.plan.values import Made, Start, Value
 
 
 @dataclass(frozen=True, slots=True)

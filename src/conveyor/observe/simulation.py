@@ -22,12 +22,11 @@ from msgspec.structs import replace
 from conveyor.exceptions import RuntimeStateError
 from conveyor.graph.compiled import Account
 from conveyor.observe.dataflow import place_name, printable
-from conveyor.observe.drawing.picture import draw_timeline
-from conveyor.observe.drawing.svg import write_svg
+from conveyor.observe.drawing.picture import draw_timeline, write_svg
 from conveyor.observe.stats import GraphStats, Times, read_stats
 from conveyor.observe.units import duration
 from conveyor.plan.model import EXECUTOR, Plan
-from conveyor.plan.overlap import overlapped
+from conveyor.plan.schedule import overlapped
 from conveyor.plan.simulate import Costs, follow
 from conveyor.plan.timeline import Span, Timeline, Why
 

@@ -11,6 +11,7 @@ from conveyor.plan.model import (
     EXECUTOR,
     ActorInfo,
     Argument,
+    Call,
     Const,
     Edge,
     InputBundle,
@@ -18,11 +19,13 @@ from conveyor.plan.model import (
     Passed,
     Plan,
     Program,
+    Recv,
     Reg,
+    Send,
     Shape,
+    Step,
     Task,
 )
-from conveyor.plan.steps import Call, Recv, Send, Step
 from conveyor.plan.template import fill
 
 __all__ = [

@@ -6,7 +6,8 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from conveyor.dag.parts import key_label, root_of
+from conveyor.dag.inputs import key_label, root_of
+from conveyor.plan.flow import Made, few, value_label
 from conveyor.plan.model import (
     EXECUTOR,
     Argument,
@@ -20,9 +21,8 @@ from conveyor.plan.model import (
     Reg,
     Task,
 )
-from conveyor.plan.overlap import early_receives
 from conveyor.plan.reading import Held, Values, moves
-from conveyor.plan.values import Made, few, value_label
+from conveyor.plan.schedule import early_receives
 
 #: The widest column of the table of edges, in characters.
 _WIDEST = 48

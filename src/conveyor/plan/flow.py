@@ -4,8 +4,8 @@ order."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -17,12 +17,65 @@ from conveyor.dag import (
     OutputElementNode,
     TransportHint,
 )
-from conveyor.dag.inputs import key_of
+from conveyor.dag.inputs import Key, key_label, key_of
 from conveyor.dag.methods import Collective, label_of
 from conveyor.dag.node import hint_of, upstream_of
 from conveyor.dag.survey import Survey
 from conveyor.plan.model import EXECUTOR, ActorInfo
-from conveyor.plan.values import Made, Part, Start, Value, few, value_label
+
+
+class Part(NamedTuple):
+    """A value that the executor gives: an argument of ``execute`` or a part of one, or (``None``) the
+    whole input."""
+
+    key: Key | None
+
+
+class Made(NamedTuple):
+    """A value that a task makes: its result, or one element of it."""
+
+    task: int
+    element: int | None
+
+
+# These are no named tuples, which are equal to others with the same contents, whatever they mean.
+
+
+class Start(Struct, frozen=True):
+    """The news that an execution has begun, for ``actor``, which has a task that needs no value."""
+
+    actor: int
+
+
+class Items(Struct, frozen=True):
+    """Items that a generator yields, each as it comes."""
+
+    made: Made
+
+
+class Done(Struct, frozen=True):
+    """News that a task has run. The executor wants it of a task that runs for its effect."""
+
+    made: Made
+
+
+Value = Part | Made | Start
+
+
+def value_label(value: Value, task_labels: Sequence[str]) -> str:
+    """Name ``value`` in the user's words."""
+    if isinstance(value, Part):
+        return key_label(value.key, "input")
+    if isinstance(value, Start):
+        return "start"
+    label = task_labels[value.task]
+    return label if value.element is None else f"{label}[{value.element}]"
+
+
+def few(items: Iterable[str], most: int = 6) -> str:
+    """List ``items``, short even where there are many."""
+    shown = list(items)
+    return ", ".join(shown if len(shown) <= most else [*shown[: most - 1], "..."])
 
 
 class Flow(Struct, frozen=True):

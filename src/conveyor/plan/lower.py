@@ -11,15 +11,59 @@ from msgspec.structs import replace
 from conveyor.config import Config
 from conveyor.dag import DAGNode, InputAttributeNode, InputNode, MethodNode
 from conveyor.dag.inputs import key_of
+from conveyor.dag.methods import UNPLACED, OutputElementNode
+from conveyor.dag.node import upstream_of
 from conveyor.dag.survey import Survey, survey
-from conveyor.device import registry
+from conveyor.device import base as devices
 from conveyor.exceptions import GraphError
 from conveyor.plan.channels import Channels
-from conveyor.plan.flow import flow_of
+from conveyor.plan.flow import Done, Items, flow_of
 from conveyor.plan.model import EXECUTOR, Const, Leaf, Passed, Plan, Reg, Shape
 from conveyor.plan.schedule import make_schedule
 from conveyor.plan.template import template
-from conveyor.plan.values import Done, Items
+
+Worker = tuple[Hashable, int]
+"""One of the workers with the same options: those options, and its number."""
+
+
+def place(graph: Survey, limit: int) -> Mapping[MethodNode, Worker]:
+    """Choose the worker of every function that was not bound to an actor.
+
+    A function goes where one was made of whose result it is the first user, so that a chain stays in
+    one process; others get a worker of their own, up to ``limit`` of a kind, and from there on the one
+    that has the least to do.
+    """
+    placed: dict[MethodNode, Worker] = {}
+    load: dict[Worker, int] = {}
+    taken: set[MethodNode] = set()
+    for task in graph.tasks:
+        if task.actor is not UNPLACED or task.function is None:
+            continue
+        kind = task.function.worker
+        worker = None
+        for maker in _makers(task):
+            if maker in placed and maker not in taken and placed[maker][0] == kind:
+                worker = placed[maker]
+                taken.add(maker)
+                break
+        if worker is None:
+            own = [w for w in load if w[0] == kind]
+            worker = (
+                (kind, len(own)) if len(own) < limit else min(own, key=lambda w: (load[w], w[1]))
+            )
+        placed[task] = worker
+        load[worker] = load.get(worker, 0) + 1
+    return placed
+
+
+def _makers(task: MethodNode) -> list[MethodNode]:
+    """Find the tasks whose results ``task`` uses."""
+    makers = []
+    for node in upstream_of(task):
+        base = node.task if isinstance(node, OutputElementNode) else node
+        if isinstance(base, MethodNode):
+            makers.append(base)
+    return makers
 
 
 def lower(
@@ -55,7 +99,7 @@ def lower(
         if have_gpus is None:
             return frozenset()
         gpus = have_gpus([actor.key for actor in flow.actors])
-        return frozenset([kind for kind in registry.kinds() if kind != "cuda" or gpus])
+        return frozenset([kind for kind in devices.kinds() if kind != "cuda" or gpus])
 
     channels = Channels(flow, graph.keys, config, elsewhere)
     edge_of = channels.edge_of

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from conveyor.plan.model import EXECUTOR, Plan, Program, Task
-from conveyor.plan.steps import Await, Call, Recv, Send, Step, Try, assert_never
+from conveyor.plan.flow import Made, Part, Start, Value
+from conveyor.plan.model import (
+    EXECUTOR,
+    Await,
+    Call,
+    Plan,
+    Program,
+    Recv,
+    Send,
+    Step,
+    Task,
+    Try,
+    assert_never,
+)
 from conveyor.plan.template import registers
-from conveyor.plan.values import Made, Part, Start, Value
 
 # One step
 

@@ -1,22 +1,221 @@
-"""Order of a Plan's steps, decided by a row of passes."""
+"""Order of a Plan's steps, decided by a row of passes.
+
+A transfer begins when both of its ends have come to it: the writer to its send, which stands right behind the
+task that makes the value, and the reader to its receive. So what a schedule can do is to
+receive early and to wait for the tensors late. To stand at a receive whose frame is late would keep the actor
+from what it could compute meanwhile. So the receive stays where the value is needed, and a :class:`Try`
+stands ahead of it, which takes the frame if it is there: no actor waits the longer for it. It goes ahead of
+those tasks of its actor that were bound after the value's maker; those that were bound before it are done, as
+a rule, before there can be a frame.
+
+A value whose tensors travel in its frame is copied by its writer and read in place, so there is nothing to
+receive early.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.dag.containers import find_nodes
 from conveyor.dag.node import record_of
+from conveyor.exceptions import GraphError
 from conveyor.plan.channels import Channels
-from conveyor.plan.flow import Flow
-from conveyor.plan.model import EXECUTOR, Argument, Const, Edge, Nested, Program, Reg, Task
-from conveyor.plan.overlap import place_tries
-from conveyor.plan.prove import prove
-from conveyor.plan.reading import task_of_each_step
-from conveyor.plan.steps import Await, Call, Event, Recv, Send, Step, Try, assert_never
+from conveyor.plan.flow import Done, Flow, Items, Made, Part, Value
+from conveyor.plan.model import (
+    EXECUTOR,
+    Argument,
+    Await,
+    Call,
+    Const,
+    Edge,
+    Event,
+    Nested,
+    Plan,
+    Program,
+    Recv,
+    Reg,
+    Send,
+    Step,
+    Task,
+    Try,
+    assert_never,
+)
+from conveyor.plan.reading import stages, task_of_each_step
 from conveyor.plan.template import template
-from conveyor.plan.values import Done, Items, Made, Part, Value
+
+
+def prove(
+    programs: Sequence[Sequence[Step]],
+    given: Iterable[Event],
+    name_step: Callable[[int, int], str],
+    name_event: Callable[[Event], str],
+) -> None:
+    """Prove that all programs come to their end, however fast each of them is. Of a step it asks only what it
+    waits for and what it enables.
+
+    What has happened stays so, and no step is the less able to go on for it. So it does not matter who
+    is followed first: the programs fit together exactly if following them all, each as far as it comes,
+    ends with all of them done.
+
+    Args:
+        given: the events that happen whatever the programs do.
+        name_step: says what a program, by its number, does with its step at a place.
+        name_event: says what a step waits for.
+
+    Raises:
+        GraphError: some wait for each other, or for what never happens; the message says who.
+    """
+    places = [0] * len(programs)
+    happened = set(given)
+    waiting: dict[Event, list[int]] = {}
+    ready = list(range(len(programs)))
+    while ready:
+        program = ready.pop()
+        steps = programs[program]
+        while places[program] < len(steps):
+            step = steps[places[program]]
+            for event in step.enables():
+                happened.add(event)
+                if event in waiting:
+                    ready += waiting.pop(event)
+            missing = _missing(step.waits_for(), happened)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(program)
+                break
+            places[program] += 1
+    if waiting:
+        raise GraphError(_why(programs, places, happened, name_step, name_event))
+
+
+def _missing(events: Iterable[Event], happened: set[Event]) -> Event | None:
+    """Find the first of ``events`` that has not happened."""
+    for event in events:
+        if event not in happened:
+            return event
+    return None
+
+
+def _why(
+    programs: Sequence[Sequence[Step]],
+    places: Sequence[int],
+    happened: set[Event],
+    name_step: Callable[[int, int], str],
+    name_event: Callable[[Event], str],
+) -> str:
+    """Say why the programs are stuck at ``places``."""
+    # A stuck program waits for another stuck one, so following them must come around.
+    program = next(i for i, steps in enumerate(programs) if places[i] < len(steps))
+    trail: dict[
+        int, tuple[Event, int]
+    ] = {}  # what each waits for, and where the next one enables it
+    while program not in trail:
+        missing = _missing(programs[program][places[program]].waits_for(), happened)
+        assert missing is not None
+        enabler = _enabler(programs, places, missing)
+        if enabler is None:
+            doing = name_step(program, places[program])
+            return f"{doing} waits for {name_event(missing)}, which nothing makes"
+        trail[program] = missing, enabler[1]
+        program = enabler[0]
+    cycle = list(trail)[list(trail).index(program) :]
+    clauses = []
+    for member, maker in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+        missing, place = trail[member]
+        clause = f"{name_step(member, places[member])} waits for {name_event(missing)}"
+        first = name_step(maker, places[maker])
+        if name_step(maker, place) != first:
+            clause += f", which its actor makes after {first}"
+        clauses.append(clause)
+    return f"no order of the graph's tasks is possible: {'; '.join(clauses)}"
+
+
+def _enabler(
+    programs: Sequence[Sequence[Step]], places: Sequence[int], event: Event
+) -> tuple[int, int] | None:
+    """Find the program that would still enable ``event``, and at which place."""
+    for program, steps in enumerate(programs):
+        for place in range(places[program], len(steps)):
+            if event in steps[place].enables():
+                return program, place
+    return None
+
+
+class Early(Struct, frozen=True):
+    """Receive that is tried ahead of tasks which do not need it.
+
+    actor: the number of the actor that receives.
+    edge: the number of the edge.
+    ahead: the numbers of those tasks.
+    user: the number of the task that needs the value.
+    """
+
+    actor: int
+    edge: int
+    ahead: tuple[int, ...]
+    user: int
+
+
+def overlapped(plan: Plan, on: bool) -> Plan:
+    """Return ``plan`` with its receives tried early, or with none tried."""
+    programs = place_tries(plan.programs, plan.edges, plan.order, on)
+    return replace(plan, programs=programs, overlap=on)
+
+
+def place_tries(
+    programs: Sequence[Program], edges: Sequence[Edge], order: Sequence[int], on: bool
+) -> tuple[Program, ...]:
+    """Place the tries of receives. With ``on``, a receive whose tensors travel beside its frame is tried
+    ahead of the tasks that were bound after its maker; else none is tried."""
+    beside = {edge.id for edge in edges if edge.beside}
+    if not beside:
+        return tuple(programs)
+    turn = {task: place for place, task in enumerate(order)}
+    maker = {
+        send.edge: turn[part.call.task]
+        for program in programs
+        for part in stages(program)
+        for send in part.sends
+    }
+    tried = beside if on else set()
+    return tuple([_placed(program, tried, maker, turn) for program in programs])
+
+
+def _placed(
+    program: Program, tried: set[int], maker: Mapping[int, int], turn: Mapping[int, int]
+) -> Program:
+    parts = stages(program)
+    turns = [turn[part.call.task] for part in parts]
+    tries: list[list[int]] = [[] for _ in parts]
+    for place, part in enumerate(parts):
+        for edge in sorted(step.edge for step in part.receives if step.edge in tried):
+            first = next(i for i, at in enumerate(turns) if at > maker[edge])
+            if first < place:
+                tries[first].append(edge)
+    steps: list[Step] = []
+    for part, edges in zip(parts, tries, strict=True):
+        # The task's own receives come first. Tries come before all waits for tensors, which travel side by
+        # side.
+        steps += [*part.receives, *map(Try, sorted(edges)), *part.awaits, part.call, *part.sends]
+    return replace(program, steps=tuple(steps))
+
+
+def early_receives(plan: Plan) -> Iterator[Early]:
+    """Find the receives that are tried ahead of tasks which do not need them."""
+    for program in plan.programs:
+        pending: dict[int, list[int]] = {}
+        for part in stages(program):
+            for step in part.receives:
+                if step.edge in pending:
+                    ahead = tuple(pending.pop(step.edge))
+                    yield Early(program.actor, step.edge, ahead, part.call.task)
+            pending |= {step.edge: [] for step in part.tries}
+            for passed in pending.values():
+                passed.append(part.call.task)
 
 
 def place_transfers(

@@ -7,10 +7,10 @@ and never waits. Up to ``depth`` executions are in flight: the executor submits 
 has all of its results there.
 
 An event that has happened stays so. So it does not matter which process is followed first, and each can be
-followed as far as it comes (as in ``plan/prove.py``). There is no queue of events. There is one exception: a
-process that takes a frame if it is there by some time (``Try``) must know whether it will be. When no process
-can be followed any further, none does anything before the first of these times: a frame that is not there
-then has not come by that time.
+followed as far as it comes (as in ``plan/schedule.py``). There is no queue of events. There is one exception:
+a process that takes a frame if it is there by some time (``Try``) must know whether it will be. When no
+process can be followed any further, none does anything before the first of these times: a frame that is not
+there then has not come by that time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from conveyor.plan.model import EXECUTOR, Plan
-from conveyor.plan.steps import (
+from conveyor.plan.model import (
+    EXECUTOR,
     MOST_LEFT_OUT,
     MOST_PATIENCE,
     PATIENCE,
     VAIN,
     Await,
     Call,
+    Plan,
     Recv,
     Send,
     Step,

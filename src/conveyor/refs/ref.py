@@ -11,6 +11,7 @@ from types import GenericAlias, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
 from conveyor import _core
+from conveyor.callers import trimmed
 from conveyor.checks import check_timeout
 from conveyor.codec import (
     SENT,
@@ -33,7 +34,6 @@ from conveyor.runtime import context, ending
 from conveyor.runtime.wait_graph import Again, Blockers
 from conveyor.runtime.waiting import Patience, passing_on, wait_patiently
 from conveyor.system_limits import explained
-from conveyor.tracebacks import trimmed
 from conveyor.typevars import ValueT
 
 
@@ -141,19 +141,19 @@ class Placed:
         - the name of a user's transport;
         - ``"lost"``: it had stayed with a process that is dead.
         """
-        found: str = import_later("conveyor.direct.placed").route_of(self)
+        found: str = import_later("conveyor.direct.listing").route_of(self)
         return found
 
     def tensor_transport(self) -> str | None:
         """Return the transport with which the value has stayed where it was made; ``None``: it came with the
         ref. Waits until the value is there."""
-        found: str | None = import_later("conveyor.direct.placed").transport_of(self)
+        found: str | None = import_later("conveyor.direct.listing").transport_of(self)
         return found
 
     def value_id(self) -> str | None:
         """Return the ``id`` of the value among :func:`conveyor.objects`; ``None``: it came with the ref.
         Refs that name the same value have the same id. Waits until the value is there."""
-        found: str | None = import_later("conveyor.direct.placed").value_id_of(self)
+        found: str | None = import_later("conveyor.direct.listing").value_id_of(self)
         return found
 
 
@@ -384,7 +384,7 @@ class Ref(_RefCore[ValueT], Placed):
         return self._targets is not None and not passing_on()
 
     def _received(self, timeout: float | None) -> Any:
-        return import_later("conveyor.direct.given.targets").receive(self, self._targets, timeout)
+        return import_later("conveyor.direct.into").receive_set(self, self._targets, timeout)
 
     def _error_of(self, outcome: Failure) -> BaseException:
         if outcome.may_have_others:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from conveyor import _core
+from conveyor.callers import trimmed
 from conveyor.checks import check_timeout, deadline_of, left_until
 from conveyor.codec import Reader
 from conveyor.exceptions import SerializationError
@@ -20,7 +21,6 @@ from conveyor.runtime import context
 from conveyor.runtime.process import Process
 from conveyor.runtime.wait_graph import Blockers
 from conveyor.runtime.waiting import PassingOn, Patience, wait_patiently
-from conveyor.tracebacks import trimmed
 from conveyor.typevars import ItemT
 
 if TYPE_CHECKING:

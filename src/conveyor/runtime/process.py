@@ -17,8 +17,8 @@ from msgspec import Struct, field
 from conveyor import _core
 from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environment
 from conveyor.codec import Reader, SentDefinitions, first_line, set_up_codec, summarize_error
-from conveyor.codec.errors.encoding import read_error
-from conveyor.codec.tensors import pinned
+from conveyor.codec.errors import read_error
+from conveyor.codec.tensors import staging
 from conveyor.exceptions import ConstructorError, RuntimeStateError, TaskError
 from conveyor.runtime import ending, threads
 from conveyor.runtime.deadlock import Lanes
@@ -189,14 +189,14 @@ class Pinning:
         def allocate(nbytes: int) -> _core.Buffer:
             return arena.allocate(nbytes, may_wait=False)
 
-        self.pinned = pinned.Pinned(self._words, allocate, self._start, idle)
-        pinned.set_current(self.pinned)
+        self.pinned = staging.Pinned(self._words, allocate, self._start, idle)
+        staging.set_current(self.pinned)
 
     def close(self) -> None:
         """Give all pinned memory up at the end of the session, except for what a device still copies."""
         self._closed = True
-        if pinned.current() is self.pinned:
-            pinned.set_current(None)
+        if staging.current() is self.pinned:
+            staging.set_current(None)
         if self.pinned.here():
             self.pinned.close()
 
@@ -681,7 +681,7 @@ def dup_all(fds: Sequence[int]) -> list[int]:
 
 def _close_opened() -> None:
     """Close the memory of other processes' devices, if any was opened here."""
-    opened = sys.modules.get("conveyor.direct.devices.opened")
+    opened = sys.modules.get("conveyor.direct.devices")
     if opened is not None:
         opened.OPENED.close()
 

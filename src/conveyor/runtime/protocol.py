@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from msgspec import Struct, field
 
-from conveyor.codec.sealed import Sealed, seal
+from conveyor.codec.frames import Sealed, seal
 
 if TYPE_CHECKING:
     from conveyor import _core

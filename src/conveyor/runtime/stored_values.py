@@ -17,7 +17,7 @@ _STARTING, _ALIVE = 1, 2
 class KeptAt(Struct, frozen=True):
     """Object store of one process, with the names of all processes concerned.
 
-    values: number, bytes, age in nanoseconds, and the names that ``direct.table`` has noted of each.
+    values: number, bytes, age in nanoseconds, and the names that ``direct.store`` has noted of each.
     held: the numbers of the values whose frames this process has and made itself, and of the values that it
     reads where they lie.
     sent: number and holder of each value whose frames this process has sent, and whose holder has not let go

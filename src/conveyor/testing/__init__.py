@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from conveyor.exceptions import InjectedFault
 from conveyor.testing.conformance import Check, check_transport, transport_checks
-from conveyor.testing.faulty import FaultyTransport
+from conveyor.testing.faults import FaultyTransport, fail_transfers, hold_transfers
 from conveyor.testing.managers import check_tensor_transport_manager
-from conveyor.testing.transfers import fail_transfers, hold_transfers
 
 __all__ = [
     "Check",

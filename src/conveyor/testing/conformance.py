@@ -7,18 +7,251 @@ actors are left for the next check.
 from __future__ import annotations
 
 import functools
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import conveyor
 from conveyor import device as devices
 from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.device import Device
 from conveyor.exceptions import ActorDiedError, ConveyorError, TaskError
-from conveyor.testing.peers import RemotePeer
-from conveyor.testing.samples import KINDS
 from conveyor.transport import registry
+
+
+@dataclass
+class Batch:
+    """A value of a user's own class."""
+
+    tokens: Any
+    label: str
+
+
+def _dtypes() -> Any:
+    import torch
+
+    kinds = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8]
+    kinds += [torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64]
+    return [torch.arange(7).to(dtype) for dtype in kinds]
+
+
+def _shapes() -> Any:
+    import torch
+
+    shapes = [(), (0,), (1,), (3, 0, 2), (5, 4), (2, 3, 4, 5)]
+    return [
+        torch.arange(max(1, torch.Size(s).numel()))[: torch.Size(s).numel()].reshape(s)
+        for s in shapes
+    ]
+
+
+def _layouts() -> Any:
+    import torch
+
+    base = torch.arange(60.0).reshape(3, 4, 5)
+    image = torch.arange(48.0).reshape(1, 3, 4, 4)
+    channels_last = image.to(memory_format=torch.channels_last)
+    return [
+        base.transpose(0, 2),
+        base[:, ::2],
+        base[1],
+        base[..., 3],
+        channels_last,
+        base.expand(2, 3, 4, 5),
+    ]
+
+
+def _nested() -> Any:
+    import torch
+
+    return {
+        "batch": Batch(torch.arange(5), "five"),
+        "list": [torch.ones(2, 2), "text", 3, None, (torch.zeros(1), {"deep": torch.eye(3)})],
+        7: b"bytes",
+    }
+
+
+def _aliases() -> Any:
+    import torch
+
+    base = torch.arange(100.0)
+    return [base, base, base[10:20], base.reshape(10, 10)[:, 3]]
+
+
+def _gradients() -> Any:
+    import torch
+
+    return [torch.ones(3, requires_grad=True), torch.nn.Parameter(torch.ones(2)), torch.ones(1)]
+
+
+def _plain() -> Any:
+    return {"no": "tensor", "numbers": [1, 2.5, None]}
+
+
+def _lone() -> Any:
+    import torch
+
+    return torch.linspace(0, 1, 11)
+
+
+def _many() -> Any:
+    import torch
+
+    return [torch.full((n % 7 + 1,), float(n)) for n in range(500)]
+
+
+_samples: dict[str, Callable[[], Any]] = {
+    "aliases": _aliases,
+    "dtypes": _dtypes,
+    "gradients": _gradients,
+    "layouts": _layouts,
+    "lone": _lone,
+    "many": _many,
+    "nested": _nested,
+    "plain": _plain,
+    "shapes": _shapes,
+}
+
+KINDS = tuple(_samples)
+
+
+def sample(kind: str) -> Any:
+    """Make the value of that name, which is the same each time."""
+    return _samples[kind]()
+
+
+def difference(got: Any, wanted: Any, at: str = "value") -> str:
+    """Say where two values differ; empty if they do not."""
+    import torch
+
+    if type(got) is not type(wanted):
+        return f"{at} is a {type(got).__name__}, not a {type(wanted).__name__}"
+    if isinstance(wanted, torch.Tensor):
+        if got.device.type != wanted.device.type:
+            return f"{at} is on {got.device}, not {wanted.device}"
+        for what in ("dtype", "shape", "requires_grad"):
+            if getattr(got, what) != getattr(wanted, what):
+                return f"{at} has {what} {getattr(got, what)}, not {getattr(wanted, what)}"
+        return "" if torch.equal(got, wanted) else f"{at} has other elements"
+    if isinstance(wanted, Batch):
+        got, wanted = vars(got), vars(wanted)
+    if isinstance(wanted, dict):
+        if list(got) != list(wanted):
+            return f"{at} has keys {list(got)}, not {list(wanted)}"
+        pairs = [(got[key], wanted[key], f"{at}[{key!r}]") for key in wanted]
+    elif isinstance(wanted, (list, tuple)):
+        if len(got) != len(wanted):
+            return f"{at} has {len(got)} elements, not {len(wanted)}"
+        pairs = [(g, w, f"{at}[{i}]") for i, (g, w) in enumerate(zip(got, wanted, strict=True))]
+    else:
+        return "" if got == wanted else f"{at} is {got!r}, not {wanted!r}"
+    return next((text for pair in pairs if (text := difference(*pair))), "")
+
+
+class Peer:
+    """Actor that makes values with tensors, and describes the values that it gets."""
+
+    def __init__(self, device: Device | None = None) -> None:
+        """``device``: the device of its tensors; ``None``: the CPU."""
+        self.device = "cpu" if device is None else device.kind
+        self.kept: list[Any] = []
+        self.buffer: Any = None
+
+    def make(self, kind: str) -> Any:
+        """Make a sample, see :func:`conveyor.testing.conformance.sample`."""
+        import torch
+
+        with torch.device(self.device):
+            return sample(kind)
+
+    def make_or_raise(self, number: int) -> Any:
+        """Make a tensor of ``number``; raise if it is odd."""
+        import torch
+
+        if number % 2:
+            raise ValueError(f"{number} is odd")
+        return torch.full((1000,), float(number), device=self.device)
+
+    def make_big(self, number: int) -> Any:
+        """Make 4 MiB of ``number``."""
+        import torch
+
+        made = torch.full((1 << 20,), float(number), device=self.device)
+        return {"tensor": made, "number": number}
+
+    def make_again(self, number: int) -> Any:
+        """Make 4 MiB of ``number``, in the same memory as the last time."""
+        import torch
+
+        if self.buffer is None:
+            self.buffer = torch.empty(1 << 20, device=self.device)
+        return {"tensor": self.buffer.fill_(number), "number": number}
+
+    def total(self, value: Any) -> tuple[int, float, float]:
+        """Describe the contents of a value of :meth:`make_big`."""
+        tensor = value["tensor"]
+        return value["number"], float(tensor.min()), float(tensor.max())
+
+    def mean(self, tensor: Any) -> float:
+        """Return the mean of a tensor."""
+        return float(tensor.mean())
+
+    def same(self, value: Any, kind: str) -> str:
+        """Say how ``value`` differs from the sample; empty if it does not."""
+        import torch
+
+        with torch.device(self.device):
+            return difference(value, sample(kind))
+
+    def keep(self, value: Any) -> int:
+        """Hold a value for good."""
+        self.kept.append(value)
+        return len(self.kept)
+
+    def forget(self) -> None:
+        """Let go of all values that are held."""
+        self.kept.clear()
+
+    def kept_totals(self) -> list[tuple[int, float, float]]:
+        """Describe the contents of the values that are held."""
+        return [self.total(value) for value in self.kept]
+
+    def scribble(self, value: Any) -> float:
+        """Write over a value that has come, and return what was in it."""
+        before = float(value["tensor"].max())
+        value["tensor"].zero_()
+        return before
+
+    def slow(self, value: Any) -> float:
+        """Return the largest element of a value of :meth:`make_big`, after 50 ms."""
+        time.sleep(0.05)
+        return float(value["tensor"].max())
+
+    def both(self, first: Any, second: Any) -> tuple[float, float]:
+        """Return the largest elements of two values of :meth:`make_big`."""
+        return float(first["tensor"].max()), float(second["tensor"].max())
+
+    def meta(self, number: int) -> Any:
+        """Make a tensor; every third one has no memory, so nothing can move it."""
+        import torch
+
+        return torch.full((10,), float(number), device="meta" if number % 3 == 0 else self.device)
+
+    def holdings(self) -> tuple[int, int]:
+        """Count this process's descriptors and threads."""
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    def die(self) -> None:
+        """End this process at once."""
+        os.kill(os.getpid(), 9)
+
+
+RemotePeer = conveyor.remote(Peer)
+
 
 #: Timeout of each step of a check, in seconds.
 _PATIENCE = 60.0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
 
-from conveyor.codec.parcels import TensorSpec
+from conveyor.codec.out_of_band import TensorSpec
 from conveyor.later import LaterModule
 
 if TYPE_CHECKING:

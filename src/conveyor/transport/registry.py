@@ -1,25 +1,18 @@
-"""Transports are found by name: ours have a folder each beside this file, others are registered."""
+"""Transports are found by name: ours are listed here, others are registered."""
 
 from __future__ import annotations
 
-import importlib
-import os
-
 from conveyor.dag.hints import known_transports
+from conveyor.transport import cuda_ipc, gloo, nccl, nixl, shm
 from conveyor.transport.base import Capabilities, Transport
 
 __all__ = ["get", "names", "register", "unregister"]
 
 _registered: dict[str, Transport] = {}
 #: Imported at once, since a process that compiles a graph may have no descriptor left to open a file
-#: with. Modules of a folder that are slow to import are imported when a conduit is opened.
+#: with. Modules that are slow to import are imported when an endpoint is opened.
 _ours: dict[str, Transport] = {
-    entry.name: module.TRANSPORT
-    for entry in sorted(os.scandir(os.path.dirname(__file__)), key=lambda entry: entry.name)
-    if entry.is_dir() and not entry.name.startswith("_")
-    # A transport that needs an object of the user's is not complete by its name.
-    for module in [importlib.import_module(f"conveyor.transport.{entry.name}")]
-    if hasattr(module, "TRANSPORT")
+    module.TRANSPORT.name: module.TRANSPORT for module in (cuda_ipc, gloo, nccl, nixl, shm)
 }
 known_transports.update(_ours)
 

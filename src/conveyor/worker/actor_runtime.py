@@ -19,7 +19,7 @@ from conveyor.calls.constructor import Kept, keep
 from conveyor.calls.links import Link
 from conveyor.calls.unsendable import blame_tasks
 from conveyor.codec import importing
-from conveyor.codec.sealed import Sealed, seal
+from conveyor.codec.frames import Sealed, seal
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.exceptions import (

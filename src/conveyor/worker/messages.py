@@ -14,7 +14,7 @@ from conveyor.runtime.process import ArenaSize
 if TYPE_CHECKING:
     from conveyor.calls.constructor import Constructor
     from conveyor.codec import Reader
-    from conveyor.codec.sealed import Sealed
+    from conveyor.codec.frames import Sealed
     from conveyor.config import Config
     from conveyor.exceptions import ConveyorError
     from conveyor.graph.edges import Assignment

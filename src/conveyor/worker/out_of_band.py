@@ -17,20 +17,18 @@ from msgspec import Struct
 
 from conveyor import _core
 from conveyor.codec import afresh, decode_error, encode_error
-from conveyor.codec.parcels import Head, Parcel
+from conveyor.codec.out_of_band import Head, Parcel
 from conveyor.codec.promises import Keeper, Promised
-from conveyor.dag.collective.together import Offer, Together
+from conveyor.dag.collective.calls import Offer, Together
 from conveyor.exceptions import GraphTornDownError, TransportError
 from conveyor.graph.edges import Assignment, ConduitEnd, WriteEnd
-from conveyor.plan.model import Program, Reg, Task
-from conveyor.plan.steps import Call, Recv, Send
+from conveyor.plan.model import Call, Program, Recv, Reg, Send, Task
 from conveyor.runtime import threads
 from conveyor.runtime.process import Process
 from conveyor.runtime.uninterrupted import try_each
 from conveyor.runtime.waiting import Alarm
 from conveyor.transport.base import Conduit, Enqueued, Sending
-from conveyor.transport.communicator.gathering import Gathering
-from conveyor.transport.communicator.line import Job
+from conveyor.transport.communicator import Gathering, Job
 from conveyor.worker.instance import Unwanted, until
 
 if TYPE_CHECKING:

@@ -27,26 +27,29 @@ from conveyor.calls.generators import iterator, needs_loop, without_loop
 from conveyor.calls.pending import take_result
 from conveyor.codec import SentDefinitions, encode_error
 from conveyor.codec.direct import Direct
-from conveyor.codec.sealed import Sealed
+from conveyor.codec.frames import Sealed
 from conveyor.exceptions import ArenaFullError, ConveyorError
 from conveyor.graph.edges import Assignment, keeper_of, make_budget
 from conveyor.graph.failures import FailureTeller
 from conveyor.plan import fill
-from conveyor.plan.fresh import immutable, with_fresh
-from conveyor.plan.model import Argument, Const, Reg, Task
-from conveyor.plan.reading import Outline, edges_only_read, registers_read
-from conveyor.plan.steps import (
+from conveyor.plan.model import (
     MOST_LEFT_OUT,
     MOST_PATIENCE,
     PATIENCE,
     VAIN,
+    Argument,
     Await,
     Call,
+    Const,
     Recv,
+    Reg,
     Send,
+    Task,
     Try,
     assert_never,
 )
+from conveyor.plan.reading import Outline, edges_only_read, registers_read
+from conveyor.plan.template import immutable, with_fresh
 from conveyor.runtime.messages import SHARE_FROM
 from conveyor.runtime.shortage import DRIVER, MemoryWait, Sending, begun
 from conveyor.runtime.wait_graph import steps_of

@@ -21,7 +21,7 @@ from conveyor import _core, system_limits
 from conveyor.calls.constructor import EXIT_HOOK
 from conveyor.checks import in_seconds
 from conveyor.codec import faults
-from conveyor.codec.pickling import byvalue, unpickler
+from conveyor.codec.pickling import definitions, unpickler
 from conveyor.runtime import context, threads
 from conveyor.runtime.messages import check_greeting
 from conveyor.runtime.process import Process
@@ -356,7 +356,7 @@ def main(payload: bytes, fds: list[int]) -> None:
     _core.end_without_descriptors()
     worker = Worker(hello, fds)
     context.install(worker.runtime)
-    byvalue.name_in(sys.modules["__main__"])
+    definitions.name_in(sys.modules["__main__"])
     unpickler.show_imports()
     faults.nobody_presses_ctrl_c()
     try:

@@ -12,7 +12,7 @@ import pytest
 from integration_helpers import WAIT, get
 
 import conveyor
-from conveyor.channel.sender import Sender
+from conveyor.channel import Sender
 from conveyor.exceptions import (
     ActorDiedError,
     ChannelClosedError,

@@ -13,7 +13,7 @@ from nodes_apart import APART
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.direct import placed
+from conveyor.direct import listing
 from conveyor.exceptions import ActorDiedError, ObjectLostError, WaitTimeoutError
 from conveyor.experimental import wait_tensor_freed
 from conveyor.runtime import process
@@ -428,9 +428,9 @@ def test_where_nobody_may_read_another_ones_memory_values_travel_as_any_other(pa
     maker, other = pair
 
     def forbid(self):
-        from conveyor.direct import permission
+        from conveyor.direct import store
 
-        permission._known = os.getpid(), False
+        store._known = os.getpid(), False
 
     get(maker.__ray_call__.remote(forbid))
     ref = maker.make.remote()
@@ -462,7 +462,7 @@ def test_its_actor_dies_and_the_session_does_not_know_yet(pair, wait_until, monk
     unknowing = SimpleNamespace(gone=lambda *_: False, elsewhere=lambda _: False)
     process = SimpleNamespace(board=unknowing, far_memory=None)
     session = SimpleNamespace(current=lambda: SimpleNamespace(process=process))
-    monkeypatch.setattr(placed, "context", session)
+    monkeypatch.setattr(listing, "context", session)
     assert ref.route() == "read"
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: fails(ref), WAIT)

@@ -11,7 +11,7 @@ from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.direct.devices import opened as opened_memory
+from conveyor.direct import devices as opened_memory
 from conveyor.exceptions import (
     ActorDiedError,
     ObjectLostError,

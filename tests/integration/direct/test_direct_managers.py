@@ -35,7 +35,7 @@ import conveyor.compat.ray as ray
 import conveyor.direct.freed as freeing
 from conveyor.dag import InputNode
 from conveyor.direct.managers.registry import route
-from conveyor.direct.managers.wire import readable
+from conveyor.direct.managers.transfers import readable
 from conveyor.exceptions import (
     ActorDiedError,
     SerializationError,

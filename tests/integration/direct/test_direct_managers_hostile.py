@@ -29,7 +29,7 @@ from integration_managers import (
 import conveyor
 from conveyor.direct.managers import manager as hooks
 from conveyor.direct.managers.registry import route
-from conveyor.direct.managers.wire import Source
+from conveyor.direct.managers.transfers import Source
 from conveyor.exceptions import ActorDiedError, TransportError, WaitTimeoutError
 from conveyor.experimental import CommunicatorMetadata, register_tensor_transport
 

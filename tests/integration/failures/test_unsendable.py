@@ -349,12 +349,10 @@ def test_what_belongs_to_a_session_that_has_ended(leaves_nothing, engine):
             old.keep.remote()
         assert "belongs to a session that has ended" in str(calling.value)
         text = refused(lambda: new.keep.remote(old))
-        assert text.startswith(
-            "argument 0 of new.keep, a conveyor.api.actor_handle.ActorHandle, can"
-        )
+        assert text.startswith("argument 0 of new.keep, a conveyor.api.actors.ActorHandle, can")
         assert text.endswith(f"RuntimeStateError: {calling.value}")
         text = refused(lambda: new.keep.remote(k=[old]))
-        assert "its part kwargs['k'][0] is of type conveyor.api.actor_handle.Actor" in text
+        assert "its part kwargs['k'][0] is of type conveyor.api.actors.Actor" in text
         assert text.endswith(f"RuntimeStateError: {calling.value}")
         text = refused(lambda: new.keep.remote([graph]))
         assert "its part args[0][0] is of type" in text

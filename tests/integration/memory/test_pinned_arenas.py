@@ -14,7 +14,7 @@ import pytest
 from integration_helpers import WAIT, hold
 
 import conveyor
-from conveyor.codec.tensors import pinned, staged
+from conveyor.codec.tensors import staging
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.runtime import context, process
 
@@ -33,7 +33,7 @@ LONG = 60
 
 def pins():
     """Of this process: how many blocks are pinned, as it says itself, and as the device says."""
-    return pinned.current().counts()[0], len(accelerator.install().machine.pinned())
+    return staging.current().counts()[0], len(accelerator.install().machine.pinned())
 
 
 def values(number, device=0, count=MIB):
@@ -79,7 +79,7 @@ class Worker:
         return [begin for begin, _ in self.sim.machine.pinned()]
 
     def give_up(self):
-        return pinned.current().tidy(True), pins()
+        return staging.current().tidy(True), pins()
 
     def refuse(self):
         def refuse(address, nbytes):
@@ -101,7 +101,7 @@ class Worker:
         """A child that inherits what is pinned, and goes through what it has."""
         child = os.fork()
         if child == 0:
-            os._exit(0 if pinned.current().take(tensor, self.sim) is None else 1)
+            os._exit(0 if staging.current().take(tensor, self.sim) is None else 1)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -182,7 +182,7 @@ def test_memory_that_is_pinned_is_not_given_back(session, wait_until):
     assert conveyor.get(a.give_up.remote()) == (False, (0, 0))
     arena().give_back()
     assert arena().bytes_touched > 0
-    pinned.current().tidy(True)
+    staging.current().tidy(True)
     arena().give_back()
     assert arena().bytes_touched == 0
 
@@ -214,7 +214,7 @@ def test_a_dead_process_keeps_no_memory(session, wait_until):
     with InputNode() as inp:
         graph = a.bounds.bind(inp).compile()
     send(graph, range(4))
-    pinned.current().tidy(True)
+    staging.current().tidy(True)
     arena().give_back()
     assert arena().bytes_touched > 0
     conveyor.kill(a)
@@ -294,7 +294,7 @@ def test_a_forked_child_leaves_what_is_pinned_alone(session):
     assert conveyor.get(a.fork.remote(b"some"), timeout=LONG) == 0
     child = os.fork()
     if child == 0:
-        os._exit(0 if not pinned.current().here() else 1)
+        os._exit(0 if not staging.current().here() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert conveyor.get(a.pins.remote()) == before
     send(graph, range(3))
@@ -306,7 +306,7 @@ def test_a_stopped_reader_does_not_let_memory_go(session, wait_until):
         graph = a.bounds.bind(inp).compile()
     send(graph, range(4))
     pid = conveyor.get(a.pid.remote())
-    pinned.current().tidy(True)
+    staging.current().tidy(True)
     os.kill(pid, signal.SIGSTOP)
     try:
         arena().give_back()
@@ -327,7 +327,7 @@ def test_small_values_take_the_way_by_the_pool(session):
 
 def test_no_more_blocks_are_pinned_than_a_device_should_know(session, monkeypatch):
     (a,) = session(actors=1)
-    monkeypatch.setattr(pinned, "MOST", 2)
+    monkeypatch.setattr(staging, "MOST", 2)
     with InputNode() as inp:
         graph = a.bounds.bind(inp).compile()
     for count in (MIB, MIB // 2, MIB // 4 + 1000, MIB * 2):
@@ -352,7 +352,7 @@ def test_a_kernel_that_fails_leaves_no_copy_under_way(session):
         with pytest.raises(Exception, match="in a kernel"):
             conveyor.get(graph.execute(made), timeout=LONG)
     send(graph, range(3))
-    assert pinned.current().tidy(True) is False
+    assert staging.current().tidy(True) is False
 
 
 def after_calls(code):
@@ -396,7 +396,7 @@ def test_whatever_is_interrupted_counts_no_copy_that_is_not_under_way(session):
     (worker,) = session(actors=1)
     for number in range(3):
         conveyor.get(worker.make.remote(number), timeout=LONG)
-    codes = {pinned.Pinned.take.__code__, staged.bring_bytes.__code__}
+    codes = {staging.Pinned.take.__code__, staging.bring_bytes.__code__}
 
     def get(refs):
         conveyor.get(refs.pop(), timeout=LONG)
@@ -405,7 +405,7 @@ def test_whatever_is_interrupted_counts_no_copy_that_is_not_under_way(session):
         refs = [worker.make.remote(place)]
         conveyor.wait(refs, timeout=LONG)
         went_on = interrupted(place, codes, functools.partial(get, refs))
-        here = pinned.current()
+        here = staging.current()
         _, under_way = here.counts()
         assert sum(block.copies for block in here._blocks.values()) == under_way, place
         if not went_on:

@@ -218,7 +218,7 @@ def test_options_without_a_meaning_are_taken_with_one_warning():
         "scheduling_strategy": "SPREAD",
         "lifetime": "detached",
     }
-    from conveyor.api import unused
+    from conveyor.api import options as unused
 
     unused._warned.clear()
     with warnings.catch_warnings(record=True) as told:

@@ -12,7 +12,7 @@ from nodes_apart import APART
 
 import conveyor
 from conveyor import _core
-from conveyor.direct.table import TABLE
+from conveyor.direct.store import TABLE
 
 #: How who is not ann gets what she keeps: she is on another node than the driver and bob, if they are apart.
 FROM_ANN = "network" if APART else "read"

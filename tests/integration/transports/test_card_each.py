@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 import conveyor
-from conveyor.codec.tensors import staged
+from conveyor.codec.tensors import staging
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ConveyorWarning
 
@@ -105,8 +105,8 @@ def cards(session):
 def driver_without(monkeypatch):
     """The driver sees no device."""
     monkeypatch.setattr(accelerator.install().machine, "visible", ())
-    monkeypatch.setattr(staged, "_found", set())
-    staged._tell_once.cache_clear()
+    monkeypatch.setattr(staging, "_found", set())
+    staging._tell_once.cache_clear()
 
 
 SUMS = ([66.0, 22.0, 66.0], 66.0, True, ["sim", "sim", "sim", "cpu", "sim"])

@@ -43,9 +43,9 @@ class Worker:
 
     def fail_to_connect(self, times):
         """Have this process fail to make the next groups."""
-        from conveyor.transport.gloo import conduit
+        from conveyor.transport.gloo import endpoint
 
-        make, left = conduit.Pair, [None] * times
+        make, left = endpoint.Pair, [None] * times
 
         def fail(*arguments):
             if left:
@@ -53,7 +53,7 @@ class Worker:
                 raise OSError("no way there")
             return make(*arguments)
 
-        conduit.Pair = fail
+        endpoint.Pair = fail
 
     def pid(self):
         return os.getpid()
@@ -197,8 +197,7 @@ def test_a_transfer_that_is_half_done_ends_with_its_graph(which, wait_until):
 
 def test_a_transfer_can_be_aborted():
     """It takes functions of torch that Python is not given: this fails where they are not found."""
-    from conveyor.transport.gloo.group import Pair, abort
-    from conveyor.transport.gloo.rendezvous import Rendezvous, Way
+    from conveyor.transport.gloo.pairs import Pair, Rendezvous, Way, abort
 
     stores = Rendezvous(), Rendezvous()
     made = {}

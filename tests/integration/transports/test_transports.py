@@ -22,9 +22,9 @@ from conveyor.exceptions import (
     TransportError,
     WaitTimeoutError,
 )
-from conveyor.plan.route import choose
+from conveyor.plan.channels import choose
 from conveyor.testing import FaultyTransport
-from conveyor.testing.peers import RemotePeer
+from conveyor.testing.conformance import RemotePeer
 
 PRELOAD = ["torch"]
 pytestmark = pytest.mark.usefixtures("session")

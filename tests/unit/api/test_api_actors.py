@@ -596,8 +596,8 @@ def test_importing_is_light():
 import sys, types
 package = sys.modules["conveyor"] = types.ModuleType("conveyor")
 package.__path__ = {list(conveyor.__path__)}
-import conveyor.api, conveyor.api.functions, conveyor.api.machine
-import conveyor.api.method, conveyor.api.remote
+import conveyor.api, conveyor.api.functions, conveyor.api.session
+import conveyor.api.decorators, conveyor.api.decorators
 print([name for name in {heavy} if name in sys.modules])
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

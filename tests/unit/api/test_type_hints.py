@@ -10,7 +10,7 @@ import typing
 import pytest
 
 import conveyor
-from conveyor.api import option_types, options, unused
+from conveyor.api import options
 from conveyor.config import ConfigOptions
 from conveyor.engines.options import session_options
 from conveyor.engines.ray import engine as ray_engine
@@ -70,21 +70,21 @@ def test_the_types_of_options_name_those_that_there_are():
     settings = {field.name for field in dataclasses.fields(conveyor.Config)}
     assert set(typing.get_type_hints(ConfigOptions)) == settings
 
-    placement, of_ray = set(unused.PLACEMENT_OPTIONS), {"runtime_env", *unused.ACTOR_OPTIONS}
+    placement, of_ray = set(options.PLACEMENT_OPTIONS), {"runtime_env", *options.ACTOR_OPTIONS}
     actors = {*options._CHECKS, *placement, *of_ray}
-    assert set(typing.get_type_hints(option_types.ActorOptionTypes)) == actors
-    functions = {"num_cpus", "num_gpus", *unused.FUNCTION_OPTIONS}
-    assert set(typing.get_type_hints(option_types.FunctionOptionTypes)) == functions
+    assert set(typing.get_type_hints(options.ActorOptionTypes)) == actors
+    functions = {"num_cpus", "num_gpus", *options.FUNCTION_OPTIONS}
+    assert set(typing.get_type_hints(options.FunctionOptionTypes)) == functions
 
     named = set(inspect.signature(conveyor.init).parameters)
     engines = {
         *inspect.signature(session_options).parameters,
         *inspect.signature(ray_engine.start).parameters,
-        *unused.RAYS_INIT_OPTIONS,
+        *options.RAYS_INIT_OPTIONS,
         "local_mode",
     }
     internal = {"cluster", "given", "unknown"}
-    assert set(typing.get_type_hints(option_types.InitOptions)) == engines - named - internal
+    assert set(typing.get_type_hints(options.InitOptions)) == engines - named - internal
 
 
 def test_nothing_is_imported_for_them_before_they_are_asked_for():

@@ -10,7 +10,7 @@ import pytest
 from codec_transport import Channel, run, run_python
 
 from conveyor.codec.encoded import FLAG_BOUND, FLAG_DEFINITIONS
-from conveyor.codec.pickling import byvalue, full_pickler
+from conveyor.codec.pickling import definitions, full_pickler
 
 
 def test_instances_come_back_as_what_they_were():
@@ -525,7 +525,7 @@ if __name__ == "__main__":
 def test_forked_child_makes_tokens_of_its_own():
     run("""
         import os
-        from conveyor.codec.pickling import byvalue
+        from conveyor.codec.pickling import definitions as byvalue
         from conveyor.codec import frames as codec
         from codec_transport import Channel
 
@@ -650,11 +650,11 @@ def test_two_threads_that_load_the_same_definitions():
 
 def forget(obj):
     """Make this process one that has not defined ``obj``."""
-    entry = byvalue.entry_of(obj)
-    del byvalue._entries[id(obj)]
+    entry = definitions.entry_of(obj)
+    del definitions._entries[id(obj)]
     for token in entry.group.tokens:
-        byvalue._refs.pop(token, None)
-        byvalue._groups._refs.pop(token, None)
+        definitions._refs.pop(token, None)
+        definitions._groups._refs.pop(token, None)
     forget_by_cloudpickle()
 
 
@@ -677,7 +677,7 @@ def test_loaded_once_and_kept_by_the_channel(monkeypatch):
     assert first[1] & FLAG_DEFINITIONS
     assert second[1] == FLAG_BOUND
     forget(cls)
-    monkeypatch.setattr(byvalue, "_prefix", b"another.")
+    monkeypatch.setattr(definitions, "_prefix", b"another.")
     loaded = type(channel.receive(first))
     assert loaded is not cls
     gone = weakref.ref(loaded)
@@ -691,11 +691,11 @@ def test_loaded_once_and_kept_by_the_channel(monkeypatch):
 
 def test_a_class_that_is_gone_leaves_nothing():
     gc.collect()  # classes of earlier tests
-    before = len(byvalue._entries), len(byvalue._refs), len(byvalue._groups)
+    before = len(definitions._entries), len(definitions._refs), len(definitions._groups)
     for _ in range(20):
         Channel().carry(make_local()())
     gc.collect()
-    assert (len(byvalue._entries), len(byvalue._refs), len(byvalue._groups)) == before
+    assert (len(definitions._entries), len(definitions._refs), len(definitions._groups)) == before
 
 
 def test_part_of_a_group_that_is_still_here_is_kept():
@@ -715,9 +715,9 @@ def test_part_of_a_group_that_is_still_here_is_kept():
     frame = channel.send([a(), b()])
     a.mark = "original"
     # As if only B had been collected.
-    entry = byvalue.entry_of(b)
-    byvalue._entries.pop(id(b))
-    byvalue._refs.pop(entry.token)
+    entry = definitions.entry_of(b)
+    definitions._entries.pop(id(b))
+    definitions._refs.pop(entry.token)
     forget_by_cloudpickle()
     carried_a, carried_b = channel.receive(frame)
     assert type(carried_a) is a
@@ -739,6 +739,6 @@ def test_large_data_in_a_definition_warns(monkeypatch):
 
 
 def test_modules_in_memory_are_only_those(monkeypatch):
-    assert "sys" not in byvalue.modules_in_memory()
+    assert "sys" not in definitions.modules_in_memory()
     monkeypatch.setitem(sys.modules, "made_here", types.ModuleType("made_here"))
-    assert "made_here" in byvalue.modules_in_memory()
+    assert "made_here" in definitions.modules_in_memory()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 from codec_transport import Channel, run
 
-from conveyor.codec.errors.encoding import decode_error, encode_error
+from conveyor.codec.errors import decode_error, encode_error
 from conveyor.exceptions import (
     ActorDiedError,
     ConveyorError,
@@ -383,7 +383,7 @@ def test_own_reduction_is_used():
 def test_class_that_the_reader_cannot_load(tmp_path):
     script = """
         import sys, types
-        from conveyor.codec.errors.encoding import encode_error
+        from conveyor.codec.errors import encode_error
         sys.path.insert(0, sys.argv[1])
         import only_there
         try:
@@ -773,20 +773,20 @@ def test_classes_of_main():
             def fail(self, n):
                 raise Special(code=n)
             def encoded(self, n):
-                from conveyor.codec.errors.encoding import encode_error
+                from conveyor.codec.errors import encode_error
                 try:
                     self.fail(n)
                 except Exception as error:
                     return encode_error(error, "worker", "worker.fail")
             def again(self, meta):
-                from conveyor.codec.errors.encoding import decode_error, encode_error
+                from conveyor.codec.errors import decode_error, encode_error
                 try:
                     raise decode_error(meta)
                 except Base as error:
                     assert type(error.cause) is Special
                     return encode_error(error, "other", "other.again")
 
-        from conveyor.codec.errors.encoding import decode_error
+        from conveyor.codec.errors import decode_error
         one, two = Peer(), Peer()
         one.ask("start", Worker)
         two.ask("start", Worker)

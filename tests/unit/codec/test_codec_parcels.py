@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from conveyor.codec import SentDefinitions
 from conveyor.codec.frames import decode, discard, encode
-from conveyor.codec.parcels import PARCEL, Head, Parcel, TensorSpec
+from conveyor.codec.out_of_band import PARCEL, Head, Parcel, TensorSpec
 from conveyor.exceptions import SerializationError
-from conveyor.testing.samples import KINDS, difference, sample
+from conveyor.testing.conformance import KINDS, difference, sample
 
 torch = pytest.importorskip("torch")
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from conveyor import device as devices  # noqa: E402
 from conveyor.codec import frames as codec  # noqa: E402
-from conveyor.codec.parcels import Parcel  # noqa: E402
+from conveyor.codec.out_of_band import Parcel  # noqa: E402
 from conveyor.codec.pickling.definitions import SentDefinitions  # noqa: E402
 from conveyor.codec.promises import Keeper, Promised  # noqa: E402
 from conveyor.exceptions import SerializationError, TransportError  # noqa: E402

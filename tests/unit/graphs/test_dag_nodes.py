@@ -24,12 +24,11 @@ from conveyor.dag import (
     MultiOutputNode,
     OutputElementNode,
     TransportHint,
-    hooks,
 )
-from conveyor.dag.inputs import key_of
+from conveyor.dag import node as hooks
+from conveyor.dag.inputs import InputData, Path, given, key_of
 from conveyor.dag.methods import bind
 from conveyor.dag.node import hint_of, record_of, upstream_of
-from conveyor.dag.parts import InputData, Path, given
 from conveyor.dag.survey import survey
 from conveyor.exceptions import GraphError, RuntimeStateError
 from conveyor.experimental.channel import TorchTensorType

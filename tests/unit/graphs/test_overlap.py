@@ -14,10 +14,9 @@ from conveyor.dag import DAGContext, InputNode
 from conveyor.exceptions import GraphError
 from conveyor.observe import simulate
 from conveyor.plan import Call, Recv, Send, explain, lower
-from conveyor.plan.overlap import early_receives, overlapped
+from conveyor.plan.model import PATIENCE, Await, Try
 from conveyor.plan.reading import Values, in_order
-from conveyor.plan.schedule import prove_programs
-from conveyor.plan.steps import PATIENCE, Await, Try
+from conveyor.plan.schedule import early_receives, overlapped, prove_programs
 
 A, B = Actor(0, "a"), Actor(1, "b")
 SENDS = (

@@ -11,9 +11,8 @@ import pytest
 
 from conveyor.config import Config
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.dag.inputs import key_of
+from conveyor.dag.inputs import Path, key_of
 from conveyor.dag.methods import bind
-from conveyor.dag.parts import Path
 from conveyor.exceptions import GraphError
 from conveyor.plan import (
     EXECUTOR,

@@ -17,8 +17,8 @@ from conveyor.experimental import collective
 from conveyor.experimental.channel import Communicator
 from conveyor.plan import explain, lower
 from conveyor.plan.channels import _domain_of, _domains
+from conveyor.plan.model import Call
 from conveyor.plan.schedule import prove_programs
-from conveyor.plan.steps import Call
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor.exceptions import GraphError
-from conveyor.plan.prove import prove
+from conveyor.plan.schedule import prove
 
 
 @dataclass(frozen=True)

@@ -19,21 +19,10 @@ from conveyor.dag import (
     OutputElementNode,
 )
 from conveyor.dag.containers import replace_nodes
+from conveyor.dag.inputs import given as input_part
 from conveyor.dag.inputs import key_of
 from conveyor.dag.methods import bind
-from conveyor.dag.parts import given as input_part
-from conveyor.plan import (
-    EXECUTOR,
-    Call,
-    Nested,
-    Plan,
-    Recv,
-    Reg,
-    Send,
-    explain,
-    fill,
-    lower,
-)
+from conveyor.plan import EXECUTOR, Call, Nested, Plan, Recv, Reg, Send, explain, fill, lower
 from conveyor.plan.reading import in_order
 
 

@@ -10,6 +10,7 @@ from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.dag.methods import bind
 from conveyor.experimental import collective
 from conveyor.plan import EXECUTOR, Call, Plan, Program, Recv, Send, lower
+from conveyor.plan.flow import Made, Part, Start
 from conveyor.plan.reading import (
     Held,
     Outline,
@@ -20,7 +21,6 @@ from conveyor.plan.reading import (
     registers_read,
     task_of_each_step,
 )
-from conveyor.plan.values import Made, Part, Start
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from no_descriptors import none_at_all
 
 from conveyor import local_sockets
-from conveyor.direct.managers.sending import Sender
+from conveyor.direct.managers.transfers import Sender
 
 
 @pytest.fixture

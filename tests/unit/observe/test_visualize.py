@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from observed_plans import diamond, layered, pipeline, plans
 
 from conveyor.observe.drawing.formats import visualize
-from conveyor.observe.drawing.picture import compose
-from conveyor.observe.drawing.svg import Rect, actor_colour, rgb
+from conveyor.observe.drawing.picture import Rect, actor_colour, compose, rgb
 
 NASTY = 'q"uo\\te\nline <b>&amp; #1; | `x` ]] --> \0'
 

@@ -20,8 +20,7 @@ from conveyor.dag.collective.calls import (
     ReduceScatter,
     Scatter,
 )
-from conveyor.dag.collective.kernels import TENSORS
-from conveyor.dag.collective.reduceop import ELEMENT_TYPES, ReduceOp
+from conveyor.dag.collective.kernels import ELEMENT_TYPES, TENSORS, ReduceOp
 
 torch = pytest.importorskip("torch")
 

@@ -5,7 +5,7 @@ import pytest
 
 from conveyor import _core
 from conveyor.collective.group import OPERATIONS
-from conveyor.dag.collective.reduceop import ELEMENT_TYPES, FLOATS, ReduceOp
+from conveyor.dag.collective.kernels import ELEMENT_TYPES, FLOATS, ReduceOp
 
 
 @pytest.mark.parametrize("name", [name for name in ELEMENT_TYPES if name != "bfloat16"])

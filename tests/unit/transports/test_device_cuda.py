@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from conveyor import device
+from conveyor.device import cuda as cuda_memory
 from conveyor.device import cuda as cuda_module
-from conveyor.device import cuda_memory
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

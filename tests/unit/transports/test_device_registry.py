@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from conveyor import device
-from conveyor.device import registry
+from conveyor.device import base
 from conveyor.device.base import Device
 
 
@@ -58,13 +58,13 @@ def test_a_device_is_pickled_as_what_makes_it(stub):
 def test_one_that_registers_itself_is_registered_once():
     def make():
         made = make_stub()
-        registry.register(made)
+        base.register(made)
         return made
 
     try:
-        assert registry.adopt("stub", make, ()) is registry.get("stub")
+        assert base.adopt("stub", make, ()) is base.get("stub")
     finally:
-        registry.unregister("stub")
+        base.unregister("stub")
 
 
 @pytest.mark.parametrize("kind", ["cuda", "gpu", "cpu", "meta", "default", "stub"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.device.waits import happened, wait_until
+from conveyor.device.base import happened, wait_until
 from conveyor.flag import Flag
 
 

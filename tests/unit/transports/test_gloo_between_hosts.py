@@ -15,8 +15,8 @@ import torch
 
 from conveyor.transport import Host
 from conveyor.transport.base import TensorSpec
-from conveyor.transport.gloo.conduit import GlooConduit
-from conveyor.transport.gloo.rendezvous import way_to
+from conveyor.transport.gloo.endpoint import GlooConduit
+from conveyor.transport.gloo.pairs import way_to
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_gloo_available(), reason="this build of torch has no gloo"
@@ -145,7 +145,7 @@ def test_nodes_of_two_versions_of_ip():
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_an_address_of_the_sixth_version():
-    from conveyor.transport.gloo.group import _connections
+    from conveyor.transport.gloo.pairs import _connections
 
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
         port = listener.getsockname()[1]

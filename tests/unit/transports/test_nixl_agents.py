@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from conveyor.transport.nixl import fetcher as fetching
-from conveyor.transport.nixl import offers as module
-from conveyor.transport.nixl.fetcher import Fetch, Fetcher, Offer
+from conveyor.transport.nixl import endpoint as fetching
+from conveyor.transport.nixl import endpoint as module
+from conveyor.transport.nixl.endpoint import Fetch, Fetcher, Offer
 
 
 class Agent:

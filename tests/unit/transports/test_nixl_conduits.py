@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from conveyor.transport.base import TensorSpec
-from conveyor.transport.nixl import conduit as module
+from conveyor.transport.nixl import endpoint as module
 from conveyor.transport.packing import Layout
 
 COUNT = 1 << 16

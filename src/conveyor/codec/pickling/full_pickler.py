@@ -16,8 +16,8 @@ from typing import Any
 import cloudpickle
 
 from conveyor.codec.encoded import Pieces, ReducerFactory
-from conveyor.codec.pickling import byvalue
-from conveyor.codec.pickling.byvalue import Entry, Group
+from conveyor.codec.pickling import definitions
+from conveyor.codec.pickling.definitions import Entry, Group
 from conveyor.exceptions import ConveyorWarning
 from conveyor.weak import WeakSet
 
@@ -72,7 +72,7 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         kind = type(obj)
         if kind is not types.FunctionType and not issubclass(kind, type):
             return NotImplemented
-        entry = byvalue.entry_of(obj)
+        entry = definitions.entry_of(obj)
         if entry is not None:
             return self.refer(entry)
         if obj in _named:
@@ -96,13 +96,13 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     def refer(self, entry: Entry) -> Any:
         self.by_value = True
         self.groups[entry.group.key] = entry.group
-        return byvalue.resolve, (entry.token,)
+        return definitions.resolve, (entry.token,)
 
     def define(self, obj: Any, reduction: Any) -> Any:
         """Define ``obj``, which is met for the first time in this process."""
         while True:
             _define(obj, self.make_reducers)
-            entry = byvalue.entry_of(obj)
+            entry = definitions.entry_of(obj)
             if entry is not None:
                 return self.refer(entry)
 
@@ -116,15 +116,15 @@ class _GroupPickler(FullPickler):
 
     def define(self, obj: Any, reduction: Any) -> Any:
         make, args, state, _, _, set_state = reduction
-        token = byvalue.new_token()
+        token = definitions.new_token()
         self.members[token] = obj
         return (
-            byvalue.construct,
+            definitions.construct,
             (token, make, args),
             (set_state, state),
             None,
             None,
-            byvalue.fill,
+            definitions.fill,
         )
 
 
@@ -140,7 +140,7 @@ def _define(obj: Any, make_reducers: ReducerFactory) -> None:
             stacklevel=2,
         )
     group = Group(tuple(pickler.members), payload, tuple(pickler.groups.values()))
-    byvalue.register(group, pickler.members)
+    definitions.register(group, pickler.members)
 
 
 def _with_slots(cls: type, reduction: Any) -> Any:
@@ -277,7 +277,7 @@ def registered_modules() -> set[str]:
 def register_modules_in_memory() -> None:
     """Register the modules that exist only in memory with cloudpickle, which goes by ``sys.modules`` alone,
     and would name what these hold."""
-    for name in byvalue.modules_in_memory():
+    for name in definitions.modules_in_memory():
         module = sys.modules.get(name)
         if module is not None and module.__name__ == name:
             cloudpickle.register_pickle_by_value(module)

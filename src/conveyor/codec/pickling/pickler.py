@@ -27,13 +27,13 @@ from conveyor.codec.encoded import (
     Pieces,
     Reducer,
     ReducerFactory,
+    Token,
+    pack,
 )
 from conveyor.codec.faults import is_fault
-from conveyor.codec.header import Token, pack
-from conveyor.codec.pickling import byvalue
-from conveyor.codec.pickling.byvalue import Group
-from conveyor.codec.pickling.definitions import SentDefinitions, definitions_of
-from conveyor.codec.tensors.staged import STAGED
+from conveyor.codec.pickling import definitions as byvalue
+from conveyor.codec.pickling.definitions import Group, SentDefinitions, definitions_of
+from conveyor.codec.tensors.staging import STAGED
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:

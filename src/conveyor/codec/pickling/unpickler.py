@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.codec.encoded import DEFINING
+from conveyor.codec.encoded import DEFINING, unpack
 from conveyor.codec.faults import is_fault
-from conveyor.codec.header import unpack
-from conveyor.codec.pickling import byvalue
+from conveyor.codec.pickling import definitions as byvalue
 from conveyor.codec.pickling.definitions import KnownDefinitions
 from conveyor.exceptions import (
     ActorDiedError,

@@ -14,22 +14,180 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from conveyor.codec.encoded import Encoded
-from conveyor.codec.tensors.headers import (
-    EMPTY,
-    REQUIRES_GRAD,
-    STRIDED,
-    fixed,
-    make_header,
-)
-from conveyor.codec.tensors.layouts import (
-    dense,
-    is_plain,
-    plain_values,
-)
-from conveyor.storages import check_storage
+from conveyor.storages import check_storage, extent
 
 if TYPE_CHECKING:
     import torch
+
+
+def dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
+    """Return ``tensor`` with its memory in one piece, and its strides if they are unusual. An expanded
+    dimension (a stride of 0) takes memory once."""
+    if tensor.is_contiguous():
+        return tensor, None
+    strides = tensor.stride()
+    once = unexpanded(tensor)
+    ordered = once.permute(sorted(range(once.ndim), key=lambda i: -strides[i]))
+    if ordered.is_contiguous():
+        return ordered, strides
+    copied = once.contiguous()
+    if once is tensor:
+        return copied, None
+    numbers = zip(copied.stride(), strides, tensor.shape, strict=True)
+    return copied, tuple([0 if s == 0 and n > 1 else own for own, s, n in numbers])
+
+
+def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` with one element in each dimension that is expanded; itself if none is."""
+    for dimension, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
+
+
+def plain_values(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` detached, with its conjugation or negation carried out."""
+    import torch
+
+    if torch._is_zerotensor(tensor):
+        tensor = tensor.clone()
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        return unexpanded(tensor).resolve_conj().resolve_neg().expand(tensor.shape)
+    return tensor
+
+
+def lies_within(tensor: torch.Tensor, first: torch.Tensor, offset: int) -> bool:
+    """Whether ``tensor``, ``offset`` bytes behind ``first``, lies in what travels for that one."""
+    size = tensor.element_size()
+    return offset >= 0 and offset % size == 0 and offset + extent(tensor) <= extent(first)
+
+
+def widest(first: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in which more of the later ones may lie. Both travel, are in one storage, and do not
+    lie in each other's memory at the reader."""
+    offset = first.data_ptr() - tensor.data_ptr()
+    return tensor if lies_within(first, tensor, offset) else first
+
+
+def alias(
+    first: torch.Tensor,
+    dtype: torch.dtype,
+    offset: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    requires_grad: bool,
+) -> torch.Tensor:
+    """The tensor that begins ``offset`` bytes behind ``first``, in its memory."""
+    import torch
+
+    made = torch.empty(0, dtype=dtype, device=first.device)
+    offset += first.storage_offset() * first.element_size()
+    made.set_(first.untyped_storage(), offset // made.element_size(), shape, strides)
+    return made.requires_grad_() if requires_grad else made
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether what travels for ``tensor`` is laid out as its own memory is."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.ndim), key=lambda i: -strides[i])
+    return bool(unexpanded(tensor).permute(order).is_contiguous())
+
+
+def lies_here(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory has its values, in this process."""
+    import torch
+
+    if tensor.device.type != "cpu" or not tensor.numel() or torch._is_zerotensor(tensor):
+        return False
+    return not tensor.is_conj() and not tensor.is_neg()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a header can describe ``tensor``; sparse, quantized and decorated ones: pickle."""
+    import torch
+
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor.__dict__
+    )
+
+
+REQUIRES_GRAD = 1
+STRIDED = 2  # strides follow the shape: dense, but not contiguous
+EMPTY = 4
+
+fixed = struct.Struct("<BBBx")  # flags, length of dtype's name, ndim
+
+
+def make_header(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None, requires_grad: bool
+) -> bytes:
+    """Describe a tensor; ``strides``: ``None``, if it is contiguous."""
+    flags = REQUIRES_GRAD if requires_grad else 0
+    numbers = shape
+    if strides is not None:
+        flags |= STRIDED
+        numbers = (*shape, *strides)
+    if 0 in shape:
+        flags |= EMPTY
+    name = dtype_name(dtype).encode()
+    return (
+        fixed.pack(flags, len(name), len(shape)) + name + struct.pack(f"<{len(numbers)}q", *numbers)
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype's name without ``torch.``: ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def shape_of(header: bytes) -> tuple[tuple[int, ...], int] | None:
+    """The shape that a header describes, and the bytes of an element; ``None`` if it is not contiguous."""
+    import torch
+
+    flags, length, ndim = fixed.unpack_from(header)
+    if flags & STRIDED:
+        return None
+    end = fixed.size + length
+    dtype = getattr(torch, header[fixed.size : end].decode())
+    return struct.unpack_from(f"<{ndim}q", header, end), dtype.itemsize
+
+
+def with_shape(header: bytes, shape: tuple[int, ...]) -> bytes:
+    """A header that describes a contiguous tensor of another shape and the same dtype."""
+    flags, length, _ = fixed.unpack_from(header)
+    flags = flags & REQUIRES_GRAD | (EMPTY if 0 in shape else 0)
+    name = header[fixed.size : fixed.size + length]
+    return fixed.pack(flags, length, len(shape)) + name + struct.pack(f"<{len(shape)}q", *shape)
+
+
+def describes(header: bytes, tensor: torch.Tensor) -> bool:
+    """Whether a header is of a contiguous tensor of this one's dtype and shape."""
+    flags, length, ndim = fixed.unpack_from(header)
+    if flags & STRIDED or ndim != tensor.ndim:
+        return False
+    end = fixed.size + length
+    shape = struct.unpack_from(f"<{ndim}q", header, end)
+    return shape == tensor.shape and header[fixed.size : end].decode() == dtype_name(tensor.dtype)
+
+
+def shaped(header: bytes, memory: torch.Tensor) -> torch.Tensor:
+    """The tensor that a header describes, in ``memory``, a tensor of its bytes."""
+    import torch
+
+    flags, length, ndim = fixed.unpack_from(header)
+    end = fixed.size + length
+    made = memory.view(getattr(torch, header[fixed.size : end].decode()))
+    shape = struct.unpack_from(f"<{ndim}q", header, end)
+    if flags & STRIDED:
+        made = made.as_strided(shape, struct.unpack_from(f"<{ndim}q", header, end + 8 * ndim))
+    else:
+        made = made.view(shape)
+    return made.requires_grad_() if flags & REQUIRES_GRAD else made
+
 
 TENSOR = 19
 """Codec: a dense ``torch.Tensor`` on the CPU."""

@@ -11,19 +11,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from conveyor.codec.encoded import SENT, Reducer
-from conveyor.codec.tensors.encoding import make_describe, make_memory, rebuild
-from conveyor.codec.tensors.headers import make_header, shaped
-from conveyor.codec.tensors.layouts import (
+from conveyor.codec.tensors.encoding import (
     alias,
     dense,
     is_dense,
     is_plain,
     lies_here,
     lies_within,
+    make_describe,
+    make_header,
+    make_memory,
     plain_values,
+    rebuild,
+    shaped,
     widest,
 )
-from conveyor.codec.tensors.staged import (
+from conveyor.codec.tensors.staging import (
     STAGED,
     Staged,
     bring,

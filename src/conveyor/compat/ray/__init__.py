@@ -12,7 +12,7 @@ from typing import Any
 import conveyor
 import conveyor.compat.ray.experimental as _experimental
 from conveyor import *  # noqa: F403
-from conveyor.api.transports import check_transport
+from conveyor.api.options import check_transport
 from conveyor.direct.managers.registry import is_two_sided
 from conveyor.refs.ref import Ref, located
 

@@ -21,9 +21,18 @@ from conveyor.dag.collective.calls import (
     share_of,
     title_of,
 )
-from conveyor.dag.collective.kernels import Arrays, arrays_of, reduce, reduced, why_not, widens
-from conveyor.dag.collective.reduceop import ReduceOp
-from conveyor.dag.collective.seen import Seen, check_seen, seen
+from conveyor.dag.collective.kernels import (
+    Arrays,
+    ReduceOp,
+    Seen,
+    arrays_of,
+    check_seen,
+    reduce,
+    reduced,
+    seen,
+    why_not,
+    widens,
+)
 from conveyor.dag.inputs import InputAttributeNode, InputNode
 from conveyor.dag.methods import Collective, Function, MethodNode, OutputElementNode
 from conveyor.dag.node import ActorRef, DAGNode, record_of

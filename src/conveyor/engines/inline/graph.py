@@ -23,9 +23,20 @@ from conveyor.engines.inline.threads import Job, Lines, Turns
 from conveyor.exceptions import ExecutionCancelledError, GraphTornDownError, SerializationError
 from conveyor.graph.edges import Assignment, assign, lay_out, tasks_by_actor
 from conveyor.graph.executor import Epoch, Laid, LaidChannels
-from conveyor.plan.model import EXECUTOR, Plan, Program, Task
+from conveyor.plan.model import (
+    EXECUTOR,
+    Await,
+    Call,
+    Plan,
+    Program,
+    Recv,
+    Send,
+    Step,
+    Task,
+    Try,
+    assert_never,
+)
 from conveyor.plan.reading import Stage, in_order
-from conveyor.plan.steps import Await, Call, Recv, Send, Step, Try, assert_never
 from conveyor.refs.ref import Ref
 from conveyor.refs.streams import ExecutionStream
 from conveyor.refs.values import with_bound_values

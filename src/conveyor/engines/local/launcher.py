@@ -329,7 +329,7 @@ class Room:
 _PRELOADED = (
     "conveyor.worker.worker",
     "conveyor.codec.pickling.full_pickler",
-    "conveyor.plan.place",
+    "conveyor.plan.lower",
     "conveyor.dag.node",
     "conveyor.logs",
 )

@@ -29,7 +29,7 @@ from conveyor.cluster.handshake import (
 from conveyor.cluster.servers import Depot, Memories, Supply
 from conveyor.cluster.tls import Credentials, Tls
 from conveyor.codec import Reader, claims
-from conveyor.codec.header import unpack
+from conveyor.codec.encoded import unpack
 from conveyor.driver.hosts import FarOrder, Home
 from conveyor.engines.ray import bootstrap
 from conveyor.engines.ray.agent import Agent, News, Ready, Secrets, Sent, Terms, Unclaimed

@@ -2,18 +2,222 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import webbrowser
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from conveyor.graph.compiled import Account
-from conveyor.observe.drawing.picture import compose
-from conveyor.observe.drawing.svg import write_svg
-from conveyor.observe.drawing.text import write_ascii, write_dot, write_mermaid
+from conveyor.observe.dataflow import (
+    Dataflow,
+    arrow_lines,
+    columns,
+    dataflow,
+    edge_details,
+    place_name,
+)
+from conveyor.observe.drawing.layers import depths
+from conveyor.observe.drawing.picture import INK, actor_colour, cells, compose, write_svg
 from conveyor.observe.stats import read_stats
-from conveyor.plan.model import Plan
+from conveyor.plan.model import EXECUTOR, Plan
+
+
+def write_ascii(plan: Plan, name: str, channel_details: bool, schedule: bool) -> str:
+    """Write the text. What is drawn is ASCII; names stand as they are. It is best for up to 20 tasks."""
+    flow = dataflow(plan)
+    blocks = [
+        _titled("Nodes", _nodes(plan, flow)),
+        _titled("Edges", _edges(plan, flow, channel_details)),
+        _titled("Legend", _LEGEND),
+        _titled("Graph", _graph(plan, flow)),
+    ]
+    if schedule:
+        blocks.append(_titled("Schedule", _schedule(plan)))
+    if name:
+        blocks.insert(0, name)
+    return "\n\n".join(blocks) + "\n"
+
+
+_LEGEND = (
+    "[n: name]  a task, by its number under Nodes; (n: name) what comes from or goes to the driver",
+    "| #k       a value on channel k, of the node whose number stands above",
+    ":          a value that stays in its process",
+)
+
+
+def _titled(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([f"{title}:", *(f"  {line}".rstrip() for line in lines)])
+
+
+def _nodes(plan: Plan, flow: Dataflow) -> list[str]:
+    return _aligned(
+        [
+            (
+                str(place),
+                node.label,
+                node.kind if node.actor == EXECUTOR else "on " + place_name(plan, node.actor),
+            )
+            for place, node in enumerate(flow.nodes)
+        ]
+    )
+
+
+def _edges(plan: Plan, flow: Dataflow, details: bool) -> list[str]:
+    rows = []
+    for arrow in flow.arrows:
+        line = "...>" if arrow.edge is None else "--->"
+        text = (
+            " ".join(arrow_lines(plan, arrow, False))
+            if arrow.parts or arrow.edge is not None
+            else ""
+        )
+        more = ""
+        if arrow.edge is None:
+            text = f"no channel {text}".rstrip()
+        elif details:
+            more = ": ".join(edge_details(plan.edges[arrow.edge]))
+        rows.append((f"{arrow.source} {line} {arrow.target}", text, more))
+    return _aligned(rows)
+
+
+def _graph(plan: Plan, flow: Dataflow) -> list[str]:
+    """Draw the boxes in layers, and over each box the arrows that come to it, with their sources' numbers."""
+    coming: list[list[tuple[str, ...]]] = [[] for _ in flow.nodes]
+    for arrow in flow.arrows:
+        line = ":" if arrow.edge is None else "|"
+        label = " ".join((line, *arrow_lines(plan, arrow, False)))
+        coming[arrow.target].append((str(arrow.source), label, "v"))
+    layers: dict[int, list[int]] = {}
+    ends = [(arrow.source, arrow.target) for arrow in flow.arrows]
+    for place, depth in enumerate(depths(len(flow.nodes), ends)):
+        layers.setdefault(depth, []).append(place)
+    lines: list[str] = []
+    for depth in sorted(layers):
+        blocks = []
+        for place in layers[depth]:
+            node = flow.nodes[place]
+            left, right = "[]" if node.kind == "task" else "()"
+            arrows = _aligned(list(zip(*coming[place], strict=True)))
+            blocks.append([*arrows, f"{left}{place}: {node.label}{right}"])
+        height = max(map(len, blocks))
+        # Boxes of a layer stand in one row: a box without arrows begins further down.
+        blocks = [[""] * (height - len(block)) + block for block in blocks]
+        lines += ["", *_aligned(list(zip(*blocks, strict=True)))]
+    return lines[1:]
+
+
+def _schedule(plan: Plan) -> list[str]:
+    lines: list[str] = []
+    for column in columns(plan):
+        lines.append(column.title)
+        lines += _aligned(
+            [(f"  {i}", row.kind, row.text("->", "<-")) for i, row in enumerate(column.rows, 1)]
+        )
+    return lines
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell + " " * (width - cells(cell)) for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+# DOT
+
+
+def write_dot(plan: Plan, name: str, channel_details: bool, schedule: bool) -> str:
+    """Write the source of a digraph named ``compiled_graph``."""
+    flow = dataflow(plan)
+    lines = [
+        "digraph compiled_graph {",
+        f'  node [style=filled, fontname="monospace", fontcolor="{INK}"];',
+        '  edge [fontname="monospace", fontsize=10];',
+    ]
+    if name:
+        lines.append(f'  label={_dot_label(name)}; labelloc=t; fontname="monospace";')
+    for place, node in enumerate(flow.nodes):
+        colour = actor_colour(node.actor)
+        shape = "box" if node.kind == "task" else "oval"
+        lines.append(
+            f"  n{place} [label={_dot_label(node.label)}, shape={shape}, "
+            f'fillcolor="{colour.fill}", color="{colour.stroke}"];'
+        )
+    for arrow in flow.arrows:
+        colour = actor_colour(flow.nodes[arrow.source].actor)
+        style = "dashed" if arrow.edge is None else "solid"
+        label = _dot_label(*arrow_lines(plan, arrow, channel_details))
+        lines.append(
+            f"  n{arrow.source} -> n{arrow.target} "
+            f'[label={label}, style={style}, color="{colour.stroke}"];'
+        )
+    if schedule:
+        lines += ["  subgraph cluster_schedule {", '    label="schedule";']
+        for number, column in enumerate(columns(plan)):
+            colour = actor_colour(column.place)
+            rows = [f"{i} {row.kind} {row.text()}" for i, row in enumerate(column.rows, 1)]
+            lines.append(
+                f"    s{number} [label={_dot_label(column.title, *rows, left=True)}, shape=box, "
+                f'fillcolor="{colour.fill}", color="{colour.stroke}"];'
+            )
+        lines.append("  }")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _dot_label(*lines: str, left: bool = False) -> str:
+    """Make a label of the given lines. A backslash would begin an escape, so it is doubled."""
+    escaped = [line.replace("\\", "\\\\").replace('"', '\\"') for line in lines]
+    text = "".join(line + "\\l" for line in escaped) if left else "\\n".join(escaped)
+    return f'"{text}"'
+
+
+# Mermaid
+
+
+def write_mermaid(plan: Plan, name: str, channel_details: bool, schedule: bool) -> str:
+    """Write the source of a flowchart from top to bottom."""
+    flow = dataflow(plan)
+    title = ["---", f"title: {json.dumps(name)}", "---"] if name else []
+    lines = [*title, "flowchart TD"]
+    for place, node in enumerate(flow.nodes):
+        left, right = ("[", "]") if node.kind == "task" else ("([", "])")
+        lines.append(f"  n{place}{left}{_mermaid_label(node.label)}{right}:::{_class(node.actor)}")
+    for arrow in flow.arrows:
+        line = "-.->" if arrow.edge is None else "-->"
+        text = arrow_lines(plan, arrow, channel_details)
+        label = f"|{_mermaid_label(*text)}|" if text else ""
+        lines.append(f"  n{arrow.source} {line}{label} n{arrow.target}")
+    if schedule:
+        lines.append('  subgraph schedule["schedule"]')
+        for number, column in enumerate(columns(plan)):
+            rows = [f"{i} {row.kind} {row.text()}" for i, row in enumerate(column.rows, 1)]
+            lines.append(
+                f"    s{number}[{_mermaid_label(column.title, *rows)}]:::{_class(column.place)}"
+            )
+        lines.append("  end")
+    for actor in (EXECUTOR, *range(len(plan.actors))):
+        colour = actor_colour(actor)
+        lines.append(
+            f"  classDef {_class(actor)} fill:{colour.fill},stroke:{colour.stroke},color:{INK}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _class(actor: int) -> str:
+    return "driver" if actor == EXECUTOR else f"actor{actor}"
+
+
+def _mermaid_label(*lines: str) -> str:
+    """Make a label of the given lines; what Mermaid or HTML would read stands as a character's code."""
+    escaped = ("".join(f"#{ord(c)};" if c in '"#&<>`*_\\|' else c for c in line) for line in lines)
+    return f'"{"<br/>".join(escaped)}"'
+
 
 #: Format to the file's ending; ``ascii`` goes into no file.
 _ENDINGS = {"svg": "svg", "dot": "dot", "mermaid": "mmd", "ascii": ""}

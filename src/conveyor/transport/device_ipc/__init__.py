@@ -8,7 +8,7 @@ from conveyor.device import Device
 from conveyor.transport.base import Capabilities, Transport, Wire
 
 if TYPE_CHECKING:
-    from conveyor.transport.device_ipc.conduit import DeviceIpcConduit
+    from conveyor.transport.device_ipc.endpoint import DeviceIpcConduit
 
 __all__ = ["DeviceIpcTransport"]
 
@@ -36,7 +36,6 @@ class DeviceIpcTransport(Transport):
 
     def open(self, wire: Wire) -> DeviceIpcConduit:
         """Open the writer's or a reader's end, by the rank."""
-        from conveyor.transport.device_ipc.reader import Reader  # needs torch
-        from conveyor.transport.device_ipc.writer import Writer
+        from conveyor.transport.device_ipc.endpoint import Reader, Writer  # slow to import
 
         return (Reader if wire.rank else Writer)(wire, self.device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from conveyor.transport.base import Capabilities, Transport, Wire
 
 if TYPE_CHECKING:
-    from conveyor.transport.gloo.conduit import GlooConduit
+    from conveyor.transport.gloo.endpoint import GlooConduit
 
 
 class GlooTransport(Transport):
@@ -38,7 +38,7 @@ class GlooTransport(Transport):
 
         if not has_gloo(torch.distributed):
             raise RuntimeError("this build of torch has no gloo")
-        from conveyor.transport.gloo.conduit import GlooConduit  # needs torch
+        from conveyor.transport.gloo.endpoint import GlooConduit  # needs torch
 
         return GlooConduit(wire)
 

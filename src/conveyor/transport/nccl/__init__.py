@@ -10,7 +10,7 @@ from conveyor.transport.base import Capabilities, Transport, Wire
 from conveyor.transport.nccl.group import Group, NcclGroup
 
 if TYPE_CHECKING:
-    from conveyor.transport.nccl.conduit import NcclConduit
+    from conveyor.transport.nccl.endpoint import NcclConduit
 
 
 class NcclTransport(Transport):
@@ -38,7 +38,7 @@ class NcclTransport(Transport):
 
     def open(self, wire: Wire) -> NcclConduit:
         """Open this process's end of an edge."""
-        from conveyor.transport.nccl.conduit import NcclConduit  # needs torch
+        from conveyor.transport.nccl.endpoint import NcclConduit  # needs torch
 
         return NcclConduit(wire, self.device, self.groups)
 

@@ -14,8 +14,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from conveyor.device import Device, Stream
-from conveyor.device.waits import wait_until
-from conveyor.transport.interfaces import LOOPBACK, interface_of
+from conveyor.device.base import wait_until
+from conveyor.transport.network_interfaces import LOOPBACK, interface_of
 
 _LIBRARY = "libnccl.so.2"
 _OLDEST = 21400

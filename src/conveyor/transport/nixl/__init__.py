@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from conveyor.transport.base import Capabilities, Transport, Wire
 
 if TYPE_CHECKING:
-    from conveyor.transport.nixl.conduit import NixlConduit
+    from conveyor.transport.nixl.endpoint import NixlConduit
 
 
 class NixlTransport(Transport):
@@ -33,7 +33,7 @@ class NixlTransport(Transport):
 
     def open(self, wire: Wire) -> NixlConduit:
         """Open the writer's or a reader's end, by the rank."""
-        from conveyor.transport.nixl.conduit import Reader, Writer  # needs torch and nixl
+        from conveyor.transport.nixl.endpoint import Reader, Writer  # needs torch and nixl
 
         return (Reader if wire.rank else Writer)(wire)
 

@@ -1,1 +1,0 @@
-"""Getting values into memory that is there already: which, and how it is filled."""
