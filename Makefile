@@ -170,7 +170,7 @@ NODES_FIRST = $(call files,apart test)
 # Whole files with all actors in the process of the tests.
 INLINE_TESTS = $(call files,inline test-inline)
 
-test quick pytest test-inline test-ray test-nodes test-netns: DEBUG := 1
+test quick lint pytest test-inline test-ray test-nodes test-netns: DEBUG := 1
 test: lint $(STAMPS)/tools
 	$(build)
 	@set -m; nice -n 19 env CONVEYOR_TEST_LIMIT=900 TEST_TIMEOUT=1800 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
@@ -188,6 +188,7 @@ test: lint $(STAMPS)/tools
 	python tests/rerun.py --summary
 
 lint: $(STAMPS)/dev
+	$(build)
 	ruff check .
 	ruff format --check .
 	mypy
@@ -268,7 +269,7 @@ format: $(STAMPS)/dev
 
 clean:
 	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	rm -f src/conveyor/_core*.so $(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/serve $(STAMPS)/docs
+	rm -f src/conveyor/_core*.so src/conveyor/_core.pyi $(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/serve $(STAMPS)/docs
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean

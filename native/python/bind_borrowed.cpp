@@ -78,15 +78,25 @@ nb::object in_place(const InPlace& one, ArenaView& view, nb::bytes ranges, nb::b
 }  // namespace
 
 void bind_borrowed(nb::module_& m) {
-  m.def("outlive_all", &outlive_all);
-  m.def("lying_in", &lying_in, "table"_a, "arena"_a);
-  m.def("readable", [](nb::bytes table) { return readable(entries_of<Range>(table)); }, "ranges"_a);
-  nb::class_<InPlace>(m, "InPlace").def("buffers", &in_place, "view"_a, "ranges"_a, "lying"_a);
+  m.def("outlive_all", &outlive_all, "This process is the driver's: a session ends with it, so what it holds is let go of by itself alone.");
+  m.def("lying_in", &lying_in, "table"_a, "arena"_a, R"(
+        Where each of such ranges lies in the process's own arena: its block's offset and size, and its own place in
+        the block, as 64-bit numbers; the last is 0 for one that lies elsewhere. Nothing if all do.)");
+  m.def("readable", [](nb::bytes table) { return readable(entries_of<Range>(table)); }, "ranges"_a,
+        "Whether other processes of this user may read these ranges of this process's memory.");
+  nb::class_<InPlace>(m, "InPlace", "What keeps a value where it lies.")
+      .def("buffers", &in_place, "view"_a, "ranges"_a, "lying"_a,
+           nb::sig("def buffers(self, view: ArenaView, ranges: bytes, lying: bytes) -> list[Buffer | None] | None"), R"(
+           The ranges of a value, which lie as ``lying_in`` has said in the arena that ``view`` shows, as read-only
+           memory; ``None`` for each that lies elsewhere. ``None`` instead of all: they cannot be mapped.)");
   m.def("sure_lease", [](uint64_t number) -> nb::object {
     std::shared_ptr<Lease> lease = sure_lease(number);
     if (!lease) return nb::none();
     return nb::cast(InPlace{std::move(lease)}, nb::rv_policy::move);
-  }, "number"_a);
+  }, "number"_a, nb::sig("def sure_lease(number: int) -> InPlace | None"), R"(
+        What keeps the value of that number where it lies in the arena of who has made it: the lease on the frame
+        which this thread is decoding, if nobody's death but that of who has made the value can let go of it.
+        ``None``: there is no such lease, and the value may go at any time.)");
   m.def("hazard", [](std::shared_ptr<Board> board, uint32_t slot, const ArenaView& view, int pid, uint64_t anchor, uint64_t number) -> nb::object {
     if (slot >= board->slots()) throw nb::value_error("no such slot");
     std::shared_ptr<Hazard> hazard = Hazard::announce(std::move(board), slot, number, view.returns());
@@ -101,14 +111,21 @@ void bind_borrowed(nb::module_& m) {
       throw nb::python_error();
     }
     return nb::cast(InPlace{std::move(hazard)}, nb::rv_policy::move);
-  }, "board"_a, "slot"_a, "view"_a, "pid"_a, "anchor"_a, "number"_a);
-  nb::class_<Lingers>(m, "Lingers")
+  }, "board"_a, "slot"_a, "view"_a, "pid"_a, "anchor"_a, "number"_a,
+        nb::sig("def hazard(board: Board, slot: int, view: ArenaView, pid: int, anchor: int, number: int) -> InPlace | None"), R"(
+        The same without a lease: this process, in ``slot``, announces that it reads the value, and the process
+        ``pid``, which keeps it with that anchor in the arena that ``view`` shows, lets it be until it does so no
+        more. ``None``: no more values can be announced. Raises ``OSError``: as ``read_peer``.)");
+  nb::class_<Lingers>(m, "Lingers", R"(
+      What is left of a value in the process's own arena when its keeper lets go of it: ``rest``, which keeps its
+      memory. ``table`` are its ranges; ``names`` says the directory of it.)")
       .def("__init__", [](Lingers* self, std::shared_ptr<Arena> arena, uint64_t number, nb::bytes table, const LastingText& names, nb::object rest) {
              uint64_t bytes = 0;
              for (const Range& range : entries_of<Range>(table)) bytes += range.length;
              new (self) Lingers(std::move(arena), number, bytes, *names.text, std::move(rest));
            }, "arena"_a, "number"_a, "table"_a, "names"_a, "rest"_a)
-      .def("end", &Lingers::end);
+      .def("end", &Lingers::end,
+           "The value's anchor is down. The rest goes, now or when no process has announced any more that it reads the value.");
 }
 
 }  // namespace conveyor

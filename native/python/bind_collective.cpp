@@ -344,24 +344,31 @@ void reduce_buffers(nb::tuple to, nb::tuple from, int type, int op) {
 }  // namespace
 
 void bind_collective(nb::module_& m) {
-  m.def("reduce", &reduce_buffers, "to"_a, "sources"_a, "type"_a, "op"_a);
+  m.def("reduce", &reduce_buffers, "to"_a, "sources"_a, "type"_a, "op"_a,
+        nb::sig("def reduce(to: tuple[Any, ...], sources: tuple[Any, ...], type: int, op: int) -> None"), R"(
+        Reduce ``sources`` into each of ``to``, without the GIL: buffers of one size whose elements are of a type of
+        ``conveyor.dag.collective.kernels.ELEMENT_TYPES``, by number. ``op`` is a ``ReduceOp``'s value. What is
+        written to may be one of the sources. ``ValueError`` for what does not fit, and for the average of integers.)");
   m.attr("MOST_RANKS") = int(kMaxRanks);
-  nb::class_<CollectiveGroup>(m, "CollectiveGroup")
-      // `hosts`: of each rank, counted from 0 on.
-      .def_static("bytes", [](const std::vector<uint32_t>& hosts) { return CollectiveGroup::bytes(hosts_of(hosts)); }, "hosts"_a)
-      .def_static("prepare", [](Segment& segment, const std::vector<uint32_t>& hosts) { CollectiveGroup::prepare(segment, hosts_of(hosts)); }, "segment"_a, "hosts"_a)
-      // The rings of a group, with the rank that writes each: where it lies, its slots and their size, and whom it leads to.
-      .def_static("rings", &rings_of, "hosts"_a)
-      .def_static("ring_at", &CollectiveGroup::ring_at, "ranks"_a, "rank"_a)
+  nb::class_<CollectiveGroup>(m, "CollectiveGroup", "One rank of a group of processes that do collective operations over one segment.")
+      .def_static("bytes", [](const std::vector<uint32_t>& hosts) { return CollectiveGroup::bytes(hosts_of(hosts)); }, "hosts"_a,
+           "Of the segment of a group whose ranks are on these hosts, which are counted from 0 on.")
+      .def_static("prepare", [](Segment& segment, const std::vector<uint32_t>& hosts) { CollectiveGroup::prepare(segment, hosts_of(hosts)); }, "segment"_a, "hosts"_a,
+           "Lay out a fresh segment, and give it its memory; ``OSError`` if there is none.")
+      .def_static("rings", &rings_of, "hosts"_a, nb::sig("def rings(hosts: Sequence[int]) -> list[tuple[int, int, int, int, tuple[int, ...]]]"),
+           "The rings of such a group: the rank that writes, where it lies, its slots and the size of one, and the ranks that read.")
+      .def_static("ring_at", &CollectiveGroup::ring_at, "ranks"_a, "rank"_a, "Where the ring lies in it that ``rank`` writes, and all ranks read.")
       .def_static("destroy", [](Segment& segment, Board& board, const std::vector<std::pair<uint32_t, uint32_t>>& members, bool session) {
             CollectiveGroup::destroy(segment, board, members_of(members), session ? Cause::kEnded : Cause::kDestroyed);
-          }, "segment"_a, "board"_a, "members"_a, "session"_a = false)
+          }, "segment"_a, "board"_a, "members"_a, "session"_a = false, "Break the group, for its end. ``session``: that of the session.")
       .def_static("waits", [](Segment& segment) {
             nb::list waits;
             for (const auto& [barrier, ranks] : CollectiveGroup::waits(segment)) waits.append(nb::make_tuple(barrier, list_of(ranks)));
             return waits;
-          }, "segment"_a)
-      .def_static("tell_of_waits", &CollectiveGroup::tell_of_waits, "segment"_a, "slot"_a)
+          }, "segment"_a, nb::sig("def waits(segment: Segment) -> list[tuple[int, list[int]]]"),
+           "Of each rank the last barrier that it has come to, and if it sleeps there, for which ranks.")
+      .def_static("tell_of_waits", &CollectiveGroup::tell_of_waits, "segment"_a, "slot"_a,
+           "Have ranks ring the process in ``slot`` from now on when they go to sleep in an operation.")
       .def("__init__", [](CollectiveGroup* self, std::shared_ptr<Segment> segment, const Inbox& inbox, uint32_t rank, const std::vector<std::pair<uint32_t, uint32_t>>& members,
                           const std::vector<uint32_t>& hosts, std::shared_ptr<Arena> arena, const std::vector<std::shared_ptr<ArenaView>>& views, uint32_t bit) {
              std::unique_ptr<CollectiveLinks> links;
@@ -371,25 +378,47 @@ void bind_collective(nb::module_& m) {
                links = std::make_unique<CollectiveLinks>(segment, CollectiveGroup::links_at(of.ranks()), inbox.board(), of, rank, bells, arena, views);
              }
              new (self) CollectiveGroup(std::move(segment), inbox.board(), inbox, rank, members_of(members), std::move(links));
-           }, "segment"_a, "inbox"_a, "rank"_a, "members"_a, "hosts"_a, "arena"_a, "views"_a, "bit"_a, nb::keep_alive<1, 3>())
-      .def("close", &close_links)
+           }, "segment"_a, "inbox"_a, "rank"_a, "members"_a, "hosts"_a, "arena"_a, "views"_a, "bit"_a, nb::keep_alive<1, 3>(), R"(
+           ``members`` are slot and incarnation of each rank's process; ``inbox`` and ``arena`` are this one's.
+           ``views``: of each rank's arena. ``bit`` is rung where a rank of another host has come.)")
+      .def("close", &close_links, "Take nothing more from ranks of other hosts.")
       .def_prop_ro("rank", &CollectiveGroup::rank)
       .def_prop_ro("ranks", &CollectiveGroup::ranks)
-      .def("run", &run, "inbox"_a, "operation"_a, "op"_a, "type"_a, "count"_a, "shape"_a, "tensors"_a, "shapes"_a, "root"_a, "sources"_a, "to"_a, "timeout"_a.none(), "until"_a.none())
-      .def("exchange", &exchange, "inbox"_a, "form"_a, "root"_a, "gives"_a, "given"_a, "takes"_a, "writer"_a, "readers"_a, "timeout"_a.none(), "until"_a.none())
-      .def("forget", &forget, "readers"_a)
-      .def("called", &called, "rank"_a)
-      .def_prop_ro("absent", [](CollectiveGroup& group) { return list_of(group.absent()); })
-      .def("raised", [](CollectiveGroup& group, const std::string& why, bool running) { group.raised(why.c_str(), running ? group.execution() : Execution()); }, "why"_a, "running"_a)
+      .def("run", &run, "inbox"_a, "operation"_a, "op"_a, "type"_a, "count"_a, "shape"_a, "tensors"_a, "shapes"_a, "root"_a, "sources"_a, "to"_a, "timeout"_a.none(), "until"_a.none(),
+           nb::sig("def run(self, inbox: Inbox, operation: int, op: int, type: int, count: int, shape: tuple[int, ...], tensors: int, "
+                   "shapes: int, root: int, sources: tuple[Any, ...], to: tuple[Any, ...], timeout: float | None, "
+                   "until: Callable[[], int] | None) -> int"), R"(
+           One operation: 0 done, 1 the ranks have not called the same (see ``called``), 2 the group is broken (see
+           ``broken``), 3 timed out, 4 another thread is in one, 5 this is a forked child, 6 nobody waits for it. Tensors
+           are addresses or buffers, each of ``count`` elements. ``until``, asked before each sleep, says when what runs
+           here is over at the latest, in ns; 0: at no time; below: it is. ``None``: this process runs several things
+           side by side, and none of them is known to call.)")
+      .def("exchange", &exchange, "inbox"_a, "form"_a, "root"_a, "gives"_a, "given"_a, "takes"_a, "writer"_a, "readers"_a, "timeout"_a.none(), "until"_a.none(),
+           nb::sig("def exchange(self, inbox: Inbox, form: int, root: int, gives: bool, given: list[Any], takes: Sequence[int], writer: Writer, "
+                   "readers: tuple[Reader, ...], timeout: float | None, until: Callable[[], int] | None) -> int | list[Any]"), R"(
+           The values of the ranks ``takes``, in that order of ranks; or what it has come to, as ``run`` says it. The
+           value in the list ``given`` is sent if this rank ``gives`` one. All ranks name the same ``form`` and ``root``.
+           ``writer`` and ``readers`` are this rank's ends of the rings of all ranks.)")
+      .def("forget", &forget, "readers"_a, nb::sig("def forget(self, readers: tuple[Reader, ...]) -> None"),
+           "After a mismatch: let go of what the others have given.")
+      .def("called", &called, "rank"_a, nb::sig("def called(self, rank: int) -> tuple[int, int, int, int, tuple[int, ...], int, int]"),
+           "What a rank has called that has come to the last barrier that this one has come to: operation, op, type, count, shape, tensors, root.")
+      .def_prop_ro("absent", [](CollectiveGroup& group) { return list_of(group.absent()); }, nb::sig("def absent(self) -> list[int]"),
+           "The ranks that have not come to the last barrier that this one has come to.")
+      .def("raised", [](CollectiveGroup& group, const std::string& why, bool running) { group.raised(why.c_str(), running ? group.execution() : Execution()); }, "why"_a, "running"_a,
+           R"(
+           What may have come to an operation here, or an operation, has raised: that breaks the group, unless it is
+           broken already. ``running``: what this process runs has; else something that has not begun.)")
       .def_prop_ro("broken", [](CollectiveGroup& group) -> nb::object {
         const auto broken = group.broken();
         if (!broken) return nb::none();
         return nb::make_tuple(int(broken->cause), broken->rank, nb::steal(PyUnicode_DecodeUTF8(broken->why.data(), Py_ssize_t(broken->why.size()), "replace")));
-      })
+      }, nb::sig("def broken(self) -> tuple[int, int, str] | None"), "Why nothing can be done any more: the cause, the rank, and more in words.")
       .def_prop_ro("failed_in_execution", [](const CollectiveGroup& group) -> nb::object {
         const auto in = group.failed_in_execution();
         return in ? nb::object(nb::make_tuple(in->graph, in->number)) : nb::none();
-      });
+      }, nb::sig("def failed_in_execution(self) -> tuple[int, int] | None"),
+           "The graph and the execution that this rank runs a step of, if the group was broken by what another one has raised in that.");
 }
 
 }  // namespace conveyor

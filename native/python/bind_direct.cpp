@@ -145,34 +145,42 @@ struct Views {
 }  // namespace
 
 void bind_direct(nb::module_& m) {
-  m.def("let_go_of_kept", &let_go_of_kept);
-  nb::class_<KeptWait>(m, "KeptWait")
+  m.def("let_go_of_kept", &let_go_of_kept, "Drop what was kept as long as somebody had a frame, and is no longer. Needs no memory.");
+  nb::class_<KeptWait>(m, "KeptWait", "Waits for something to drop.")
       .def(nb::init<>())
       .def("wait", [](KeptWait& one) {
              Unlocked unlocked;
              return one.wait();
-           })
-      .def("stop", &KeptWait::stop);
+           }, "Wait until there is something. False: ``stop`` was called, now or before, and nothing is kept.")
+      .def("stop", &KeptWait::stop, "Have it end. True: it goes on until nothing is kept any more.");
 
-  m.def("let_read", &let_read, "pid"_a);
-  m.def("may_read", &may_read, "pid"_a);
+  m.def("let_read", &let_read, "pid"_a, "Let that process, and what descends from it, read this one's memory, where the system limits who may.");
+  m.def("may_read", &may_read, "pid"_a, "Whether the system lets this process read the memory of that one.");
 
-  nb::class_<LastingText>(m, "LastingText").def("__init__", [](LastingText* self, nb::bytes text) { new (self) LastingText{&lasting({text.c_str(), text.size()})}; }, "text"_a);
-  nb::class_<Anchor>(m, "Anchor")
+  nb::class_<LastingText>(m, "LastingText", "Text that is there as long as this process, once for all that is alike.")
+      .def("__init__", [](LastingText* self, nb::bytes text) { new (self) LastingText{&lasting({text.c_str(), text.size()})}; }, "text"_a);
+  nb::class_<Anchor>(m, "Anchor", R"(
+      A word of this process that holds ``number`` as long as this is: whoever reads memory of ours reads it behind
+      that, to see whether the memory was still what it took it for. It is an entry of the directory, which says
+      when it was made, how much the ranges of ``table`` are, and ``names``.)")
       .def("__init__", [](Anchor* self, uint64_t number, nb::bytes table, const LastingText* names, uint64_t checksum) {
              uint64_t bytes = 0;
              for (const iovec& range : ranges_of(table)) bytes += range.iov_len;
              new (self) Anchor(number, bytes, names == nullptr ? nullptr : names->text, checksum);
-           }, "number"_a, "table"_a = nb::bytes("", 0), "names"_a.none() = nb::none(), "checksum"_a = 0)
-      .def_prop_ro("address", &Anchor::address);
-  m.def("check_writes", [](bool on) { checks_writes.store(on, std::memory_order_relaxed); }, "on"_a);
-  m.def("checks_writes", [] { return checks_writes.load(std::memory_order_relaxed); });
+           }, "number"_a, "table"_a.sig("b''") = nb::bytes("", 0), "names"_a.none() = nb::none(), "checksum"_a = 0)
+      .def_prop_ro("address", &Anchor::address, "Where it lies.");
+  m.def("check_writes", [](bool on) { checks_writes.store(on, std::memory_order_relaxed); }, "on"_a, R"(
+        Whether this process looks for writes to what is kept, here and elsewhere. Where it does, what reads all of a
+        value that has a checksum raises ``OSError`` with ``EBADMSG`` if that is another one's.)");
+  m.def("checks_writes", [] { return checks_writes.load(std::memory_order_relaxed); }, "What ``check_writes`` was told last.");
   m.def("checksum_of", [](nb::bytes table) {
     const std::vector<iovec> ranges = ranges_of(table);
     Unlocked unlocked;
     return checksum_of(ranges);
-  }, "table"_a);
-  m.def("read_directory", &listed, "pid"_a, "address"_a);
+  }, "table"_a, "That of what lies in the ranges of the table, which must be there.");
+  m.def("read_directory", &listed, "pid"_a, "address"_a, nb::sig("def read_directory(pid: int, address: int) -> Directory"), R"(
+        That of the process ``pid``, which lies there (``Board.directory``). Raises ``OSError``: as ``read_peer``, and
+        ``EPROTO`` if there is none.)");
 
   m.def("ranges_of", [](nb::sequence buffers) {
     std::vector<Range> ranges;
@@ -186,13 +194,15 @@ void bind_direct(nb::module_& m) {
       PyBuffer_Release(&view);
     }
     return nb::bytes(reinterpret_cast<const char*>(ranges.data()), ranges.size() * sizeof(Range));
-  }, "buffers"_a);
+  }, "buffers"_a, nb::sig("def ranges_of(buffers: Sequence[Any]) -> bytes"),
+        "Where contiguous buffers lie: a table of addresses and lengths, as 64-bit numbers.");
   m.def("lengths_of", [](nb::bytes table) {
     nb::list lengths;
     for (const iovec& range : ranges_of(table)) lengths.append(range.iov_len);
     return lengths;
-  }, "table"_a);
-  m.def("packed_size", [](nb::bytes table) { return packed_size(ranges_of(table)); }, "table"_a);
+  }, "table"_a, nb::sig("def lengths_of(table: bytes) -> list[int]"), "The length of each of them.");
+  m.def("packed_size", [](nb::bytes table) { return packed_size(ranges_of(table)); }, "table"_a,
+        "The bytes that ``read_peer`` needs for such a table's memory.");
   m.def("fetch_peer", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, std::shared_ptr<Arena> arena) {
     std::vector<iovec> from = ranges_of(table), to;
     const size_t size = packed_size(from);
@@ -207,8 +217,14 @@ void bind_direct(nb::module_& m) {
     }
     read(pid, std::move(from), std::move(to), anchor, number, size);
     return buffers;
-  }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "arena"_a);
-  m.def("fetch_small", &fetch_small, "meta"_a, "board"_a, "own_slot"_a);
+  }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "arena"_a,
+        nb::sig("def fetch_peer(pid: int, table: bytes, anchor: int, number: int, arena: Arena) -> list[Buffer]"),
+        "``read_peer`` into new memory of ``arena``. Raises what its ``allocate`` does, too.");
+  m.def("fetch_small", &fetch_small, "meta"_a, "board"_a, "own_slot"_a,
+        nb::sig("def fetch_small(meta: bytes, board: Board, own_slot: int) -> tuple[int, bytes, list[Buffer]] | None"), R"(
+        What the codec's ``decode`` takes, of a value that another process than that of ``own_slot`` keeps, as
+        ``Located.pack`` has written it. ``None``: it is not small, or more is to be done for it than to read, or it
+        cannot be read.)");
   m.def("read_peer_joined", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, nb::object into) {
     std::vector<iovec> from = ranges_of(table);
     Views views;
@@ -222,7 +238,7 @@ void bind_direct(nb::module_& m) {
       size += range.iov_len;
     }
     read(pid, std::move(from), {{view.buf, size}}, anchor, number, size, false);
-  }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "into"_a);
+  }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "into"_a, "The same, to the beginning of ``into``, a buffer, one range behind the other.");
   m.def("untouched", [](nb::object memory) {
     Views views;
     Py_buffer view;
@@ -240,7 +256,7 @@ void bind_direct(nb::module_& m) {
       left -= bytes;
     }
     return true;
-  }, "memory"_a);
+  }, "memory"_a, "Whether nobody has read or written any page of ``memory``, a private anonymous mapping, since it was made.");
   m.def("read_peer", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, const Buffer& into) {
     std::vector<iovec> from = ranges_of(table), to;
     to.reserve(from.size());
@@ -254,12 +270,18 @@ void bind_direct(nb::module_& m) {
     }
     read(pid, std::move(from), std::move(to), anchor, number, at);
     return buffers;
-  }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "into"_a);
+  }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "into"_a,
+        nb::sig("def read_peer(pid: int, table: bytes, anchor: int, number: int, into: Buffer) -> list[Buffer]"), R"(
+        Copy memory of the process ``pid``, all ranges of the table, to ``into``; a buffer for each.
+
+        Raises ``OSError``: ``ESTALE`` if the word at ``anchor`` does not hold ``number`` afterwards, ``ESRCH`` if
+        there is no such process, ``EPERM`` if this one may not read it, ``EFAULT`` if nothing is mapped there.)");
   m.def("read_peer_into", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, nb::bytes into) {
     std::vector<iovec> from = ranges_of(table), to = ranges_of(into);
     const size_t bytes = as_long(from, to);
     read(pid, std::move(from), std::move(to), anchor, number, bytes);
-  }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "into"_a);
+  }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "into"_a,
+        "The same, to the ranges of this process that ``into`` has, each as long as the other. ``ValueError`` if one is not.");
   m.def("copy_into", [](nb::list buffers, nb::bytes into) {
     std::vector<iovec> from, to = ranges_of(into);
     for (const nb::handle buffer : buffers) {
@@ -270,7 +292,7 @@ void bind_direct(nb::module_& m) {
     Unlocked unlocked;
     for (size_t i = 0; i < to.size(); ++i)
       if (to[i].iov_len != 0) std::memcpy(to[i].iov_base, from[i].iov_base, to[i].iov_len);
-  }, "buffers"_a, "into"_a);
+  }, "buffers"_a, "into"_a, nb::sig("def copy_into(buffers: list[Buffer], into: bytes) -> None"), "Copy ``buffers`` to such ranges.");
 }
 
 }  // namespace conveyor

@@ -169,27 +169,47 @@ PyType_Slot door_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(door_traver
 }  // namespace
 
 void bind_door(nb::module_& m) {
-  nb::class_<Door>(m, "Door", nb::type_slots(door_slots))
+  nb::class_<Door>(m, "Door", nb::type_slots(door_slots),
+      "Where the executions of a graph begin: at the gate of its epoch, or, while it is shut, at what says why there is none.")
       .def(nb::init<>())
       .def("open", [](Door& door, nb::object gate) {
              nb::cast<Gated*>(gate);  // throws for anything else
              std::swap(door.gate, gate);  // what it replaces may run any code when it goes: last
-           }, "gate"_a)
+           }, "gate"_a, nb::sig("def open(self, gate: Gate) -> None"), "``gate`` takes what comes from now on.")
       .def("shut", [](Door& door, nb::object instead) {
              nb::object gate;
              std::swap(door.gate, gate);
              std::swap(door.instead, instead);
-           }, "instead"_a)
-      .def("start", &Door::start, "value"_a.none(), "source"_a, "type"_a, "deadline"_a = 0)
-      .def("start_many", &Door::start_many, "values"_a, "source"_a, "type"_a, "deadline"_a = 0);
+           }, "instead"_a, nb::sig("def shut(self, instead: Callable[..., Any]) -> None"), "``instead`` is called in place of a gate's ``start``.")
+      .def("start", &Door::start, "value"_a.none(), "source"_a, "type"_a, "deadline"_a = 0,
+           nb::sig("def start(self, value: Any, source: Any, type: type[_Ref], deadline: int = 0) -> _Ref | None"), R"(
+           See ``Gate.start``. ``deadline`` (monotonic nanoseconds, 0: none) goes to the limits; then ``source`` is of
+           this execution alone, and its ``keep_report`` is called with the execution's number before what the limits
+           note of it is overwritten.)")
+      .def("start_many", &Door::start_many, "values"_a, "source"_a, "type"_a, "deadline"_a = 0,
+           nb::sig("def start_many(self, values: tuple[Any, ...], source: Any, type: type[_Ref], deadline: int = 0) -> _Ref | None"),
+           "Send one value on each writer, all or none; otherwise like ``start``.");
 
-  nb::class_<ShortWay>(m, "ShortWay", nb::type_slots(way_slots))
+  nb::class_<ShortWay>(m, "ShortWay", nb::type_slots(way_slots),
+      "Executions of a graph whose arguments are sent as they are, while nobody else submits.")
       .def("__init__", [](ShortWay* self, nb::object door, nb::object lock, nb::object holder, nb::object source, nb::object type, nb::object serialization_error, nb::object blame, size_t results, nb::object timed, nb::object seconds, nb::object inputs, size_t positional, size_t named) {
              nb::cast<Door*>(door);
              as_holder(holder);
              new (self) ShortWay{std::move(door), lock.attr("acquire"), lock.attr("release"), std::move(holder), std::move(source), std::move(type), std::move(serialization_error), std::move(blame), results, std::move(inputs), positional, named, std::move(timed), std::move(seconds)};
-           }, "door"_a, "lock"_a, "holder"_a, "source"_a, "type"_a, "serialization_error"_a, "blame"_a, "results"_a, "timed"_a, "seconds"_a.none(), "inputs"_a.none() = nb::none(), "positional"_a = 1, "named"_a = 0)
-      .def("enter", [](ShortWay& self, nb::tuple args, nb::dict kwargs, nb::handle deadline) { return self.enter(args, kwargs, deadline); }, "args"_a, "kwargs"_a, "deadline"_a.none() = nb::none());
+           }, "door"_a, "lock"_a, "holder"_a, "source"_a, "type"_a, "serialization_error"_a, "blame"_a, "results"_a, "timed"_a, "seconds"_a.none(), "inputs"_a.none() = nb::none(), "positional"_a = 1, "named"_a = 0,
+           nb::sig("def __init__(self, door: Door, lock: Any, holder: Holder, source: Any, type: type[Any], "
+                   "serialization_error: type[Exception], blame: Callable[[Any, tuple[Any, ...]], Any], results: int, "
+                   "timed: Callable[[Any, int, float], Any], seconds: float | None, inputs: tuple[tuple[int | str, ...], ...] | None = None, "
+                   "positional: int = 1, named: int = 0) -> None"), R"(
+           ``lock``: held meanwhile, as ``holder`` is told. ``source`` and ``type``: of the refs. ``blame(error, args)``
+           raises what a ``serialization_error`` becomes. ``results``: how many refs are made, as a list; 0: that of the
+           first, alone. ``timed(source, deadline, seconds)`` makes the source of an execution that has a deadline
+           (monotonic nanoseconds), after these ``seconds`` where it is given none. ``inputs``: for each input edge the
+           arguments that its frames have, by place or by name, of so many ``positional`` and ``named`` ones; ``None``:
+           the one argument is the one frame.)")
+      .def("enter", [](ShortWay& self, nb::tuple args, nb::dict kwargs, nb::handle deadline) { return self.enter(args, kwargs, deadline); }, "args"_a, "kwargs"_a, "deadline"_a.none() = nb::none(),
+           nb::sig("def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float | None = None) -> Any"),
+           "What ``execute`` returns; ``None``: it has not begun.");
 }
 
 }  // namespace conveyor

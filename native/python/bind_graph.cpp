@@ -287,21 +287,24 @@ void sweep(Leftovers& leftovers) {
 }  // namespace
 
 void bind_graph(nb::module_& m) {
-  nb::class_<Leftovers>(m, "Leftovers")
+  nb::class_<Leftovers>(m, "Leftovers", "The gates of one process that have dropped results which may still come.")
       .def("wait", [](Leftovers& l, double quiet) {
              Unlocked unlocked;
              return l.wait(uint64_t(quiet * 1e9));
-           }, "quiet"_a)
-      .def("sweep", &sweep)
-      .def("note_more", &Leftovers::note_more)
+           }, "quiet"_a,
+           "Sleep until they should look, ``quiet`` seconds after there was a reason, or at once where memory is short; False: until ``stop``.")
+      .def("sweep", &sweep, "Have each of them let go of what was dropped and has come.")
+      .def("note_more", &Leftovers::note_more, "Make a sweep due: there is more to be said than this knows. Finalizers may call it.")
       .def("take_unseen", [](Leftovers& l) {
              nb::list taken;
              for (const Unseen& one : l.take_unseen()) taken.append(nb::make_tuple(nb::bytes(one.error.data(), one.error.size()), one.more));
              return taken;
-           })
+           }, nb::sig("def take_unseen(self) -> list[tuple[bytes, bool]]"), R"(
+           The errors that have been let go of and that nobody has got, since this was last asked; and of each whether
+           more was sent to where it came from, after what it is the result of.)")
       .def("stop", &Leftovers::stop);
 
-  nb::class_<Gated>(m, "Gate")
+  nb::class_<Gated>(m, "Gate", "Submits under consecutive numbers, and finds each number's result on each reader.")
       .def("__init__", [](Gated* self, nb::list writers, nb::list readers, uint32_t depth, uint16_t kind, nb::object inbox, uint64_t first) {
              std::vector<Writer*> w;
              std::vector<Reader*> r;
@@ -310,68 +313,97 @@ void bind_graph(nb::module_& m) {
              new (self) Gated{std::make_unique<Gate>(std::move(w), std::move(r), depth, kind_of(kind), first), nb::make_tuple(writers, readers, inbox),
                               nb::cast<Inbox*>(inbox)};
              self->gate->set_leftovers(self->inbox->leftovers, self);
-           }, "writers"_a, "readers"_a, "depth"_a, "kind"_a, "inbox"_a, "first"_a = 0)
+           }, "writers"_a, "readers"_a, "depth"_a, "kind"_a, "inbox"_a, "first"_a = 0,
+           nb::sig("def __init__(self, writers: list[Writer], readers: list[Reader], depth: int, kind: int, inbox: Inbox, first: int = 0) -> None"),
+           "At most ``depth`` submissions are under way; frames go out as ``kind``; ``get`` waits on ``inbox``; numbers begin with ``first``.")
       .def("start", [](nb::handle self, nb::handle value, nb::handle source, nb::handle type) {
              return nb::inst_ptr<Gated>(self)->start(self, value, source, type, 0);
-           }, "value"_a.none(), "source"_a, "type"_a)
-      .def_rw("deaths", &Gated::deaths)
-      .def("submit", [](Gated& g, nb::handle value) { return g.gate->submit(value, 0); }, "value"_a.none())
+           }, "value"_a.none(), "source"_a, "type"_a, nb::sig("def start(self, value: Any, source: Any, type: type[_Ref]) -> _Ref | None"), R"(
+           Like ``submit``, and make the ref of the first reader's result: an instance of ``type``, with ``source``.
+           ``None`` if there is no room, if ``value`` is a ref, and if somebody has died.)")
+      .def_rw("deaths", &Gated::deaths, "``Board.deaths`` when all who take part were known to live; -1: ``start`` does not look.")
+      .def("submit", [](Gated& g, nb::handle value) { return g.gate->submit(value, 0); }, "value"_a.none(),
+           "Send ``value`` on the first writer: its number, -1 if there is no room. Raises as ``Writer.send`` does.")
       .def("set_limits", [](Gated& g, nb::object limits) {
              g.gate->set_limits(nb::cast<Limits*>(limits));
              g.timed.resize(nb::cast<Limits*>(limits)->sets());
              g.limits = std::move(limits);
-           }, "limits"_a)
+           }, "limits"_a, nb::sig("def set_limits(self, limits: Limits) -> None"), "Where deadlines are written.")
       .def("set_failures", [](Gated& g, nb::object readers, bool together, const std::vector<size_t>& siblings) { g.gate->set_failures(std::move(readers), together, siblings); },
-           "readers"_a, "together"_a, "siblings"_a)
-      .def("failed", [](Gated& g, uint64_t number, size_t reader) { return g.gate->failed(number, reader); }, "number"_a, "reader"_a)
-      .def("hear", [](Gated& g) { return g.gate->hear(); })
-      .def("failures", [](Gated& g) { return g.gate->failures(); })
+           "readers"_a, "together"_a, "siblings"_a,
+           nb::sig("def set_failures(self, readers: list[Reader], together: bool, siblings: Sequence[int]) -> None"), R"(
+           Hear of tasks that have failed, on these readers: frames as ``FailureTeller`` sends them. With ``together``
+           each execution fails as one, and the results that are ``siblings`` (by their readers) come when it is known of
+           all of them whether they have failed. After ``set_limits``.)")
+      .def("failed", [](Gated& g, uint64_t number, size_t reader) { return g.gate->failed(number, reader); }, "number"_a, "reader"_a,
+           "Of a result that is here: whether it is an error.")
+      .def("hear", [](Gated& g) { return g.gate->hear(); }, "Hear of what has failed since: whether there was anything.")
+      .def("failures", [](Gated& g) { return g.gate->failures(); }, nb::sig("def failures(self) -> list[tuple[int, list[bytes]]]"),
+           "Executions under way in which tasks have failed, with the errors in the order of coming.")
       .def("interrupt", [](Gated& g) {
              ++g.interruptions;
              g.inbox->board()->ring(g.inbox->slot(), kAttentionBit);
-           })
+           }, "Whoever waits in ``get`` returns ``EMPTY`` and looks again. Rings this process's bell.")
       .def("get", [](Gated& g, uint64_t number, size_t reader, nb::handle timeout, int64_t deaths) {
              nb::object value = g.get(number, reader, deadline_after(timeout), deaths);
              if (!value.is_valid()) return *empty;
              g.gate->hand(number, reader, value);
              return value;
-           }, "number"_a, "reader"_a, "timeout"_a.none() = nb::none(), "deaths"_a = -1)
-      .def("await_ready", [](Gated& g, uint64_t number, size_t reader, double seconds) { g.await_ready(number, reader, now_ns() + uint64_t(seconds * 1e9)); }, "number"_a, "reader"_a, "seconds"_a)
+           }, "number"_a, "reader"_a, "timeout"_a.none() = nb::none(), "deaths"_a = -1,
+           nb::sig("def get(self, number: int, reader: int, timeout: float | None = None, deaths: int = -1) -> Any"), R"(
+           Wait for a result and take it, as ``Reader.receive_kept`` gives it; ``EMPTY`` at the timeout, when closed, or
+           when ``Board.deaths`` is not ``deaths`` (-1: any).)")
+      .def("await_ready", [](Gated& g, uint64_t number, size_t reader, double seconds) { g.await_ready(number, reader, now_ns() + uint64_t(seconds * 1e9)); }, "number"_a, "reader"_a, "seconds"_a,
+           "Wait until a result is here, for so long. It is not taken; what ends ``get`` ends this.")
       .def("take", [](Gated& g, uint64_t number, size_t reader) {
              g.gate->make_hand();
              nb::object value = g.gate->take(number, reader);
              if (!value.is_valid()) return nb::object(*empty);
              g.gate->hand(number, reader, value);
              return value;
-           }, "number"_a, "reader"_a)
-      .def("ready", [](Gated& g, uint64_t number, size_t reader) { return g.gate->ready(number, reader); }, "number"_a, "reader"_a)
-      .def("drop", [](Gated& g, uint64_t number, size_t reader) { g.gate->drop(number, reader); }, "number"_a, "reader"_a)
-      .def("drop_cancelled", [](Gated& g, uint64_t number, size_t reader) { g.gate->drop_cancelled(number, reader); }, "number"_a, "reader"_a)
-      .def("drain", [](Gated& g) { g.gate->drain(); })
-      .def("leave", [](Gated& g) { g.gate->leave(); })
-      .def_rw("closed", &Gated::closed)
-      .def_prop_ro("has_room", [](Gated& g) { return g.gate->has_room(); })
-      .def_prop_ro("submitted", [](Gated& g) { return g.gate->submitted(); })
-      .def_prop_ro("completed", [](Gated& g) { return g.gate->completed(); })
-      .def_prop_ro("asked", [](Gated& g) { return g.gate->asked(); })
-      .def_prop_ro("stashed", [](Gated& g) { return g.gate->stashed(); })
-      .def_prop_ro("stashed_bytes", [](Gated& g) { return g.gate->stashed_bytes(); })
+           }, "number"_a, "reader"_a, nb::sig("def take(self, number: int, reader: int) -> Any"),
+           "Take a result that is here, as ``Reader.receive_kept`` gives it, else ``EMPTY``.")
+      .def("ready", [](Gated& g, uint64_t number, size_t reader) { return g.gate->ready(number, reader); }, "number"_a, "reader"_a,
+           "Whether the result is here.")
+      .def("drop", [](Gated& g, uint64_t number, size_t reader) { g.gate->drop(number, reader); }, "number"_a, "reader"_a,
+           "The result is not wanted, now or when it comes; it can be taken no more.")
+      .def("drop_cancelled", [](Gated& g, uint64_t number, size_t reader) { g.gate->drop_cancelled(number, reader); }, "number"_a, "reader"_a,
+           "The same, by who has cancelled the submission: an error that comes of it is not logged.")
+      .def("drain", [](Gated& g) { g.gate->drain(); }, "Move what has come out of the rings, so that their slots are free.")
+      .def("leave", [](Gated& g) { g.gate->leave(); }, "``drain``, and take nothing that comes later: the readers are closed.")
+      .def_rw("closed", &Gated::closed, "Whether ``get`` no longer waits; set it, then ring this process's bell.")
+      .def_prop_ro("has_room", [](Gated& g) { return g.gate->has_room(); }, "Whether a submission would be accepted now.")
+      .def_prop_ro("submitted", [](Gated& g) { return g.gate->submitted(); }, "How many submissions there were; the next one's number.")
+      .def_prop_ro("completed", [](Gated& g) { return g.gate->completed(); }, "How many submissions have all their results.")
+      .def_prop_ro("asked", [](Gated& g) { return g.gate->asked(); }, "Results that were asked for in vain, and may still be got.")
+      .def_prop_ro("stashed", [](Gated& g) { return g.gate->stashed(); }, "Results out of the rings that nobody has taken yet.")
+      .def_prop_ro("stashed_bytes", [](Gated& g) { return g.gate->stashed_bytes(); }, "The size of their bodies.")
       .def("record", [](Gated& g, std::shared_ptr<Recorder> own, std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs,
-                        std::vector<std::shared_ptr<Recorder>> all) { g.gate->record(std::move(own), std::move(outputs), std::move(all)); }, "own"_a, "outputs"_a, "all"_a)
-      .def("count_completed", [](Gated& g) { g.gate->count_completed(); });
+                        std::vector<std::shared_ptr<Recorder>> all) { g.gate->record(std::move(own), std::move(outputs), std::move(all)); }, "own"_a, "outputs"_a, "all"_a,
+           R"(
+           Note in ``own`` what goes through: receives and sends in the order of the readers and writers, whole
+           executions as task 0 (see ``Recorder.note_execution``). ``outputs``: the recorder of each reader's writer, and
+           which of its outputs it is. While the graph is traced, take the events of ``all`` in time.)")
+      .def("count_completed", [](Gated& g) { g.gate->count_completed(); }, "Note the time of the executions that have been completed since.");
 
-  nb::class_<RefCore>(m, "RefCore", nb::is_weak_referenceable(), nb::type_slots(ref_slots))
-      .def(nb::init<nb::object, nb::object, int64_t, size_t>(), "source"_a.none(), "gate"_a.none(), "number"_a, "reader"_a)
-      .def("get", &ref_get, "timeout"_a.none() = nb::none())
+  nb::class_<RefCore>(m, "RefCore", nb::is_weak_referenceable(), nb::type_slots(ref_slots),
+      "The native part of ``refs.ref.Ref``: ``get`` returns from here what comes soon.")
+      .def(nb::init<nb::object, nb::object, int64_t, size_t>(), "source"_a.none(), "gate"_a.none(), "number"_a, "reader"_a,
+           nb::sig("def __init__(self, source: Any, gate: Gate | None, number: int, reader: int) -> None"), "``number`` -1: not submitted yet.")
+      .def("get", &ref_get, "timeout"_a.none() = nb::none(), nb::sig("def get(self, timeout: float | None = None) -> Any"),
+           "The result; asks the subclass (``_get``) where it does not come soon.")
       .def("_settled_now", [](nb::handle self) {
              settle_soon(self, 0);
              const nb::object& outcome = nb::inst_ptr<RefCore>(self)->outcome;
              return outcome.is_valid() ? outcome : *empty;
-           })
-      .def("_with_siblings", &ref_with_siblings, "count"_a)
-      .def("_siblings", &ref_siblings)
-      .def("_claim", [](RefCore& ref, nb::handle by) { return ref.claim(by.ptr()); }, "by"_a)
-      .def("_unclaim", [](RefCore& ref, nb::handle by) { ref.unclaim(by.ptr()); }, "by"_a)
+           }, nb::sig("def _settled_now(self) -> Any"), "``_outcome``, which is what has come if anything has.")
+      .def("_with_siblings", &ref_with_siblings, "count"_a, nb::sig("def _with_siblings(self, count: int) -> list[Any]"),
+           "The refs of all ``count`` results of the execution, this one, of reader 0, among them.")
+      .def("_siblings", &ref_siblings, nb::sig("def _siblings(self) -> list[Any]"), "Those of them that are still there.")
+      .def("_claim", [](RefCore& ref, nb::handle by) { return ref.claim(by.ptr()); }, "by"_a,
+           "Take the right to settle the ref; false if somebody has it.")
+      .def("_unclaim", [](RefCore& ref, nb::handle by) { ref.unclaim(by.ptr()); }, "by"_a,
+           "Give it back, if it was taken by this, and wake those who were refused.")
       .def("_move", [](nb::handle self, nb::object source, nb::object gate, nb::dict from, nb::handle to) {
              RefCore& ref = *nb::inst_ptr<RefCore>(self);
              const nb::object entry = nb::borrow(PyDict_GetItemWithError(from.ptr(), self.ptr()));
@@ -387,48 +419,106 @@ void bind_graph(nb::module_& m) {
              ref.gate = gated;
              std::swap(ref.source, source);  // what they replace may run any code when it goes: last
              std::swap(ref.gate_object, gate);
-           }, "source"_a, "gate"_a, "waiting"_a, "pending"_a)
-      .def_ro("_source", &RefCore::source)
-      .def_ro("_gate", &RefCore::gate_object)
-      .def_rw("_number", &RefCore::number)
-      .def_ro("_reader", &RefCore::reader)
-      .def_rw("_passed", &RefCore::passed)
-      .def_prop_rw("_inner", [](RefCore& r) { return r.inner.is_valid() ? r.inner : nb::none(); }, [](RefCore& r, nb::object value) { std::swap(r.inner, value); }, nb::for_setter("value"_a.none()))
+           }, "source"_a, "gate"_a, "waiting"_a, "pending"_a,
+           nb::sig("def _move(self, source: Any, gate: Gate, waiting: dict[Any, Any], pending: deque[Any]) -> None"), R"(
+           Move what ``waiting`` has for this to the end of ``pending``, and have the result come from there, in one
+           step; nothing happens if ``waiting`` has nothing. It has not been submitted yet.)")
+      .def_ro("_source", &RefCore::source, nb::sig("def _source(self) -> Any"), "What the subclass asks to wait.")
+      .def_ro("_gate", &RefCore::gate_object, nb::sig("def _gate(self) -> Gate"),
+           "Where the result comes from; none where there is nothing to come.")
+      .def_rw("_number", &RefCore::number, "Of the submission; -1: there was none yet.")
+      .def_ro("_reader", &RefCore::reader, "Which of the gate's readers the result comes from.")
+      .def_rw("_passed", &RefCore::passed, "To whom it was passed (``calls.pending``).")
+      .def_prop_rw("_inner", [](RefCore& r) { return r.inner.is_valid() ? r.inner : nb::none(); }, [](RefCore& r, nb::object value) { std::swap(r.inner, value); }, nb::for_setter("value"_a.none()),
+           nb::for_getter(nb::sig("def _inner(self) -> Any")), "The refs that the value refers to, once they are held; else ``None``.")
       .def_prop_rw("_targets", [](RefCore& r) { return r.targets.is_valid() ? r.targets : nb::none(); }, [](RefCore& r, nb::object value) {
              if (value.is_none()) value = nb::object();
              std::swap(r.targets, value);
-           }, nb::for_setter("value"_a.none()))
-      .def_prop_rw("_outcome", [](RefCore& r) { return r.outcome.is_valid() ? r.outcome : *empty; }, [](RefCore& r, nb::object value) { r.settle(std::move(value)); }, nb::for_setter("value"_a.none()));
+           }, nb::for_setter("value"_a.none()), nb::for_getter(nb::sig("def _targets(self) -> Any")),
+           "What the value is received into by ``get``, which asks the subclass then; else ``None``.")
+      .def_prop_rw("_outcome", [](RefCore& r) { return r.outcome.is_valid() ? r.outcome : *empty; }, [](RefCore& r, nb::object value) { r.settle(std::move(value)); }, nb::for_setter("value"_a.none()),
+           nb::for_getter(nb::sig("def _outcome(self) -> Any")),
+           "``EMPTY`` until the ref is settled; a ``Snapshot`` of what has come, or its value if that is immutable.");
 
   set_ref_type(m.attr("RefCore"));
   own_get = m.attr("RefCore").attr("get").ptr();
   get_name = nb::str("get").release().ptr();
   PyUnicode_InternInPlace(&get_name);
-  m.def("seconds_to_fetch", &seconds_to_fetch);
-  m.def("with_fetch_limit", &with_fetch_limit, "timeout"_a.none(), "function"_a, "args"_a);
-  m.def("refs_get_soon", &refs_get_soon, "refs"_a);
-  m.def("refs_done", &refs_done, "refs"_a, "most"_a, "link"_a, "own"_a);
-  m.def("refs_among", [](nb::tuple args, nb::handle kwargs) { return refs_among(args, kwargs); }, "args"_a, "kwargs"_a.none());
+  m.def("seconds_to_fetch", &seconds_to_fetch, nb::sig("def seconds_to_fetch() -> float | None"),
+        "What the ``get`` that this thread is in has left; ``None``: as long as it takes.");
+  m.def("with_fetch_limit", &with_fetch_limit, "timeout"_a.none(), "function"_a, "args"_a,
+        nb::sig("def with_fetch_limit(timeout: float | None, function: Callable[..., _T], *args: Any) -> _T"),
+        "``function(*args)``, in which a fetch has no longer than that.");
+  m.def("refs_get_soon", &refs_get_soon, "refs"_a, nb::sig("def refs_get_soon(refs: list[Any]) -> list[Any] | None"), R"(
+        The values of the first of ``refs``: of those before one that is not soon there, or has failed. ``None`` if
+        there is anything else than refs.)");
+  m.def("refs_done", &refs_done, "refs"_a, "most"_a, "link"_a, "own"_a,
+        nb::sig("def refs_done(refs: list[Any], most: int, link: type, own: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]"), R"(
+        The first ``most`` of ``refs`` that are done, and the others, in their order. Nobody else has the list.
+        ``link``: the type of the sources of calls' refs. ``own``: the ``done`` of refs that do not override it.
 
-  nb::class_<Program>(m, "Program")
-      .def(nb::init<nb::object, uint32_t, uint32_t, size_t, nb::object, nb::object, std::shared_ptr<Recorder>>(), "inbox"_a, "graph"_a, "bit"_a, "registers"_a, "encode_error"_a, "check_elements"_a, "recorder"_a)
-      .def("add_receive", &Program::add_receive, "reader"_a, "reg"_a, "spread"_a, "label"_a, "arrived"_a.none() = nb::none())
-      .def("add_try", &Program::add_try, "receive"_a, "patience"_a, "most"_a, "vain"_a, "most_left_out"_a)
-      .def("add_await", &Program::add_await, "receive"_a, "take"_a)
-      .def("add_call", &Program::add_call, "method"_a, "node"_a, "label"_a, "args"_a, "constants"_a, "uses"_a, "invoke"_a.none(), "start"_a.none(), "out"_a, "outs"_a, "num_returns"_a)
-      .def("add_send", &Program::add_send, "writer"_a, "reg"_a, "last"_a, "only_done"_a, "label"_a, "output"_a, "pack"_a.none() = nb::none(), "posted"_a.none() = nb::none())
-      .def_prop_ro("given", &Program::given)
-      .def("set_shortage", &Program::set_shortage, "wait"_a)
-      .def("set_progress", &Program::set_progress, "progress"_a)
-      .def("set_fetching", &Program::set_fetching, "begin"_a, "take"_a)
-      .def("set_limits", &Program::set_limits, "limits"_a, "cancel"_a)
-      .def("advance", nb::overload_cast<>(&Program::advance))
-      .def("resume", &Program::resume, "value"_a.none(), "error"_a.none())
-      .def("start_at", &Program::start_at, "execution"_a)
-      .def("pause_after_tasks", &Program::pause_after_tasks)
-      .def("close", &Program::close)
-      .def_prop_ro("execution", &Program::execution)
-      .def_prop_ro("bit", &Program::bit);
+        ``TypeError``: one is no ref. ``ValueError``: one is there twice.)");
+  m.def("refs_among", [](nb::tuple args, nb::handle kwargs) { return refs_among(args, kwargs); }, "args"_a, "kwargs"_a.none(),
+        nb::sig("def refs_among(args: tuple[Any, ...], kwargs: Any) -> bool"),
+        "Whether one of the arguments is itself a ref; ``kwargs``: a dict, or ``None``.");
+
+  nb::class_<Program>(m, "Program", "The steps of one actor's part of a graph.")
+      .def(nb::init<nb::object, uint32_t, uint32_t, size_t, nb::object, nb::object, std::shared_ptr<Recorder>>(), "inbox"_a, "graph"_a, "bit"_a, "registers"_a, "encode_error"_a, "check_elements"_a, "recorder"_a,
+           nb::sig("def __init__(self, inbox: Inbox, graph: int, bit: int, registers: int, "
+                   "encode_error: Callable[[BaseException, str, int], bytes], check_elements: Callable[[Any, int, str], tuple[Any, ...]], "
+                   "recorder: Recorder) -> None"), R"(
+           ``bit`` is rung when the program wants another turn. What it does is noted in ``recorder``: its tasks,
+           receives and sends in the order in which they are added.)")
+      .def("add_receive", &Program::add_receive, "reader"_a, "reg"_a, "spread"_a, "label"_a, "arrived"_a.none() = nb::none(),
+           nb::sig("def add_receive(self, reader: Reader, reg: int, spread: Sequence[int], label: str, "
+                   "arrived: Callable[[Any, int], Any] | None = None) -> None"), R"(
+           One frame to ``reg``, or its elements to the registers in ``spread`` (-1: not used). With ``arrived``, the
+           frame is only the head of a value whose tensors come by another way: what ``arrived(head, execution)`` returns
+           is in the register until ``add_await`` has the value.)")
+      .def("add_try", &Program::add_try, "receive"_a, "patience"_a, "most"_a, "vain"_a, "most_left_out"_a, R"(
+           From here on, take the frame of the ``receive``-th receive, which is added later, as soon as it is there;
+           ``conveyor.plan.model.Try`` says for how long it is waited for.)")
+      .def("add_await", &Program::add_await, "receive"_a, "take"_a,
+           nb::sig("def add_await(self, receive: int, take: Callable[[Any], Any]) -> None"), R"(
+           Wait for the tensors of the ``receive``-th receive that was added: ``take(register)`` gives the value, or
+           ``NotImplemented``, and is called again when the program is rung. ``ValueError`` where there is no such
+           receive with ``arrived``.)")
+      .def("add_call", &Program::add_call, "method"_a, "node"_a, "label"_a, "args"_a, "constants"_a, "uses"_a, "invoke"_a.none(), "start"_a.none(), "out"_a, "outs"_a, "num_returns"_a,
+           nb::sig("def add_call(self, method: Callable[..., Any], node: int, label: str, args: Sequence[int], constants: list[Any], "
+                   "uses: Sequence[int], invoke: Callable[[list[Any]], Any] | None, start: Callable[[list[Any]], None] | None, out: int, "
+                   "outs: Sequence[int], num_returns: int) -> None"), R"(
+           A call; an argument is a register, or -1 - the index of a constant. ``invoke`` and ``start`` are called with
+           all registers in its place; ``start`` suspends the program.)")
+      .def("add_send", &Program::add_send, "writer"_a, "reg"_a, "last"_a, "only_done"_a, "label"_a, "output"_a, "pack"_a.none() = nb::none(), "posted"_a.none() = nb::none(),
+           nb::sig("def add_send(self, writer: Writer, reg: int, last: bool, only_done: bool, label: str, output: bool, "
+                   "pack: Callable[[Any], Any] | None = None, posted: Callable[[], None] | None = None) -> None"), R"(
+           Publish a register; ``last``: nothing later in the execution needs it; ``only_done``: ``None`` in its place,
+           unless it is an error; ``output``: the driver reads it. With ``pack`` and ``posted``, ``pack(value)`` is sent,
+           and ``posted()`` called when it has been.)")
+      .def_prop_ro("given", &Program::given, "Bytes of the blocks that this execution's inputs lie in.")
+      .def("set_shortage", &Program::set_shortage, "wait"_a, nb::sig("def set_shortage(self, wait: Callable[[BaseException, Any], Any]) -> None"), R"(
+           Have ``wait(error, before)`` called where what is sent has no memory: it returns what is passed as ``before``
+           next time, when it is to be tried again; or ``None``, and then the program goes on when it is rung and
+           ``before.ready()``, calls ``before.tries()`` first, and sends what ``before.take(value)`` returns. It raises
+           if it is not to be tried again. ``before.end()`` is called in the end.)")
+      .def("set_progress", &Program::set_progress, "progress"_a, nb::sig("def set_progress(self, progress: Callable[[], None]) -> None"),
+           "Have this called whenever the program is rung; it goes on with what is beside the frames.")
+      .def("set_fetching", &Program::set_fetching, "begin"_a, "take"_a,
+           nb::sig("def set_fetching(self, begin: Callable[[Snapshot], object], take: Callable[[], Any]) -> None"), R"(
+           Have ``begin(snapshot)`` called for an input of which something may have stayed elsewhere, then ``take()`` for
+           its value: it may give ``NotImplemented``, and is asked again when the bit is rung.)")
+      .def("set_limits", &Program::set_limits, "limits"_a, "cancel"_a,
+           nb::sig("def set_limits(self, limits: Limits, cancel: Callable[[], None]) -> None"),
+           "Look at these before every call; ``cancel`` ends the coroutine that runs.")
+      .def("advance", nb::overload_cast<>(&Program::advance), "Run as far as input is there, for a turn at most.")
+      .def("resume", &Program::resume, "value"_a.none(), "error"_a.none(),
+           nb::sig("def resume(self, value: Any, error: BaseException | None) -> None"), "The coroutine of the suspended call has ended.")
+      .def("start_at", &Program::start_at, "execution"_a, "Set the number of the first execution; before the first ``advance``.")
+      .def("pause_after_tasks", &Program::pause_after_tasks,
+           "From now on ``resume`` only sends what the task has made: the next one waits for ``advance``.")
+      .def("close", &Program::close, "The graph is taken down.")
+      .def_prop_ro("execution", &Program::execution, "The number of the execution that it is in.")
+      .def_prop_ro("bit", &Program::bit, "The bit that was given.");
 }
 
 }  // namespace conveyor

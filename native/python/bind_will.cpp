@@ -70,9 +70,10 @@ PyType_Slot table_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(table_trav
 }  // namespace
 
 void bind_will(nb::module_& m) {
-  nb::class_<WeakTable>(m, "WeakTable", nb::type_slots(table_slots))
+  nb::class_<WeakTable>(m, "WeakTable", nb::type_slots(table_slots),
+      "The dictionary of a collection that keeps nothing alive. No code in Python hears of an object's end.")
       .def(nb::init<>())
-      .def_prop_ro("known", [](WeakTable& t) { return t.known; })
+      .def_prop_ro("known", [](WeakTable& t) { return t.known; }, nb::sig("def known(self) -> dict[Any, Any]"))
       .def("ref", [](WeakTable& t, nb::handle object, nb::handle key) {
              const nb::object forgets = nb::cpp_function([there = t.there, key = nb::borrow(key)](nb::handle ref) {
                if (*there != nullptr) forget(*there, key, ref);
@@ -80,19 +81,22 @@ void bind_will(nb::module_& m) {
              nb::object ref = nb::steal(PyWeakref_NewRef(object.ptr(), forgets.ptr()));
              if (!ref.is_valid()) throw nb::python_error();
              return ref;
-           }, "object"_a, "key"_a);
+           }, "object"_a, "key"_a, nb::sig("def ref(self, object: object, key: object) -> weakref.ref[Any]"),
+           "A weak reference, with whose end ``key`` is taken out of ``known`` if it, or a tuple that begins with it, is the value there.");
 
-  nb::class_<Waker>(m, "Waker")
-      .def("__init__", [](Waker* self) { new (self) Waker(); })
-      .def("__init__", [](Waker* self, int eventfd) { new (self) Waker(eventfd); }, "eventfd"_a)
-      .def("__init__", [](Waker* self, const Inbox& inbox) { new (self) Waker(inbox); }, "inbox"_a)
-      .def("close", &Waker::close);
+  nb::class_<Waker>(m, "Waker", "Wakes whoever carries wills out, until it is closed; in a forked child it is.")
+      .def("__init__", [](Waker* self) { new (self) Waker(); }, "Wakes nobody: they are carried out at some other occasion.")
+      .def("__init__", [](Waker* self, int eventfd) { new (self) Waker(eventfd); }, "eventfd"_a, "By a duplicate of it.")
+      .def("__init__", [](Waker* self, const Inbox& inbox) { new (self) Waker(inbox); }, "inbox"_a, "By the bell of that process.")
+      .def("close", &Waker::close, "Wills that end from now on are without effect.");
 
-  nb::class_<Will>(m, "Will", nb::type_slots(will_slots))
+  nb::class_<Will>(m, "Will", nb::type_slots(will_slots),
+      "What is to be done when the object that holds this is garbage, noted where no bytecode runs.")
       .def("__init__", [](Will* self, nb::object note, nb::object work, std::shared_ptr<Waker> waker) {
              new (self) Will(std::move(note), std::move(work), std::move(waker));
-           }, "note"_a, "work"_a, "waker"_a)
-      .def("revoke", &Will::revoke);
+           }, "note"_a, "work"_a, "waker"_a, nb::sig("def __init__(self, note: Callable[[Any], object], work: Any, waker: Waker) -> None"),
+           "At its end it calls ``note(work)``, which is to be a function in C (the ``append`` of a deque), and wakes.")
+      .def("revoke", &Will::revoke, "Nothing is to be done any more.");
 }
 
 }  // namespace conveyor

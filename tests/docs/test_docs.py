@@ -93,7 +93,7 @@ SOURCES = {
     path.relative_to(ROOT): path.read_text()
     for room in ("src", "native", "tests")
     for path in (ROOT / room).rglob("*")
-    if path.suffix in {".py", ".pyi", ".h", ".cpp", ".inl"}
+    if path.suffix in {".py", ".h", ".cpp", ".inl"}
 }
 
 

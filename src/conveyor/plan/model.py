@@ -151,7 +151,7 @@ class Send(Struct, frozen=True):
 # - `plan/explain.py` has words for the kinds that `reading.moves` yields;
 # - `graph/telemetry/recording.py` and `graph/status.py` count and name what an `Outline`
 #   lists;
-# - the native program, which is told of each kind by a method (`_core.pyi`, `Program`).
+# - the native program, which is told of each kind by a method (`_core.Program`).
 Step = Recv | Try | Await | Call | Send
 
 
