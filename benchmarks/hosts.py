@@ -1,4 +1,4 @@
-"""One host of a session, without an engine: a board, an arena for each process, and a pump.
+"""One host of a session, without an engine: a process table, an arena for each process, and a pump.
 
 For measurements and tests of what goes between hosts. A process has one of them, and is the one of its host.
 """
@@ -27,23 +27,27 @@ class Node:
     def __init__(self, number: int, hosts: int = 2, window: float = 1.0) -> None:
         set_up_codec()
         self.number = number
-        self.board = _core.Board.create(hosts)
+        self.process_table = _core.ProcessTable.create(hosts)
         eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._files = [_core.Arena.create_fd(ARENA) for _ in range(hosts)]
         self._fds = [eventfd, *self._files]
-        self.board.prepare(number, f"process {number}")
-        self.board.alive_unwatched(number)
-        self.board.set_eventfd(number, eventfd, 1)
-        self.inbox = _core.Inbox(self.board, number, eventfd, threading.main_thread().ident or 0)
-        self.arenas = [_core.Arena(self._files[i], ARENA, CAP, self.board, i) for i in range(hosts)]
-        self.pump = _core.HostPump(self.board, number, window)
+        self.process_table.prepare(number, f"process {number}")
+        self.process_table.alive_unwatched(number)
+        self.process_table.set_eventfd(number, eventfd, 1)
+        self.inbox = _core.Inbox(
+            self.process_table, number, eventfd, threading.main_thread().ident or 0
+        )
+        self.arenas = [
+            _core.Arena(self._files[i], ARENA, CAP, self.process_table, i) for i in range(hosts)
+        ]
+        self.pump = _core.HostPump(self.process_table, number, window)
         for other in range(hosts):
             if other != number:
                 self.pump.add_proxy(other, 1, other, f"process {other}", self.arenas[other])
         self._segments: dict[int, _core.Segment] = {}
 
     def _view(self, slot: int) -> _core.ArenaView:
-        return _core.ArenaView(self._files[slot], ARENA, self.board, slot)
+        return _core.ArenaView(self._files[slot], ARENA, self.process_table, slot)
 
     def mirror(self, number: int = 1) -> None:
         """A segment with a ring from host 0 to host 1, and one back."""
@@ -66,13 +70,19 @@ class Node:
         writer = _core.Writer(
             segment,
             me * ring,
-            self.board,
+            self.process_table,
             [(other, RESULT_BIT)],
             self.arenas[me],
             SentDefinitions(((other, 1),)),
         )
         reader = _core.Reader(
-            segment, other * ring, 0, self.board, (other, RESULT_BIT), self._view(other), False
+            segment,
+            other * ring,
+            0,
+            self.process_table,
+            (other, RESULT_BIT),
+            self._view(other),
+            False,
         )
         return writer, reader
 
@@ -107,14 +117,14 @@ class Node:
 
     def wait_lost(self) -> None:
         """Wait until the other host is dead."""
-        while not self.board.gone(1 - self.number, 1):
+        while not self.process_table.gone(1 - self.number, 1):
             seen = self.inbox.count
-            if not self.board.gone(1 - self.number, 1):
+            if not self.process_table.gone(1 - self.number, 1):
                 self.inbox.wait(seen, 60)
 
     def _wait(self, seen: int) -> None:
         other = 1 - self.number
-        if self.board.gone(other, 1):
+        if self.process_table.gone(other, 1):
             raise ConnectionError(f"host {other} is lost")
         self.inbox.wait(seen, 60)
 

@@ -35,7 +35,7 @@ bool DeathWatch::supported() {
   return futex_waitv(nullptr, 0) < 0 && errno == EINVAL;
 }
 
-DeathWatch::DeathWatch(std::shared_ptr<Board> board, int told) : board_(std::move(board)), told_(told) {
+DeathWatch::DeathWatch(std::shared_ptr<ProcessTable> process_table, int told) : process_table_(std::move(process_table)), told_(told) {
   const SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
 }
@@ -50,8 +50,8 @@ void DeathWatch::stop() {
     return;
   }
   stop_.store(true, std::memory_order_release);
-  board_->header()->alarm.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(&board_->header()->alarm);
+  process_table_->header()->alarm.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(&process_table_->header()->alarm);
   thread_.join();
 }
 
@@ -60,8 +60,8 @@ void DeathWatch::add(uint32_t slot) {
     std::lock_guard lock(mutex_);
     watched_.push_back(slot);
   }
-  board_->header()->alarm.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(&board_->header()->alarm);
+  process_table_->header()->alarm.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(&process_table_->header()->alarm);
 }
 
 void DeathWatch::remove(uint32_t slot) {
@@ -79,18 +79,18 @@ void DeathWatch::run() {
   };
   for (;;) {
     // Read before looking at anything: whoever changes something bumps it afterwards.
-    const uint32_t alarm = board_->header()->alarm.load(std::memory_order_seq_cst);
+    const uint32_t alarm = process_table_->header()->alarm.load(std::memory_order_seq_cst);
     if (stop_.load(std::memory_order_acquire)) return;
     count = 0;
     bool fired = false;
-    watch(&board_->header()->alarm, alarm);
+    watch(&process_table_->header()->alarm, alarm);
     {
       // Held for the whole look: after `remove` nothing is said of a slot, and one that is announced
       // dead is off the list before anybody can put its next process on it.
       std::lock_guard lock(mutex_);
       std::erase_if(watched_, [&](uint32_t index) {
-        BoardSlot* slot = board_->slot(index);
-        if (slot->nudge.exchange(0, std::memory_order_seq_cst) != 0) board_->nudge(index);
+        ProcessTableSlot* slot = process_table_->slot(index);
+        if (slot->nudge.exchange(0, std::memory_order_seq_cst) != 0) process_table_->nudge(index);
         const Condition condition = slot->condition.load(std::memory_order_acquire);
         bool dead = condition == Condition::kDying;
         std::atomic<uint32_t>* word = life_word(slot);
@@ -104,7 +104,7 @@ void DeathWatch::run() {
           fired |= dead;
           if (!dead && many && count < kMaxWait) watch(word, value);
         }
-        if (dead) board_->announce_death(index);
+        if (dead) process_table_->announce_death(index);
         return dead;
       });
     }
@@ -112,7 +112,7 @@ void DeathWatch::run() {
     // One of the words has moved (EAGAIN), or a wake-up without a reason: look again. Anything else says that
     // the kernel does not wait, and would say so at once every time; then the alarm alone has to do.
     const bool waited = many && (futex_waitv(entries.data(), unsigned(count)) >= 0 || errno == EAGAIN || errno == EINTR);
-    if (!waited) futex_wait(&board_->header()->alarm, alarm, nullptr);
+    if (!waited) futex_wait(&process_table_->header()->alarm, alarm, nullptr);
   }
 }
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "board.h"
+#include "process_table.h"
 
 namespace conveyor {
 
@@ -14,20 +14,20 @@ class DeathWatch {
  public:
   // `told`: an eventfd that is written to whenever a life word has fired, -1: none. It must outlive the watch.
   // A fatal signal's own announcement is not told there: that process is on its way.
-  explicit DeathWatch(std::shared_ptr<Board> board, int told = -1);
+  explicit DeathWatch(std::shared_ptr<ProcessTable> process_table, int told = -1);
   ~DeathWatch();
   // Watch the life word of process `slot` from now on (as soon as it has taken it).
   void add(uint32_t slot);
   void remove(uint32_t slot);
   void stop();
-  const Board& board() const { return *board_; }
+  const ProcessTable& process_table() const { return *process_table_; }
   // False where the kernel cannot wait for several futexes (before Linux 5.16): deaths are then known
   // only when the fork server reports them.
   static bool supported();
 
  private:
   void run();
-  std::shared_ptr<Board> board_;
+  std::shared_ptr<ProcessTable> process_table_;
   const int told_;
   ForkMutex mutex_;
   std::vector<uint32_t> watched_;

@@ -1,5 +1,5 @@
 // What a process keeps where it was made, and whom it has told where that is: a table in its memory, which the other
-// processes of the session read (read_directory), whatever this one is doing. Its address stands on the board.
+// processes of the session read (read_directory), whatever this one is doing. Its address stands on the process table.
 //
 // Entries are never unmapped, and are used again. An entry is written by who has it alone, between two values of
 // its version, which is odd meanwhile. Nobody who reads it holds up who writes it.

@@ -13,12 +13,12 @@ class Leftovers;
 
 class Inbox {
  public:
-  Inbox(std::shared_ptr<Board> board, uint32_t slot, int eventfd, unsigned long main_thread, std::shared_ptr<Leftovers> leftovers = {})
-      : leftovers(std::move(leftovers)), board_(std::move(board)), slot_(slot), self_(board_->slot(slot)), eventfd_(dup_cloexec(eventfd)), main_thread_(main_thread), waiter_(&self_->bell) {
+  Inbox(std::shared_ptr<ProcessTable> process_table, uint32_t slot, int eventfd, unsigned long main_thread, std::shared_ptr<Leftovers> leftovers = {})
+      : leftovers(std::move(leftovers)), process_table_(std::move(process_table)), slot_(slot), self_(process_table_->slot(slot)), eventfd_(dup_cloexec(eventfd)), main_thread_(main_thread), waiter_(&self_->bell) {
     if (main_relay_.get() < 0) throw_errno("eventfd");
   }
 
-  const std::shared_ptr<Board>& board() const { return board_; }
+  const std::shared_ptr<ProcessTable>& process_table() const { return process_table_; }
   uint32_t slot() const { return slot_; }
   Status& status() { return self_->status; }
   WaitNotes& waits() { return self_->waits; }
@@ -39,7 +39,7 @@ class Inbox {
   // nobody left to wait for.
   void tell_starving() const {
     std::atomic_thread_fence(std::memory_order_seq_cst);  // they raise their flag, and look whether we are idle
-    board_->ring_starving();
+    process_table_->ring_starving();
   }
   int eventfd() const { return eventfd_.get(); }
   // Code of this process has closed the descriptors that its main thread slept on: nobody can wake it.
@@ -104,7 +104,7 @@ class Inbox {
     if (inherited()) end_forked_child(where);
   }
   void came_back() const {
-    if (inherited()) end_forked_child(board_->name(slot_).c_str());
+    if (inherited()) end_forked_child(process_table_->name(slot_).c_str());
   }
 
   // Of this process; none: nobody looks after them.
@@ -114,9 +114,9 @@ class Inbox {
   static void drain_event(int fd);
   // One sleep of the main thread. True, and still armed, if it has lasted until `end` (UINT64_MAX: for ever).
   bool poll_once(uint64_t end, const sigset_t& blocked);
-  std::shared_ptr<Board> board_;
+  std::shared_ptr<ProcessTable> process_table_;
   uint32_t slot_;
-  BoardSlot* self_;
+  ProcessTableSlot* self_;
   Fd eventfd_;
   unsigned long main_thread_;
   Waiter waiter_;

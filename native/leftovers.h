@@ -39,7 +39,7 @@ struct Unseen {
 // the next ring makes a sweep due. So the thread wakes once in that moment at most, however much is dropped.
 class Leftovers {
  public:
-  Leftovers(std::shared_ptr<Board> board, uint32_t slot) : board_(std::move(board)), words_(board_->slot(slot)->leftovers), bell_(board_->slot(slot)->bell), waiter_(&bell_) {}
+  Leftovers(std::shared_ptr<ProcessTable> process_table, uint32_t slot) : process_table_(std::move(process_table)), words_(process_table_->slot(slot)->leftovers), bell_(process_table_->slot(slot)->bell), waiter_(&bell_) {}
 
   // `one` has leftovers. `here()`: whether some may be in a ring already, so that the bell does not ring for
   // them; asked only where it matters, since looking takes the writer's cache line. Finalizers do this: it
@@ -70,7 +70,7 @@ class Leftovers {
   }
   std::vector<Unseen> take_unseen() { return std::exchange(unseen_, {}); }
 
-  // Sleep until a sweep is due, or somebody needs the memory (Board::ask_for_leftovers). False: stop. Without
+  // Sleep until a sweep is due, or somebody needs the memory (ProcessTable::ask_for_leftovers). False: stop. Without
   // that lock. `quiet_ns`: how long the thread waits for more.
   bool wait(uint64_t quiet_ns) {
     uint64_t due = 0;
@@ -92,7 +92,7 @@ class Leftovers {
       }
       const uint64_t now = now_ns();
       if (due == 0) due = now + quiet_ns;
-      if (now >= due || board_->any_starving()) return true;
+      if (now >= due || process_table_->any_starving()) return true;
       const timespec left = to_timespec(due - now);
       futex_wait(&words_.count, news, &left);
     }
@@ -117,14 +117,14 @@ class Leftovers {
     }
     if (!words_.pending(ticket_)) return;
     words_.answered.store(ticket_, std::memory_order_seq_cst);
-    board_->header()->memory.note_given();
+    process_table_->header()->memory.note_given();
   }
 
   // The thread is to end.
   void stop() {
     stop_.store(true, std::memory_order_seq_cst);
     words_.wake();
-    board_->stir(bell_);
+    process_table_->stir(bell_);
   }
 
  private:
@@ -136,9 +136,9 @@ class Leftovers {
     words_.wanted.store(1, std::memory_order_seq_cst);
     state_.store(State::kDue, std::memory_order_seq_cst);
     words_.wake();
-    if (state == State::kWatching) board_->stir(bell_);
+    if (state == State::kWatching) process_table_->stir(bell_);
   }
-  std::shared_ptr<Board> board_;
+  std::shared_ptr<ProcessTable> process_table_;
   Returns& words_;
   Bell& bell_;
   Waiter waiter_;  // the thread's own: it neither spins nor learns

@@ -37,7 +37,7 @@
 
 namespace conveyor {
 
-constexpr size_t kPage = 4096;  // of the board's layout, whatever the kernel's pages are
+constexpr size_t kPage = 4096;  // of the process table's layout, whatever the kernel's pages are
 constexpr size_t kCacheLine = 64;
 
 [[noreturn]] inline void throw_errno(const char* what) {

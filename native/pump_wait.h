@@ -130,7 +130,7 @@ class PumpWait {
   }
   void look_now() {
     look(1);
-    inbox_.board()->ring(inbox_.slot(), kAttentionBit);
+    inbox_.process_table()->ring(inbox_.slot(), kAttentionBit);
   }
   void set_timer(uint64_t ns) {
     // A forked child has the same timer: it would take from the parent's thread what wakes it.

@@ -10,9 +10,9 @@ namespace conveyor {
 
 class Receiver {
  public:
-  Receiver(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board, Target writer,
+  Receiver(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<ProcessTable> process_table, Target writer,
            std::shared_ptr<ArenaView> view, bool readonly)
-      : ring(std::move(segment), offset, reader, std::move(board), writer), view(std::move(view)), readonly(readonly) {}
+      : ring(std::move(segment), offset, reader, std::move(process_table), writer), view(std::move(view)), readonly(readonly) {}
   ~Receiver() { close(); }
   Receiver(const Receiver&) = delete;
   Receiver& operator=(const Receiver&) = delete;

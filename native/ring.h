@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "arena/arena.h"
-#include "board.h"
+#include "process_table.h"
 #include "cursor.h"
 
 namespace conveyor {
@@ -158,20 +158,20 @@ struct Target {
 
 class RingWriter {
  public:
-  // `elsewhere`: readers on other hosts, whose cursors here are closed. They are told by other means.
-  RingWriter(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board, std::vector<Target> targets,
-             const std::bitset<kMaxReaders>& elsewhere = {})
-      : segment_(std::move(segment)), ring_(segment_->ring(offset)), board_(std::move(board)) {
+  // `is_remote`: readers on other hosts, whose cursors here are closed. They are told by other means.
+  RingWriter(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<ProcessTable> process_table, std::vector<Target> targets,
+             const std::bitset<kMaxReaders>& is_remote = {})
+      : segment_(std::move(segment)), ring_(segment_->ring(offset)), process_table_(std::move(process_table)) {
     if (targets.size() != ring_.readers) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
     for (const Target& t : targets)
-      if (t.slot >= board_->slots() || t.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
+      if (t.slot >= process_table_->slots() || t.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
     readers_ = std::make_shared<ReaderSet>();
-    readers_->board = board_;
+    readers_->process_table = process_table_;
     readers_->segment = segment_;  // where the cursors are
     for (uint32_t i = 0; i < targets.size(); ++i) {
       readers_->add(targets[i].slot, &ring_.cursor(i));
-      if (elsewhere.test(i)) continue;
-      bells_.push_back(&board_->slot(targets[i].slot)->bell);
+      if (is_remote.test(i)) continue;
+      bells_.push_back(&process_table_->slot(targets[i].slot)->bell);
       targets_.push_back(targets[i]);
     }
     head_ = ring_.header->head.load(std::memory_order_relaxed);
@@ -181,7 +181,7 @@ class RingWriter {
   uint32_t slots() const { return ring_.slots; }
   uint64_t head() const { return head_; }
   const std::shared_ptr<ReaderSet>& readers() const { return readers_; }
-  const std::shared_ptr<Board>& board() const { return board_; }
+  const std::shared_ptr<ProcessTable>& process_table() const { return process_table_; }
 
   // A reader whose cursor says that it has taken more than there is (a peer has written over it) counts as
   // one that has taken everything: that spoils its own input, and nobody else's.
@@ -256,14 +256,14 @@ class RingWriter {
     const uint64_t number = head_++;
     ring_.header->head.store(head_, std::memory_order_release);  // the slot's contents come before it
     if (!(ring_.flags & kSilent))
-      for (size_t i = 0; i < targets_.size(); ++i) board_->ring(bells_[i], targets_[i].bit, targets_[i].slot);
+      for (size_t i = 0; i < targets_.size(); ++i) process_table_->ring(bells_[i], targets_[i].bit, targets_[i].slot);
     return number;
   }
 
  private:
   std::shared_ptr<Segment> segment_;
   Ring ring_;
-  std::shared_ptr<Board> board_;
+  std::shared_ptr<ProcessTable> process_table_;
   std::vector<Target> targets_;  // those that are rung
   std::vector<Bell*> bells_;     // theirs
   std::shared_ptr<ReaderSet> readers_;
@@ -287,9 +287,9 @@ class RingWriter {
 // Frames that are published when there is a limit are on one side of it or the other.
 class RingReader {
  public:
-  RingReader(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board, Target writer)
-      : segment_(std::move(segment)), ring_(segment_->ring(offset)), reader_(reader), board_(std::move(board)), writer_(writer) {
-    if (reader >= ring_.readers || writer.slot >= board_->slots() || writer.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring reader");
+  RingReader(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<ProcessTable> process_table, Target writer)
+      : segment_(std::move(segment)), ring_(segment_->ring(offset)), reader_(reader), process_table_(std::move(process_table)), writer_(writer) {
+    if (reader >= ring_.readers || writer.slot >= process_table_->slots() || writer.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring reader");
     next_ = cursor().next.load(std::memory_order_relaxed);
     head_ = &ring_.header->head;
   }
@@ -326,7 +326,7 @@ class RingReader {
     ++next_;
     if (ring_.flags & kWriterMayWait) {
       cursor().next.store(next_, std::memory_order_seq_cst);  // Dekker with wants_room + has_room
-      if (ring_.header->room_at.load(std::memory_order_seq_cst) == next_) board_->ring(writer_.slot, writer_.bit);
+      if (ring_.header->room_at.load(std::memory_order_seq_cst) == next_) process_table_->ring(writer_.slot, writer_.bit);
     } else {
       cursor().next.store(next_, std::memory_order_release);  // our reads of the slot come before it
     }
@@ -335,7 +335,7 @@ class RingReader {
   // The writer looks when it is rung, or before its next frame.
   void want(uint64_t tag) {
     cursor().wanted.store(tag, std::memory_order_release);
-    board_->ring(writer_.slot, writer_.bit);
+    process_table_->ring(writer_.slot, writer_.bit);
   }
 
   void lose() { cursor().lost.fetch_add(1, std::memory_order_relaxed); }
@@ -362,8 +362,8 @@ class RingReader {
     // Release: `next` is final, and our reads of the slots come before the writer's reuse of them.
     // Sequentially consistent for Returns::note.
     cursor().end.store(next_ + 1, std::memory_order_seq_cst);
-    board_->slot(writer_.slot)->returns.note_any();
-    if (ring_.flags & kWriterMayWait) board_->ring(writer_.slot, writer_.bit);
+    process_table_->slot(writer_.slot)->returns.note_any();
+    if (ring_.flags & kWriterMayWait) process_table_->ring(writer_.slot, writer_.bit);
   }
 
   // In a forked child the ring is its parent's.
@@ -377,14 +377,14 @@ class RingReader {
   // has the ring mapped has written over its head, and what is in the slots is anybody's guess.
   [[noreturn, gnu::cold]] void broken(uint64_t head) const {
     throw std::system_error(EPROTO, std::generic_category(),
-                            "conveyor: the ring for " + (carries.empty() ? "an unnamed edge" : carries) + ", written by " + board_->name(writer_.slot) +
+                            "conveyor: the ring for " + (carries.empty() ? "an unnamed edge" : carries) + ", written by " + process_table_->name(writer_.slot) +
                                 ", is broken: " + std::to_string(next_) + " frames were taken from it, it holds " + std::to_string(ring_.slots) +
                                 ", and its head says " + std::to_string(head) + ". A process that shares it has written over it, and should be killed");
   }
   std::shared_ptr<Segment> segment_;
   Ring ring_;
   uint32_t reader_;
-  std::shared_ptr<Board> board_;
+  std::shared_ptr<ProcessTable> process_table_;
   Target writer_;
   uint64_t next_ = 0;
   const std::atomic<uint64_t>* head_;

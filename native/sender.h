@@ -33,9 +33,9 @@ struct Outgoing {
 
 class Sender {
  public:
-  Sender(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board, std::vector<Target> targets, std::shared_ptr<Arena> arena,
-         const std::bitset<kMaxReaders>& elsewhere = {})
-      : ring(std::move(segment), offset, std::move(board), std::move(targets), elsewhere), arena(std::move(arena)) {}
+  Sender(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<ProcessTable> process_table, std::vector<Target> targets, std::shared_ptr<Arena> arena,
+         const std::bitset<kMaxReaders>& is_remote = {})
+      : ring(std::move(segment), offset, std::move(process_table), std::move(targets), is_remote), arena(std::move(arena)) {}
 
   // The steps of a send, with the frame's parts set: reserve, fill, publish. Between the first and the last
   // the thread may do what it likes; nobody sees the frame before it is published.

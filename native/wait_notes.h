@@ -1,4 +1,4 @@
-// What keeps a process from its work: each wait that does is a row of its page of the board, for others to
+// What keeps a process from its work: each wait that does is a row of its page of the process table, for others to
 // follow (runtime/deadlock.py).
 #pragma once
 
@@ -23,7 +23,7 @@ struct WaitNote {
   uint64_t stamp;     // tells the waits of a work from those before them
   uint32_t answered;  // it has looked in vain since the process was asked that often
   uint32_t mode;
-  uint32_t slot;      // who has to do something: a process, by its slot on the board
+  uint32_t slot;      // who has to do something: a process, by its slot on the process table
   uint64_t target;    // and which work of it
   std::string text;
 };

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "board.h"
+#include "process_table.h"
 
 namespace conveyor {
 
@@ -70,7 +70,7 @@ class Waiter {
 
   // Sleep in the futex until `count` differs from `seen` or `deadline` (0: none) has passed.
   bool park(uint32_t seen, uint64_t deadline) {
-    bell_->sleepers.fetch_add(1, std::memory_order_seq_cst);  // before the look at `count`: see Board::ring
+    bell_->sleepers.fetch_add(1, std::memory_order_seq_cst);  // before the look at `count`: see ProcessTable::ring
     bool moved;
     while (!(moved = bell_->count.load(std::memory_order_seq_cst) != seen)) {
       timespec left;
@@ -87,7 +87,7 @@ class Waiter {
 
   // Raise the flag for a sleeper in poll; it may sleep only if this returns true.
   bool arm_event(uint32_t seen) {
-    bell_->armed.store(1, std::memory_order_seq_cst);  // before the look at `count`: see Board::strike
+    bell_->armed.store(1, std::memory_order_seq_cst);  // before the look at `count`: see ProcessTable::strike
     return bell_->count.load(std::memory_order_seq_cst) == seen;
   }
   // Nobody of this process sleeps in poll any more. A ringer that sees it late writes once in vain.

@@ -82,10 +82,10 @@ def pytest_collection_finish():
 
 
 #: s; on Ray one order may take a second where the machine is busy.
-_PATIENCE = 60.0 if _ON_RAY else 20.0
+_TIME_LIMIT = 60.0 if _ON_RAY else 20.0
 
 
-def _wait_until(condition, timeout=_PATIENCE, what="the condition"):
+def _wait_until(condition, timeout=_TIME_LIMIT, what="the condition"):
     """Wait until ``condition()`` is true and return what it gave."""
     end = time.monotonic() + timeout
     while True:

@@ -119,18 +119,18 @@ def spread() -> None:
     from conveyor.engines.ray import engine, hosts
 
     start, ray_options = engine.start, hosts.ray_options
-    turns = itertools.cycle(_NODES)
+    call_lock = itertools.cycle(_NODES)
 
     @functools.wraps(start)
     def started(*args: Any, **options: Any) -> Any:
-        nonlocal turns
-        turns = itertools.cycle(_NODES)
+        nonlocal call_lock
+        call_lock = itertools.cycle(_NODES)
         return start(*args, **{"shared_memory": "node", "node_timeout": NODE_TIMEOUT, **options})
 
     def placed(options: Any) -> Mapping[str, Any]:
         asked: dict[str, Any] = ray_options(options)
         if not any(name in asked for name in _PLACED):
-            asked["resources"] = {next(turns): _SOME}
+            asked["resources"] = {next(call_lock): _SOME}
         return asked
 
     engine.start, hosts.ray_options = started, placed

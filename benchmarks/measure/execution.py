@@ -48,11 +48,11 @@ def throughput(bench: Bench, spec: Throughput) -> Figures:
 
     with bench.cpu() as cpu:
         start = time.perf_counter()
-        turns = run_for(FLIGHT_SECONDS * bench.effort, 2, 1_000_000, turn)
+        call_lock = run_for(FLIGHT_SECONDS * bench.effort, 2, 1_000_000, turn)
         seconds = time.perf_counter() - start
     while waiting:
         receive(waiting.popleft())
-    count = turns * 20
+    count = call_lock * 20
     return {"per_s": count / seconds, "cpu_us": cpu.seconds / count * 1e6, "samples": count}
 
 

@@ -63,7 +63,7 @@ def in_place(bench: Bench, spec: InPlace) -> Figures:
     submit, receive, empty = path.submit, path.receive, bench.system.empty
     tiny = _payload(spec.device, TINY)
     count = max(10, int(60 * bench.effort))
-    elsewhere = _payload(spec.device, max(FILLED - spec.size, 1))
+    is_remote = _payload(spec.device, max(FILLED - spec.size, 1))
     makes: list[int] = []
     sends: list[int] = []
     for _ in range(count + 5):
@@ -71,7 +71,7 @@ def in_place(bench: Bench, spec: InPlace) -> Figures:
         holder = [empty(spec.device, spec.size)]
         makes.append(time.perf_counter_ns() - start)
         holder[0][:] = 1
-        elsewhere[:] = 1
+        is_remote[:] = 1
         # The tiny ones wake the worker.
         for _ in range(WAKE):
             path.once(tiny)

@@ -1,6 +1,6 @@
 """What a value costs between two hosts, beside what the wire costs: ``python docs/tools/wires.py``.
 
-Two processes of this machine, each a host of its own with a board, arenas and a pump, over TCP on the
+Two processes of this machine, each a host of its own with a process table, arenas and a pump, over TCP on the
 loopback interface. The floors are two processes with plain sockets: a ping-pong, and one stream. ZeroMQ with
 CURVE is measured if pyzmq is there, and NIXL (UCX) if that is.
 """
@@ -28,7 +28,7 @@ from benchmarks.hosts import Node
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "64 MB": 64 << 20}
 ROUNDS = {"1 KB": 3000, "1 MB": 200, "64 MB": 12}
 STREAM = 30
-NIXL_PATIENCE = 5.0
+NIXL_TIME_LIMIT = 5.0
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -251,14 +251,14 @@ def nixl_echo(size: int, rounds: int) -> float:
 
         def write() -> None:
             state = agent.transfer(handle)
-            end = time.monotonic() + NIXL_PATIENCE
+            end = time.monotonic() + NIXL_TIME_LIMIT
             while state != "DONE":
                 state = agent.check_xfer_state(handle)
                 if time.monotonic() > end:
                     raise TimeoutError("NIXL has not ended a write")
 
         def come() -> None:
-            end = time.monotonic() + NIXL_PATIENCE
+            end = time.monotonic() + NIXL_TIME_LIMIT
             while not agent.get_new_notifs().get(other):
                 if time.monotonic() > end:
                     raise TimeoutError("NIXL has not told of a write")

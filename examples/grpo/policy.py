@@ -32,8 +32,8 @@ class Policy(nn.Module):
         count = tokens.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(count)
         hidden = self.tokens(tokens) + self.places.weight[:count]
-        for layer in self.layers:
-            hidden = layer(hidden, src_mask=mask, is_causal=True)
+        for deployer in self.layers:
+            hidden = deployer(hidden, src_mask=mask, is_causal=True)
         return self.head(self.norm(hidden))
 
     def logprobs(self, tokens: Tensor) -> Tensor:

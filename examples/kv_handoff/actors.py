@@ -40,7 +40,7 @@ class Prefill:
         began = monotonic()
         cache = DynamicCache(config=self.model.config)
         token = next_token(self.model, ids, cache)
-        layers = [(layer.keys, layer.values) for layer in cache.layers]
+        layers = [(deployer.keys, deployer.values) for deployer in cache.layers]
         return Prompt(layers, token, began, monotonic())
 
 
@@ -55,7 +55,7 @@ class Decoder:
 
     async def generate(self, prompt: Prompt, count: int) -> Answer:
         handover, prefill = monotonic() - prompt.done, (prompt.began, prompt.done)
-        size = sum(tensor.nbytes for layer in prompt.layers for tensor in layer)
+        size = sum(tensor.nbytes for deployer in prompt.layers for tensor in deployer)
         cache, token = DynamicCache(prompt.layers, config=self.model.config), prompt.token
         tokens, steps = [int(token)], []
         loop = asyncio.get_running_loop()

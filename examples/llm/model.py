@@ -34,9 +34,9 @@ def load_model(
     model.model.rotary_emb = LlamaRotaryEmbedding(model.config)  # computed, so not in the file
 
     weights = {}
-    for i, layer in enumerate(layers):
+    for i, deployer in enumerate(layers):
         for ours, theirs in LAYER_TENSORS.items():
-            weight = torch.from_numpy(file.tensor(f"blk.{layer}.{theirs}.weight"))
+            weight = torch.from_numpy(file.tensor(f"blk.{deployer}.{theirs}.weight"))
             if theirs in ("attn_q", "attn_k"):
                 weight = halves_from_pairs(weight, head_dim)
             weights[f"model.layers.{i}.{ours}.weight"] = weight

@@ -50,21 +50,21 @@ class ServingStage:
             x = model.embed_tokens(torch.tensor([t for part in step.parts for t in part.tokens]))
         positions = [p for part in step.parts for p in range(part.start, part.end)]
         rotary = model.rotary_emb(x[None], torch.tensor([positions]))
-        for index, layer in enumerate(model.layers):
-            x = x + self._attend(index, layer, layer.input_layernorm(x), rotary, step)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        for index, deployer in enumerate(model.layers):
+            x = x + self._attend(index, deployer, deployer.input_layernorm(x), rotary, step)
+            x = x + deployer.mlp(deployer.post_attention_layernorm(x))
         if not self.is_last:
             return x
         lengths = torch.tensor([len(part.tokens) for part in step.parts])
         last = x[lengths.cumsum(0) - 1]
         return self.model.lm_head(model.norm(last)).argmax(-1).tolist()
 
-    def _attend(self, index: int, layer: Any, x: torch.Tensor, rotary: Any, step: Step) -> Any:
+    def _attend(self, index: int, deployer: Any, x: torch.Tensor, rotary: Any, step: Step) -> Any:
         """The attention of one layer: each sequence to itself."""
         import torch
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-        attention = layer.self_attn
+        attention = deployer.self_attn
         queries, keys, values = (
             project(x).unflatten(-1, (-1, attention.head_dim)).transpose(0, 1)[None]
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)

@@ -35,8 +35,8 @@ class Shard:
         last = stage == stages - 1
         self.model = load_model(self.layers, embedding=stage == 0, head=last and rank == 0)
         self.heads = self.model.config.num_key_value_heads
-        for layer in self.model.model.layers:
-            split(layer, rank, ranks, self.model.config)
+        for deployer in self.model.model.layers:
+            split(deployer, rank, ranks, self.model.config)
         self.reset()
 
     def reset(self) -> None:
@@ -66,8 +66,8 @@ class Shard:
 
         if summed is not None:
             self.x = self.x + summed
-        layer = self.model.model.layers[index]
-        attention, normed = layer.self_attn, layer.input_layernorm(self.x)
+        deployer = self.model.model.layers[index]
+        attention, normed = deployer.self_attn, deployer.input_layernorm(self.x)
         queries, keys, values = (
             project(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -84,9 +84,9 @@ class Shard:
 
     def feed(self, index: int, summed: torch.Tensor) -> torch.Tensor:
         """This rank's part of the MLP of a layer. ``summed``: what the attention gave."""
-        layer = self.model.model.layers[index]
+        deployer = self.model.model.layers[index]
         self.x = self.x + summed
-        return layer.mlp(layer.post_attention_layernorm(self.x))
+        return deployer.mlp(deployer.post_attention_layernorm(self.x))
 
     def leave(self, summed: torch.Tensor) -> torch.Tensor:
         """The hidden states after the last layer of this stage."""
@@ -100,15 +100,15 @@ class Shard:
         return StageInfo(self.layers, 1)
 
 
-def split(layer: Any, rank: int, ranks: int, config: Any) -> None:
+def split(deployer: Any, rank: int, ranks: int, config: Any) -> None:
     """Leave of a layer what rank ``rank`` holds. The heads need not be a multiple of the ranks: here they are
     three, and two ranks have two and one."""
     heads = config.num_key_value_heads
-    queries = config.num_attention_heads // heads * layer.self_attn.head_dim
+    queries = config.num_attention_heads // heads * deployer.self_attn.head_dim
     own = slice(rank * heads // ranks, (rank + 1) * heads // ranks)
     units = config.intermediate_size
     hidden = slice(rank * units // ranks, (rank + 1) * units // ranks)
-    attention, mlp = layer.self_attn, layer.mlp
+    attention, mlp = deployer.self_attn, deployer.mlp
     keep(attention.q_proj, 0, own, queries)
     keep(attention.k_proj, 0, own, attention.head_dim)
     keep(attention.v_proj, 0, own, attention.head_dim)

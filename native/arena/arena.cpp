@@ -61,7 +61,7 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
   {
     Section section(*this);
     if (closed_) closed();
-    if (!started_ && board_) start_thread();
+    if (!started_ && process_table_) start_thread();
     size_t newest = out_.size();
     look(kNewest, newest);
     look(kOthers, scan_);
@@ -157,7 +157,7 @@ Block* Arena::block_of(size_t index) {
 
 void Arena::populate(Block* block, size_t from) {
   // What is this process's alone it writes to again and again.
-  const uint64_t dear = board_ ? kDearHugePageNs : UINT64_MAX;
+  const uint64_t dear = process_table_ ? kDearHugePageNs : UINT64_MAX;
   if (from >= block->touched || conveyor::populate(block->base + from, block->offset + from, block->touched - from, dear)) return;
   const size_t bytes = block->used;
   give_up(block, from);
@@ -269,7 +269,7 @@ void Arena::look(size_t at_most, size_t& from) {
     out_.pop_back();
     if (now == 0) now = now_ns();
     free(block, now);
-    if (board_ && board_->any_starving()) memory_->returned.fetch_add(1, std::memory_order_relaxed);
+    if (process_table_ && process_table_->any_starving()) memory_->returned.fetch_add(1, std::memory_order_relaxed);
   }
 }
 
@@ -319,7 +319,7 @@ std::string number(uint64_t n) { return std::to_string(n); }
 }  // namespace
 
 template <class Still, class Done>
-bool Arena::wait_for(Section& section, std::vector<Board::Asked> asked, uint64_t deadline, const Still& still, const Done& done) {
+bool Arena::wait_for(Section& section, std::vector<ProcessTable::Asked> asked, uint64_t deadline, const Still& still, const Done& done) {
   while (!asked.empty()) {
     const uint32_t given = memory_->given.load(std::memory_order_seq_cst);
     if (done()) return true;
@@ -341,9 +341,9 @@ std::vector<uint32_t> Arena::holders(const Budget* of) const {
 void Arena::note_holders() {
   std::vector<uint32_t> found = holders();
   // The driver runs the program, whatever its page says.
-  std::erase_if(found, [this](uint32_t slot) { return slot != 0 && board_->slot(slot)->status.state.load(std::memory_order_seq_cst) == uint32_t(State::kIdle); });
+  std::erase_if(found, [this](uint32_t slot) { return slot != 0 && process_table_->slot(slot)->status.state.load(std::memory_order_seq_cst) == uint32_t(State::kIdle); });
   found.resize(kNotedHolders, UINT32_MAX);
-  for (uint32_t i = 0; i < kNotedHolders; ++i) board_->slot(slot_)->holders[i].store(found[i] + 1, std::memory_order_seq_cst);
+  for (uint32_t i = 0; i < kNotedHolders; ++i) process_table_->slot(slot_)->holders[i].store(found[i] + 1, std::memory_order_seq_cst);
 }
 
 std::vector<uint32_t> Arena::holders_now(const Budget* of) const {
@@ -364,15 +364,15 @@ void Arena::charge_bytes(Section& section, size_t bytes, size_t payload, const s
   if (!fits()) look_at_all();
   // What nobody can get any more is held as well, until who holds it is asked.
   if (!fits() && may_ask(may_wait)) {
-    std::vector<Board::Asked> asked;
-    for (const uint32_t slot : holders_now(budget.get())) board_->ask_for_leftovers(slot, asked);
-    wait_for(section, std::move(asked), now_ns() + kPatienceNs, [this](auto& who) { board_->still_asked_for_leftovers(who); },
+    std::vector<ProcessTable::Asked> asked;
+    for (const uint32_t slot : holders_now(budget.get())) process_table_->ask_for_leftovers(slot, asked);
+    wait_for(section, std::move(asked), now_ns() + kPatienceNs, [this](auto& who) { process_table_->still_asked_for_leftovers(who); },
              [&] { return look_at_all(), fits(); });
     // So is what is on its way to a device.
     asked.clear();
     if (!fits())
-      for (const uint32_t slot : holders_now(budget.get())) board_->ask_for_pins(slot, asked);
-    wait_for(section, std::move(asked), now_ns() + kPatienceNs, [this](auto& who) { board_->still_asked_for_pins(who); }, [&] { return look_at_all(), fits(); });
+      for (const uint32_t slot : holders_now(budget.get())) process_table_->ask_for_pins(slot, asked);
+    wait_for(section, std::move(asked), now_ns() + kPatienceNs, [this](auto& who) { process_table_->still_asked_for_pins(who); }, [&] { return look_at_all(), fits(); });
     if (closed_) closed();
   }
   if (!fits()) {
@@ -408,14 +408,14 @@ void Arena::uncount(Budget& budget, size_t bytes) noexcept {
 }
 
 void Arena::stir() noexcept {
-  if (board_ && board_->any_starving()) returns_->wake();
+  if (process_table_ && process_table_->any_starving()) returns_->wake();
 }
 
 // A process may be killed between the two, and its share is then taken off the session's: so what is taken
 // is counted in the session first, and what is given back is counted there last. It is never too little.
 void Arena::count(int64_t bytes) {
   if (bytes > 0) memory_->bytes.fetch_add(uint64_t(bytes), std::memory_order_relaxed);
-  if (board_ && has_slot_) board_->slot(slot_)->memory.fetch_add(uint64_t(bytes), std::memory_order_seq_cst);
+  if (process_table_ && has_slot_) process_table_->slot(slot_)->memory.fetch_add(uint64_t(bytes), std::memory_order_seq_cst);
   if (bytes >= 0) return;
   memory_->give_back(uint64_t(-bytes));
   stir();
@@ -428,7 +428,7 @@ void Arena::take_memory(Section& section, size_t more, size_t excess, bool beyon
   auto taken = [&] {
     if (!memory_->take(more, cap_ + excess)) return false;
     // A process that is killed before this leaves what it has taken counted: never too little.
-    if (board_) board_->slot(slot_)->memory.fetch_add(more, std::memory_order_relaxed);
+    if (process_table_) process_table_->slot(slot_)->memory.fetch_add(more, std::memory_order_relaxed);
     return true;
   };
   auto taken_of_own = [&] {
@@ -452,18 +452,18 @@ void Arena::take_memory(Section& section, size_t more, size_t excess, bool beyon
       // Once more if some has come back meanwhile: others, who want some as well, may have been faster.
       freed = memory_->freed.load(std::memory_order_relaxed);
       // What nobody can get any more holds blocks of ours, and of those that are asked afterwards.
-      std::vector<Board::Asked> asked;
-      for (uint32_t i = 0, n = board_->used(); i < n; ++i) board_->ask_for_leftovers(i, asked);
+      std::vector<ProcessTable::Asked> asked;
+      for (uint32_t i = 0, n = process_table_->used(); i < n; ++i) process_table_->ask_for_leftovers(i, asked);
       if (!asked.empty()) {
-        if (wait_for(section, std::move(asked), deadline, [this](auto& who) { board_->still_asked_for_leftovers(who); }, taken) || taken_of_own()) return;
+        if (wait_for(section, std::move(asked), deadline, [this](auto& who) { process_table_->still_asked_for_leftovers(who); }, taken) || taken_of_own()) return;
       }
       // Nor does memory go that somebody has pinned.
       asked.clear();
-      for (uint32_t i = 0, n = board_->used(); i < n; ++i) board_->ask_for_pins(i, asked);
+      for (uint32_t i = 0, n = process_table_->used(); i < n; ++i) process_table_->ask_for_pins(i, asked);
       if (!asked.empty()) {
-        if (wait_for(section, std::move(asked), deadline, [this](auto& who) { board_->still_asked_for_pins(who); }, taken) || taken_of_own()) return;
+        if (wait_for(section, std::move(asked), deadline, [this](auto& who) { process_table_->still_asked_for_pins(who); }, taken) || taken_of_own()) return;
       }
-      if (wait_for(section, board_->ask_for_memory(slot_), deadline, [this](auto& who) { board_->still_asked(who); }, taken)) return;
+      if (wait_for(section, process_table_->ask_for_memory(slot_), deadline, [this](auto& who) { process_table_->still_asked(who); }, taken)) return;
     }
   }
   full();
@@ -479,13 +479,13 @@ void Arena::full() const {
   if (out_.empty()) text += "no value of this process is held by its readers";
   else text += number(out_.size()) + " values of this process, of together " + number(held) + " bytes, are still held by their readers";
   if (unpublished != 0) text += ", " + number(unpublished) + " bytes are being written or belong to arrays that were made in place";
-  if (board_) {
+  if (process_table_) {
     text += "; the session's arenas:";
     const char* comma = " ";
-    for (uint32_t i = 0, n = board_->used(); i < n; ++i) {
-      const uint64_t bytes = board_->slot(i)->memory.load(std::memory_order_relaxed);
+    for (uint32_t i = 0, n = process_table_->used(); i < n; ++i) {
+      const uint64_t bytes = process_table_->slot(i)->memory.load(std::memory_order_relaxed);
       if (bytes == 0) continue;
-      text.append(comma).append(board_->name(i)).append(" ").append(number(bytes));
+      text.append(comma).append(process_table_->name(i)).append(" ").append(number(bytes));
       comma = ", ";
     }
   }
@@ -507,7 +507,7 @@ std::vector<Holding> Arena::holdings_now(const Budget* of) const {
       const uint32_t slot = readers.slots[r];
       auto same = std::find_if(found.begin(), found.end(), [&](const Holding& h) { return h.channel == block->readers && h.slot == slot; });
       if (same == found.end()) {
-        same = found.insert(found.end(), Holding{block->readers, slot, readers.board->name(slot)});
+        same = found.insert(found.end(), Holding{block->readers, slot, readers.process_table->name(slot)});
       }
       same->bytes += block->touched;
       same->tags.push_back(block->tag);
@@ -551,7 +551,7 @@ void Arena::stop_punching() {
 // those of sessions without devices a look at cold memory. It is up before any mark is made by who holds a lease, and
 // blocks are asked when their leases have ended: who ends one has been seen to.
 bool Arena::pinned(const Block* block) const {
-  return board_ && block->touched != 0 && board_->header()->pinning.load(std::memory_order_relaxed) != 0 && conveyor::pinned(*board_, *block->header());
+  return process_table_ && block->touched != 0 && process_table_->header()->pinning.load(std::memory_order_relaxed) != 0 && conveyor::pinned(*process_table_, *block->header());
 }
 
 std::vector<Block*> Arena::detach(uint64_t now, uint64_t idle_ns, size_t count, size_t bytes) {
@@ -717,7 +717,7 @@ void Arena::run() {
   uint64_t told = UINT64_MAX;  // to those who starve
   bool starving = false;
   auto called = [&] {
-    return starving != (board_ && board_->any_starving()) || stop_.load(std::memory_order_seq_cst) || returns_->pending(returns_->asked.load(std::memory_order_seq_cst)) || returns_->kept_news.load(std::memory_order_seq_cst) != news;
+    return starving != (process_table_ && process_table_->any_starving()) || stop_.load(std::memory_order_seq_cst) || returns_->pending(returns_->asked.load(std::memory_order_seq_cst)) || returns_->kept_news.load(std::memory_order_seq_cst) != news;
   };
   for (;;) {
     // Before it looks: who has news bumps the word afterwards.
@@ -728,12 +728,12 @@ void Arena::run() {
     const bool had_news = std::exchange(news, latest) != latest;
     const uint32_t ticket = returns_->asked.load(std::memory_order_seq_cst);
     const bool asked = returns_->pending(ticket);
-    starving = board_ && board_->any_starving();
+    starving = process_table_ && process_table_->any_starving();
     uint64_t due;
     const uint64_t began = now_ns();
     try {
       due = give_back(asked || starving ? 0 : idle_ns_);
-      if (board_ && (asked || starving)) note_holders();
+      if (process_table_ && (asked || starving)) note_holders();
     } catch (const std::bad_alloc&) {  // not even for a list of blocks is there memory: later
       due = now_ns() + idle_ns_;
     }
@@ -747,7 +747,7 @@ void Arena::run() {
       returns_->kept_wanted.store(1, std::memory_order_seq_cst);
       if (const uint64_t latest = this->news(); latest != told) {
         told = latest;
-        board_->ring_starving();
+        process_table_->ring_starving();
       }
       // What is free by now may have been freed after the look: nobody has woken this thread for it.
       if (!called()) sleep(seen, due == 0 ? 0 : kKeptPauseNs);
@@ -805,10 +805,10 @@ struct Arena::ForkHandlers {
   }
 };
 
-Arena::Arena(int fd, size_t size, size_t cap, std::shared_ptr<Board> board, uint32_t slot, uint64_t idle_ns)
-    : fd_(std::make_shared<const Fd>(dup_cloexec(fd))), size_(size / kWindow * kWindow), cap_(cap), board_(std::move(board)), slot_(slot), idle_ns_(idle_ns),
-      memory_(board_ ? &board_->header()->memory : &own_memory_),
-      returns_(board_ ? &board_->slot(slot)->returns : &own_returns_), addresses_(size_) {
+Arena::Arena(int fd, size_t size, size_t cap, std::shared_ptr<ProcessTable> process_table, uint32_t slot, uint64_t idle_ns)
+    : fd_(std::make_shared<const Fd>(dup_cloexec(fd))), size_(size / kWindow * kWindow), cap_(cap), process_table_(std::move(process_table)), slot_(slot), idle_ns_(idle_ns),
+      memory_(process_table_ ? &process_table_->header()->memory : &own_memory_),
+      returns_(process_table_ ? &process_table_->slot(slot)->returns : &own_returns_), addresses_(size_) {
   std::lock_guard lock(ForkHandlers::get().mutex);
   ForkHandlers::get().all.push_back(this);
 }
@@ -883,11 +883,11 @@ void Arena::outlast() noexcept {
 void Arena::leave_slot() {
   if (inherited_) return;
   std::lock_guard lock(mutex_);
-  if (!std::exchange(has_slot_, false) || !board_) return;
-  board_->slot(slot_)->memory.fetch_sub(touched_.load(std::memory_order_relaxed), std::memory_order_seq_cst);
+  if (!std::exchange(has_slot_, false) || !process_table_) return;
+  process_table_->slot(slot_)->memory.fetch_sub(touched_.load(std::memory_order_relaxed), std::memory_order_seq_cst);
 }
 
-bool Arena::is_read(uint64_t number) const noexcept { return !inherited_ && board_ && is_announced(*board_, number); }
+bool Arena::is_read(uint64_t number) const noexcept { return !inherited_ && process_table_ && is_announced(*process_table_, number); }
 
 void Arena::linger(std::list<Lingering>& one) noexcept {
   bool late;
@@ -909,7 +909,7 @@ void Arena::destroy_lingering() noexcept {
   std::lock_guard lock(mutex_);
   for (auto at = lingering_.begin(); at != lingering_.end();) {
     const auto one = at++;
-    if (is_announced(*board_, one->number)) continue;
+    if (is_announced(*process_table_, one->number)) continue;
     gone.splice(gone.end(), lingering_, one);
     returns_->lingering.fetch_sub(1, std::memory_order_relaxed);
   }

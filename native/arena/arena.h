@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "../addresses.h"
-#include "../board.h"
+#include "../process_table.h"
 #include "../cursor.h"
 #include "lease.h"
 
@@ -33,7 +33,7 @@ struct Budget : Shareable<Budget> {
 // The processes that may hold leases on a channel's blocks, to know which of them are dead or have left;
 // and what the channel is, for the error at the cap.
 struct ReaderSet {
-  std::shared_ptr<Board> board;
+  std::shared_ptr<ProcessTable> process_table;
   std::shared_ptr<const void> segment{};  // keeps the cursors mapped as long as a block may ask them
   std::vector<uint32_t> slots;
   std::vector<uint32_t> incarnations;
@@ -46,9 +46,9 @@ struct ReaderSet {
   void add(uint32_t slot, const ReaderCursor* cursor) {
     slots.push_back(slot);
     cursors.push_back(cursor);
-    incarnations.push_back(board->slot(slot)->incarnation.load(std::memory_order_relaxed));
+    incarnations.push_back(process_table->slot(slot)->incarnation.load(std::memory_order_relaxed));
   }
-  bool gone(uint32_t reader) const { return board->gone(slots[reader], incarnations[reader]); }
+  bool gone(uint32_t reader) const { return process_table->gone(slots[reader], incarnations[reader]); }
 };
 
 // Its offset and size are its own until it is dissolved: then its addresses may serve other blocks.
@@ -114,11 +114,11 @@ struct Lingering {
 class Arena : public Shareable<Arena> {
  public:
   // `cap` bounds the bytes that have memory behind them in all arenas of the session together, counted on
-  // `board`, where this process has `slot`; without a board (in a test), in this one, and nothing is given
+  // `process_table`, where this process has `slot`; without a process table (in a test), in this one, and nothing is given
   // back before it is asked for. The file is larger than the cap, because gaps between blocks cost nothing.
   // `idle_ns`: after how long the thread gives back what is free.
   static constexpr uint64_t kIdleNs = 3'000'000'000;
-  Arena(int fd, size_t size, size_t cap, std::shared_ptr<Board> board = {}, uint32_t slot = 0, uint64_t idle_ns = kIdleNs);
+  Arena(int fd, size_t size, size_t cap, std::shared_ptr<ProcessTable> process_table = {}, uint32_t slot = 0, uint64_t idle_ns = kIdleNs);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -133,7 +133,7 @@ class Arena : public Shareable<Arena> {
 
   // A block with room for `payload` bytes, for the caller alone until it is published or released; its
   // memory is there. It counts in `budget`, if there is one. `beyond_cap`: for what must get through when
-  // memory is short. `may_wait`: for other processes, who are asked at a cap, unless this one starves (Board::starve):
+  // memory is short. `may_wait`: for other processes, who are asked at a cap, unless this one starves (ProcessTable::starve):
   // then they give without being asked. Not with the GIL, which the driver needs to learn that one of them has ended.
   Block* allocate(size_t payload, const std::shared_ptr<Budget>& budget = {}, bool beyond_cap = false, bool may_wait = true);
   // Count a block that was allocated without a budget in one; throws ArenaFull if that has no room.
@@ -178,7 +178,7 @@ class Arena : public Shareable<Arena> {
   // At the end of a session: nothing more can be allocated, and what is free is given back, now or when it is
   // released. May be called while other threads allocate, or publish.
   void close();
-  // What is left of it counts for the session alone from now on: the slot on the board is about to be another process's,
+  // What is left of it counts for the session alone from now on: the slot on the process table is about to be another process's,
   // which is on another host, or was; what others still hold of this arena goes back later.
   void leave_slot();
 
@@ -205,12 +205,12 @@ class Arena : public Shareable<Arena> {
   void charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool may_wait);
   // Until `done()`, or all that `still` leaves none of have answered, or it is `deadline`; whether it is done.
   template <class Still, class Done>
-  bool wait_for(Section& section, std::vector<Board::Asked> asked, uint64_t deadline, const Still& still, const Done& done);
+  bool wait_for(Section& section, std::vector<ProcessTable::Asked> asked, uint64_t deadline, const Still& still, const Done& done);
   // The same, of a budget's blocks (null: of all).
   std::vector<uint32_t> holders_now(const Budget* of) const;
-  bool may_ask(bool may_wait) const { return may_wait && board_ && board_->slot(slot_)->starving.load(std::memory_order_relaxed) == 0; }
+  bool may_ask(bool may_wait) const { return may_wait && process_table_ && process_table_->slot(slot_)->starving.load(std::memory_order_relaxed) == 0; }
   void uncount(Budget& budget, size_t bytes) noexcept;
-  // On the board, for those who wait for memory.
+  // On the process table, for those who wait for memory.
   void note_holders();
   // Have the thread look, if anybody starves.
   void stir() noexcept;
@@ -247,7 +247,7 @@ class Arena : public Shareable<Arena> {
   std::shared_ptr<const Fd> fd_;  // none: closed
   const size_t size_;
   const size_t cap_;
-  const std::shared_ptr<Board> board_;
+  const std::shared_ptr<ProcessTable> process_table_;
   const uint32_t slot_;
   const uint64_t idle_ns_;
   SessionMemory own_memory_{};

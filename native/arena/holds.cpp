@@ -336,7 +336,7 @@ bool release_unpinned() {
     more = !h.pipes.empty();
     if (!more && h.ends >= 0) ::close(std::exchange(h.ends, -1));
   }
-  // Without the mutex: with what they refer to may go mappings, and a board, which has locks of its own.
+  // Without the mutex: with what they refer to may go mappings, and a process table, which has locks of its own.
   for (auto& d : ended) d.end();
   return more;
 }

@@ -1,4 +1,4 @@
-// The memory behind all arenas of a session, counted on the board; and how a process is told to look for
+// The memory behind all arenas of a session, counted on the process table; and how a process is told to look for
 // what it can give back.
 #pragma once
 

@@ -35,11 +35,11 @@ void BlockHeader::end(uint32_t reader, uint32_t generation, Returns* returns) {
     returns->note();
 }
 
-std::shared_ptr<ArenaView> ArenaView::of(int fd, size_t size, const std::shared_ptr<Board>& board, uint32_t slot) {
+std::shared_ptr<ArenaView> ArenaView::of(int fd, size_t size, const std::shared_ptr<ProcessTable>& process_table, uint32_t slot) {
   struct stat file;
   if (::fstat(fd, &file) != 0) throw_errno("arena");
   // Before the lock, as its end: a view has a ForkMutex, and all of those share another lock.
-  auto fresh = std::make_shared<ArenaView>(fd, size, board, slot);
+  auto fresh = std::make_shared<ArenaView>(fd, size, process_table, slot);
   Views& views = Views::get();
   std::shared_ptr<ArenaView> known;
   std::lock_guard lock(views.mutex);

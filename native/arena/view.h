@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "../board.h"
+#include "../process_table.h"
 #include "../fork_mutex.h"
 #include "holds.h"
 
@@ -41,12 +41,12 @@ static_assert(sizeof(BlockHeader) == kBlockHeader);
 // as long as a lease reads it. Any thread may use it.
 class ArenaView : public Shareable<ArenaView> {
  public:
-  // `slot`: of the arena's process on `board`, to tell it of leases that have ended; none: nobody is told.
-  ArenaView(int fd, size_t size, const std::shared_ptr<Board>& board = {}, uint32_t slot = 0)
-      : fd_(std::make_shared<const Fd>(dup_cloexec(fd))), size_(size), returns_(board, board ? &board->slot(slot)->returns : nullptr) {}
+  // `slot`: of the arena's process on `process_table`, to tell it of leases that have ended; none: nobody is told.
+  ArenaView(int fd, size_t size, const std::shared_ptr<ProcessTable>& process_table = {}, uint32_t slot = 0)
+      : fd_(std::make_shared<const Fd>(dup_cloexec(fd))), size_(size), returns_(process_table, process_table ? &process_table->slot(slot)->returns : nullptr) {}
   // The one of this process that is there for this file, or a new one: who opens another channel from a process
   // maps nothing once more.
-  static std::shared_ptr<ArenaView> of(int fd, size_t size, const std::shared_ptr<Board>& board, uint32_t slot);
+  static std::shared_ptr<ArenaView> of(int fd, size_t size, const std::shared_ptr<ProcessTable>& process_table, uint32_t slot);
   ArenaView(const ArenaView&) = delete;
   ArenaView& operator=(const ArenaView&) = delete;
 
@@ -60,7 +60,7 @@ class ArenaView : public Shareable<ArenaView> {
   // Copy what lies there, without mapping it. Throws if it lies outside the arena.
   void copy(uint64_t offset, void* to, size_t size) const;
   int fd() const { return fd_->get(); }
-  // Where it is noted that leases have ended; null: nowhere. Keeps the board mapped.
+  // Where it is noted that leases have ended; null: nowhere. Keeps the process table mapped.
   const std::shared_ptr<Returns>& returns() const { return returns_; }
 
  private:

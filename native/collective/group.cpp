@@ -63,14 +63,14 @@ void CollectiveGroup::prepare(Segment& segment, const RankHosts& hosts) {
   header->magic = kMagic;
 }
 
-CollectiveGroup::CollectiveGroup(std::shared_ptr<Segment> segment, std::shared_ptr<Board> board, const Inbox& inbox, uint32_t rank, std::vector<Member> members,
+CollectiveGroup::CollectiveGroup(std::shared_ptr<Segment> segment, std::shared_ptr<ProcessTable> process_table, const Inbox& inbox, uint32_t rank, std::vector<Member> members,
                                  std::unique_ptr<CollectiveLinks> links)
-    : segment_(std::move(segment)), board_(std::move(board)), inbox_(inbox), rank_(rank), members_(std::move(members)), links_(std::move(links)),
+    : segment_(std::move(segment)), process_table_(std::move(process_table)), inbox_(inbox), rank_(rank), members_(std::move(members)), links_(std::move(links)),
       hosts_(links_ ? links_->hosts() : RankHosts(uint32_t(members_.size()))), header_(header_of(*segment_)) {
   if (members_.size() != header_->ranks || rank_ >= members_.size() || hosts_.ranks() != ranks() || hosts_.most() != header_->most || bytes(hosts_) > segment_->size())
     throw std::system_error(EINVAL, std::generic_category(), "collective group");
   for (const Member& m : members_)
-    if (m.slot >= board_->slots()) throw std::system_error(EINVAL, std::generic_category(), "collective group");
+    if (m.slot >= process_table_->slots()) throw std::system_error(EINVAL, std::generic_category(), "collective group");
   for (uint32_t r = 0; r < ranks(); ++r) places_.push_back(hosts_.place(r));
   lines_ = reinterpret_cast<Line*>(header_ + 1);
   stages_ = reinterpret_cast<char*>(header_) + areas_at(hosts_);
@@ -81,7 +81,7 @@ CollectiveGroup::CollectiveGroup(std::shared_ptr<Segment> segment, std::shared_p
     data_at_.resize(ranks());
   }
   crowded_ = hosts_.count(hosts_[rank_]) > read_once(header_->cores);
-  board_->become_rank(members_[rank_].slot);
+  process_table_->become_rank(members_[rank_].slot);
 }
 
 CollectiveGroup::~CollectiveGroup() = default;
@@ -97,9 +97,9 @@ bool CollectiveGroup::break_once(Header& header, Cause cause, uint32_t rank, uin
   return header.cause.compare_exchange_strong(none, uint32_t(cause) | rank << 8 | teller << 16, std::memory_order_seq_cst);
 }
 
-void CollectiveGroup::ring_all(Board& board, const std::vector<Member>& members) {
+void CollectiveGroup::ring_all(ProcessTable& process_table, const std::vector<Member>& members) {
   for (const Member& m : members)
-    if (!board.gone(m.slot, m.incarnation)) board.ring(m.slot, kAttentionBit);
+    if (!process_table.gone(m.slot, m.incarnation)) process_table.ring(m.slot, kAttentionBit);
 }
 
 bool CollectiveGroup::break_here(Cause cause, uint32_t rank, const char* why, Execution in) {
@@ -116,7 +116,7 @@ bool CollectiveGroup::break_here(Cause cause, uint32_t rank, const char* why, Ex
 
 void CollectiveGroup::fail(Cause cause, uint32_t rank, const char* why, uint64_t at, Execution in) {
   if (!break_here(cause, rank, why, in)) return;
-  ring_all(*board_, members_);  // first: to tell other hosts may fail
+  ring_all(*process_table_, members_);  // first: to tell other hosts may fail
   // Whoever has called something else finds it by itself, behind the same barrier.
   if (cause != Cause::kMismatch) tell_broken(at);
 }
@@ -126,7 +126,7 @@ void CollectiveGroup::raised(const char* why, Execution in) {
 }
 
 Execution CollectiveGroup::execution() const {
-  const Status& status = board_->slot(members_[rank_].slot)->status;
+  const Status& status = process_table_->slot(members_[rank_].slot)->status;
   return {status.graph.load(std::memory_order_relaxed), status.execution.load(std::memory_order_relaxed)};
 }
 
@@ -137,8 +137,8 @@ std::optional<Execution> CollectiveGroup::failed_in_execution() const {
   return own;
 }
 
-void CollectiveGroup::destroy(Segment& segment, Board& board, const std::vector<Member>& members, Cause cause) {
-  if (break_once(*header_of(segment), cause, 0)) ring_all(board, members);
+void CollectiveGroup::destroy(Segment& segment, ProcessTable& process_table, const std::vector<Member>& members, Cause cause) {
+  if (break_once(*header_of(segment), cause, 0)) ring_all(process_table, members);
 }
 
 std::optional<CollectiveGroup::Broken> CollectiveGroup::broken(const Header& header) {
@@ -201,7 +201,7 @@ std::vector<std::pair<uint64_t, std::vector<uint32_t>>> CollectiveGroup::waits(S
 void CollectiveGroup::tell_of_waits(Segment& segment, uint32_t slot) { header_of(segment)->told_of_waits.store(slot + 1, std::memory_order_seq_cst); }
 
 // The last of all stores finds that all have come, and so at least one rank does; it rings those who sleep. Each of
-// those has announced that before it looked for the last time (seq_cst on both sides, as in Board::ring), so it has
+// those has announced that before it looked for the last time (seq_cst on both sides, as in ProcessTable::ring), so it has
 // seen the last store then, or is seen here. Should the last one die in between, its death rings.
 void CollectiveGroup::arrive() {
   tell_arrival();
@@ -210,7 +210,7 @@ void CollectiveGroup::arrive() {
   wait_began_ = 0;
   if (!all_arrived()) return;
   for (uint32_t r = 0; r < ranks(); ++r)
-    if (r != rank_ && lines_[r].asleep.load(std::memory_order_seq_cst) != 0) board_->ring(members_[r].slot, kAttentionBit);
+    if (r != rank_ && lines_[r].asleep.load(std::memory_order_seq_cst) != 0) process_table_->ring(members_[r].slot, kAttentionBit);
 }
 
 CollectiveGroup::Progress CollectiveGroup::sleep_or_fail() {
@@ -233,7 +233,7 @@ CollectiveGroup::Progress CollectiveGroup::sleep_or_fail() {
   // Sequentially consistent, here and where it is set: whoever sets it and looks then sees that this rank sleeps, or is
   // rung.
   const uint32_t told = header_->told_of_waits.load(std::memory_order_seq_cst);
-  if (told != 0 && told <= board_->slots()) board_->ring(told - 1, kAttentionBit);
+  if (told != 0 && told <= process_table_->slots()) process_table_->ring(told - 1, kAttentionBit);
   return Progress::kSleep;
 }
 
@@ -424,7 +424,7 @@ void CollectiveGroup::heed(uint32_t rank, Frame frame) {
       char words[sizeof its.why];
       read(behind, words, sizeof words);
       words[sizeof words - 1] = 0;
-      if (break_here(Cause(said.cause), said.rank, words, said.in)) ring_all(*board_, members_);
+      if (break_here(Cause(said.cause), said.rank, words, said.in)) ring_all(*process_table_, members_);
       return;
     }
     default:

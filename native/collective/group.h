@@ -113,7 +113,7 @@ class CollectiveGroup {
     uint32_t slot, incarnation;
   };
   // Member `rank` is this process; `inbox` is its own. `links`: where ranks are on other hosts.
-  CollectiveGroup(std::shared_ptr<Segment> segment, std::shared_ptr<Board> board, const Inbox& inbox, uint32_t rank, std::vector<Member> members,
+  CollectiveGroup(std::shared_ptr<Segment> segment, std::shared_ptr<ProcessTable> process_table, const Inbox& inbox, uint32_t rank, std::vector<Member> members,
                   std::unique_ptr<CollectiveLinks> links = {});
   ~CollectiveGroup();
 
@@ -121,7 +121,7 @@ class CollectiveGroup {
   uint32_t ranks() const { return uint32_t(members_.size()); }
   // Whether that rank is on this host.
   bool here(uint32_t rank) const { return hosts_.together(rank, rank_); }
-  bool is_gone(uint32_t rank) const { return board_->gone(members_[rank].slot, members_[rank].incarnation); }
+  bool is_gone(uint32_t rank) const { return process_table_->gone(members_[rank].slot, members_[rank].incarnation); }
   // Nothing of it comes any more, though it has come to the operation: who needs that knows.
   void lost(uint32_t rank) { fail(Cause::kDied, rank); }
   // Take nothing more of what comes from other hosts. By who has the turn.
@@ -166,7 +166,7 @@ class CollectiveGroup {
   Execution execution() const;
   // Nothing goes on here any more, from any rank or from who made the group.
   // `cause`: it was destroyed, or the session ends.
-  static void destroy(Segment& segment, Board& board, const std::vector<Member>& members, Cause cause = Cause::kDestroyed);
+  static void destroy(Segment& segment, ProcessTable& process_table, const std::vector<Member>& members, Cause cause = Cause::kDestroyed);
 
   // The ranks that have not come to the barrier that this one has come to.
   std::vector<uint32_t> absent() const;
@@ -193,7 +193,7 @@ class CollectiveGroup {
   // `teller`: whose line has the words; kMaxRanks: there are none.
   static bool break_once(Header& header, Cause cause, uint32_t rank, uint32_t teller = kMaxRanks);
   static std::optional<Broken> broken(const Header& header);
-  static void ring_all(Board& board, const std::vector<Member>& members);
+  static void ring_all(ProcessTable& process_table, const std::vector<Member>& members);
   // `at`: the barrier that this rank waits at, and goes on from no more; 0: it waits at none.
   void fail(Cause cause, uint32_t rank, const char* why = "", uint64_t at = 0, Execution in = {});
   bool break_here(Cause cause, uint32_t rank, const char* why, Execution in);
@@ -241,7 +241,7 @@ class CollectiveGroup {
   const char* far(uint32_t rank, size_t at, size_t size) const;
 
   std::shared_ptr<Segment> segment_;
-  std::shared_ptr<Board> board_;
+  std::shared_ptr<ProcessTable> process_table_;
   const Inbox& inbox_;
   uint32_t rank_;
   std::vector<Member> members_;

@@ -31,7 +31,7 @@ class CollectiveLinks {
   static void prepare(Segment& segment, size_t offset, const RankHosts& hosts);
 
   // `offset`: of the rings in the segment; `bells`: of all ranks; `arena`: this process's; `views`: of each rank's.
-  CollectiveLinks(const std::shared_ptr<Segment>& segment, size_t offset, const std::shared_ptr<Board>& board, RankHosts hosts, uint32_t rank,
+  CollectiveLinks(const std::shared_ptr<Segment>& segment, size_t offset, const std::shared_ptr<ProcessTable>& process_table, RankHosts hosts, uint32_t rank,
                   const std::vector<Target>& bells, const std::shared_ptr<Arena>& arena, const std::vector<std::shared_ptr<ArenaView>>& views);
 
   const RankHosts& hosts() const { return hosts_; }

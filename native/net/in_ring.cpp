@@ -6,24 +6,24 @@ namespace {
 
 // Those on other hosts never come to this ring: no frame waits for them, and no block.
 std::bitset<kMaxReaders> close_elsewhere(const Ring& ring, const std::bitset<kMaxReaders>& here) {
-  std::bitset<kMaxReaders> elsewhere;
+  std::bitset<kMaxReaders> is_remote;
   for (uint32_t r = 0; r < ring.readers; ++r) {
     if (here.test(r)) continue;
-    elsewhere.set(r);
+    is_remote.set(r);
     ring.cursor(r).end.store(1, std::memory_order_release);
   }
-  return elsewhere;
+  return is_remote;
 }
 
 }  // namespace
 
-InRing::InRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
+InRing::InRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<ProcessTable>& process_table,
                const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena,
                std::shared_ptr<Returning> returning, Unclaimed unclaimed, size_t times, uint32_t kept)
-    : index(index), id_(id), ring_(segment->ring(offset)), sender_(segment, offset, board, readers, std::move(arena), close_elsewhere(ring_, here)), here_(here),
+    : index(index), id_(id), ring_(segment->ring(offset)), sender_(segment, offset, process_table, readers, std::move(arena), close_elsewhere(ring_, here)), here_(here),
       readers_(uint32_t(readers.size())), returning_(std::move(returning)), unclaimed_(std::move(unclaimed)),
       times_(kept != 0 ? reinterpret_cast<Word*>(segment->at(times, kept * sizeof(Word))) : nullptr), kept_(kept) {
-  for (const Target& t : readers) processes_.emplace_back(t.slot, board->slot(t.slot)->incarnation.load(std::memory_order_relaxed));
+  for (const Target& t : readers) processes_.emplace_back(t.slot, process_table->slot(t.slot)->incarnation.load(std::memory_order_relaxed));
 }
 
 void InRing::check_size(const FrameHead& head, bool stands_in) const {

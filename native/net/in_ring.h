@@ -21,7 +21,7 @@ class InRing {
  public:
   // `id`: the segment's. `here`: which of its readers are on this host. `returning`: to the writer's. `unclaimed` is told of claims of those that have left.
   // `times`: see RingSpec.
-  InRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
+  InRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<ProcessTable>& process_table,
          const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena, std::shared_ptr<Returning> returning,
          Unclaimed unclaimed, size_t times = 0, uint32_t kept = 0);
 

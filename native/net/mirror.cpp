@@ -5,14 +5,14 @@
 
 namespace conveyor::net {
 
-Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_ptr<Board>& board, const std::vector<RingSpec>& rings,
+Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_ptr<ProcessTable>& process_table, const std::vector<RingSpec>& rings,
                const std::vector<LimitsSpec>& limits, uint32_t self, Whereabouts& where)
     : id(id), self_(self), segment_(std::move(segment)) {
   if (rings.size() > kMostRings) throw std::system_error(E2BIG, std::generic_category(), "rings of a segment");
   std::set<uint32_t> hosts;
   std::set<std::pair<uint32_t, uint32_t>> bells, members;
   const auto meet = [&](const Target& t) {
-    if (t.slot >= board->slots() || t.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring of a mirror");
+    if (t.slot >= process_table->slots() || t.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring of a mirror");
     const uint32_t host = where.host_of(t.slot);
     if (host != self) hosts.insert(host);
     (host == self ? members : bells).insert({t.slot, t.bit});
@@ -35,14 +35,14 @@ Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_
       if (entry.writer_host != self) told_.emplace_back(index, r);
     }
     if (entry.writer_host != self) {
-      if (here.any()) entry.in = std::make_unique<InRing>(segment_, id, index, spec.offset, board, spec.readers, here, where.arena_of(spec.writer.slot),
+      if (here.any()) entry.in = std::make_unique<InRing>(segment_, id, index, spec.offset, process_table, spec.readers, here, where.arena_of(spec.writer.slot),
                                                                where.returning(entry.writer_host), where.unclaimed(), spec.times, spec.kept);
       continue;
     }
     for (const auto& [host, of] : readings) {
       if (host == self) continue;
       if (!spec.view) throw std::system_error(EINVAL, std::generic_category(), "a ring that is sent needs the arena of its writer");
-      entry.out[host] = std::make_unique<OutRing>(segment_, id, index, spec.offset, board, spec.writer, of, spec.view, where.lent(host), where.unclaimed());
+      entry.out[host] = std::make_unique<OutRing>(segment_, id, index, spec.offset, process_table, spec.writer, of, spec.view, where.lent(host), where.unclaimed());
     }
   }
   for (size_t lead = 0; lead < rings.size(); ++lead)

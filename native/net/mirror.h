@@ -37,7 +37,7 @@ class Whereabouts {
 
 class Mirror {
  public:
-  Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_ptr<Board>& board, const std::vector<RingSpec>& rings,
+  Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_ptr<ProcessTable>& process_table, const std::vector<RingSpec>& rings,
          const std::vector<LimitsSpec>& limits, uint32_t self, Whereabouts& where);
 
   const uint64_t id;

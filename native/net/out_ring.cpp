@@ -7,12 +7,12 @@
 
 namespace conveyor::net {
 
-OutRing::OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
+OutRing::OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<ProcessTable>& process_table,
                  Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view, std::shared_ptr<Lent> lent,
                  Unclaimed unclaimed)
-    : index(index), segment_(segment), board_(board), id_(id), view_(std::move(view)), lent_(std::move(lent)), unclaimed_(std::move(unclaimed)) {
-  for (const Reading& r : readers) ends_.push_back({r.reader, segment->ring(offset), std::make_unique<RingReader>(segment, offset, r.reader, board, writer),
-                     r.target.slot, board->slot(r.target.slot)->incarnation.load(std::memory_order_relaxed)});
+    : index(index), segment_(segment), process_table_(process_table), id_(id), view_(std::move(view)), lent_(std::move(lent)), unclaimed_(std::move(unclaimed)) {
+  for (const Reading& r : readers) ends_.push_back({r.reader, segment->ring(offset), std::make_unique<RingReader>(segment, offset, r.reader, process_table, writer),
+                     r.target.slot, process_table->slot(r.target.slot)->incarnation.load(std::memory_order_relaxed)});
   sent_ = most_ = have_ = ends_.front().end->next();
 }
 
@@ -20,7 +20,7 @@ OutRing::~OutRing() { forsake(); }
 
 std::vector<SentClaims> OutRing::forsake() {
   for (End& e : ends_)
-    if (!e.left && !board_->gone(e.slot, e.incarnation)) leave(e);
+    if (!e.left && !process_table_->gone(e.slot, e.incarnation)) leave(e);
   // What was sent as a whole has come, or may: its host says when it is needed no more, or that it never came.
   try {
     for (Loaded& l : loaded_)
@@ -39,7 +39,7 @@ void OutRing::hand_over(Loaded& loaded) {
 uint64_t OutRing::limit() noexcept {
   // The writer waits for no reader that is dead, and has no lease for it.
   for (End& e : ends_)
-    if (!e.left && board_->gone(e.slot, e.incarnation)) {
+    if (!e.left && process_table_->gone(e.slot, e.incarnation)) {
       e.left = true;
       wanted_ = std::ranges::any_of(ends_, [](const End& other) { return !other.left; });
     }

@@ -31,7 +31,7 @@ class OutRing {
     Target target;    // that it has here: its proxy
   };
   // `view`: of the writer's arena. `lent`: to that host. `unclaimed` is told of claims in frames that are not sent.
-  OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
+  OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<ProcessTable>& process_table,
           Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view, std::shared_ptr<Lent> lent, Unclaimed unclaimed);
   // Nobody takes for these readers any more what was not sent: no block waits for it.
   ~OutRing();
@@ -111,7 +111,7 @@ class OutRing {
   std::optional<std::string> header_in_slot(const SlotHeader& slot, const char* body, const End& end) const;
 
   const std::shared_ptr<Segment> segment_;
-  const std::shared_ptr<Board> board_;
+  const std::shared_ptr<ProcessTable> process_table_;
   const uint64_t id_;
   const std::shared_ptr<ArenaView> view_;
   const std::shared_ptr<Lent> lent_;

@@ -113,9 +113,9 @@ void Peer::heed(const Prefix& prefix, const char* body) {
   if (prefix.what == What::kClockIs) return hear(read<Clock>(body));
   if (prefix.what == What::kRing) {
     const auto rung = read<Rung>(body);
-    if (rung.slot >= hub_.board()->slots() || rung.bit >= kBellBits) throw Violation("a bell that is none");
+    if (rung.slot >= hub_.process_table()->slots() || rung.bit >= kBellBits) throw Violation("a bell that is none");
     // Another host's process may have the slot by now.
-    if (hub_.host_of(rung.slot) == hub_.self() && !hub_.board()->gone(rung.slot, rung.incarnation)) hub_.board()->ring(rung.slot, rung.bit);
+    if (hub_.host_of(rung.slot) == hub_.self() && !hub_.process_table()->gone(rung.slot, rung.incarnation)) hub_.process_table()->ring(rung.slot, rung.bit);
     return;
   }
   // A segment that this host has not, or no more: nothing of it is wanted.
@@ -167,7 +167,7 @@ void Peer::heed(const Prefix& prefix, const char* body) {
 }
 
 void Peer::wake_members(Mirror& mirror) {
-  for (const Target& t : mirror.members()) hub_.board()->ring(t.slot, t.bit);
+  for (const Target& t : mirror.members()) hub_.process_table()->ring(t.slot, t.bit);
 }
 
 void Peer::greeting(const Hello& hello) {
@@ -190,7 +190,7 @@ void Peer::greeting(const Hello& hello) {
   for (Mirror* mirror : hub_.mirrors_of(host)) {
     wake_members(*mirror);
     for (const Mirror::Bell& bell : mirror->bells())
-      if (bell.host == host) ring(bell.target.slot, hub_.board()->slot(bell.target.slot)->incarnation.load(), bell.target.bit);
+      if (bell.host == host) ring(bell.target.slot, hub_.process_table()->slot(bell.target.slot)->incarnation.load(), bell.target.bit);
   }
 }
 

@@ -17,7 +17,7 @@ namespace conveyor::net {
 // What a peer needs of its pump.
 class Hub : public Whereabouts {
  public:
-  virtual const std::shared_ptr<Board>& board() const = 0;
+  virtual const std::shared_ptr<ProcessTable>& process_table() const = 0;
   virtual uint32_t self() const = 0;
   virtual uint64_t instance() const = 0;
   virtual Mirror* mirror(uint64_t id) = 0;

@@ -1,4 +1,4 @@
-// The processes of other hosts, as this host's have them: slots of its board whose bells are the pump's. All bells of a
+// The processes of other hosts, as this host's have them: slots of its process table whose bells are the pump's. All bells of a
 // pump share one eventfd. The pump's thread holds the life words, so where its process dies, all of them have.
 #pragma once
 
@@ -23,33 +23,33 @@ struct Proxy {
 
 class Proxies {
  public:
-  explicit Proxies(std::shared_ptr<Board> board) : board_(std::move(board)), event_(own(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))) {
+  explicit Proxies(std::shared_ptr<ProcessTable> process_table) : process_table_(std::move(process_table)), event_(own(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))) {
     if (event_.get() < 0) throw_errno("eventfd");
   }
   int eventfd() const { return event_.get(); }
 
   // In the pump's thread, as all that follows.
   void add(uint32_t slot, uint32_t incarnation, uint32_t host, const std::string& name, std::shared_ptr<Arena> arena) {
-    if (slot >= board_->slots() || find(slot) != nullptr) throw std::system_error(EINVAL, std::generic_category(), "proxy");
+    if (slot >= process_table_->slots() || find(slot) != nullptr) throw std::system_error(EINVAL, std::generic_category(), "proxy");
     all_.reserve(all_.size() + 1);
     // The host that numbers the processes has prepared the slot before it was known where the process would be, and
     // may have sent to it: that would be lost, and its readers be taken for dead meanwhile.
-    const BoardSlot* const s = board_->slot(slot);
+    const ProcessTableSlot* const s = process_table_->slot(slot);
     if (s->incarnation.load(std::memory_order_relaxed) != incarnation || s->condition.load(std::memory_order_acquire) != Condition::kStarting)
-      board_->prepare(slot, name, incarnation);
-    board_->slot(slot)->elsewhere.store(host + 1, std::memory_order_relaxed);
-    board_->set_eventfd(slot, event_.get(), board_->slot(slot)->incarnation.load(std::memory_order_relaxed));
-    board_->live(slot);
-    Bell* const bell = &board_->slot(slot)->bell;
-    all_.push_back({slot, board_->slot(slot)->incarnation.load(std::memory_order_relaxed), host, std::move(arena), bell, bell->count.load()});
+      process_table_->prepare(slot, name, incarnation);
+    process_table_->slot(slot)->is_remote.store(host + 1, std::memory_order_relaxed);
+    process_table_->set_eventfd(slot, event_.get(), process_table_->slot(slot)->incarnation.load(std::memory_order_relaxed));
+    process_table_->live(slot);
+    Bell* const bell = &process_table_->slot(slot)->bell;
+    all_.push_back({slot, process_table_->slot(slot)->incarnation.load(std::memory_order_relaxed), host, std::move(arena), bell, bell->count.load()});
   }
   // It is dead, if it was not before.
   void remove(uint32_t slot) {
     Proxy* const proxy = find(slot);
     if (proxy == nullptr) return;
-    board_->announce_death(slot);
-    ::pthread_mutex_unlock(&board_->slot(slot)->life);
-    board_->forget_eventfd(slot);
+    process_table_->announce_death(slot);
+    ::pthread_mutex_unlock(&process_table_->slot(slot)->life);
+    process_table_->forget_eventfd(slot);
     *proxy = std::move(all_.back());
     all_.pop_back();
   }
@@ -83,7 +83,7 @@ class Proxies {
     }
     return any;
   }
-  // Before the thread sleeps on the eventfd: true if it may. Dekker with Board::strike, for each bell: the flag, then
+  // Before the thread sleeps on the eventfd: true if it may. Dekker with ProcessTable::strike, for each bell: the flag, then
   // the count. Afterwards disarm(), which takes the event down.
   bool arm() {
     for (Proxy& p : all_) p.bell->armed.store(1, std::memory_order_seq_cst);
@@ -99,7 +99,7 @@ class Proxies {
   }
 
  private:
-  const std::shared_ptr<Board> board_;
+  const std::shared_ptr<ProcessTable> process_table_;
   const Fd event_;
   std::vector<Proxy> all_;
 };

@@ -22,9 +22,9 @@ uint64_t random_number() {
 
 }  // namespace
 
-HostPump::HostPump(std::shared_ptr<Board> board, uint32_t host, uint64_t window_ns, uint64_t spin_ns)
-    : board_(std::move(board)), self_(host), window_ns_(window_ns), spin_ns_(spin_ns), instance_(random_number()), notice_(event_fd()), wake_(event_fd()),
-      epoll_(own(::epoll_create1(EPOLL_CLOEXEC))), returned_(std::make_shared<const Fd>(event_fd())), proxies_(board_), deaths_seen_(board_->header()->deaths.load()) {
+HostPump::HostPump(std::shared_ptr<ProcessTable> process_table, uint32_t host, uint64_t window_ns, uint64_t spin_ns)
+    : process_table_(std::move(process_table)), self_(host), window_ns_(window_ns), spin_ns_(spin_ns), instance_(random_number()), notice_(event_fd()), wake_(event_fd()),
+      epoll_(own(::epoll_create1(EPOLL_CLOEXEC))), returned_(std::make_shared<const Fd>(event_fd())), proxies_(process_table_), deaths_seen_(process_table_->header()->deaths.load()) {
   if (host >= kMostHosts) throw std::system_error(EINVAL, std::generic_category(), "host");
   if (epoll_.get() < 0) throw_errno("epoll");
   for (const int fd : {wake_.get(), proxies_.eventfd(), returned_->get()}) {
@@ -108,10 +108,10 @@ void HostPump::tell_all(Mirror& mirror) {
 }
 
 void HostPump::died(uint32_t host, const Death& death) {
-  const Proxy* const proxy = death.slot < board_->slots() ? proxies_.find(death.slot) : nullptr;
+  const Proxy* const proxy = death.slot < process_table_->slots() ? proxies_.find(death.slot) : nullptr;
   if (proxy == nullptr || proxy->host != host || proxy->incarnation != death.incarnation) return;
-  board_->slot(death.slot)->status.signal.store(death.signal, std::memory_order_relaxed);
-  board_->announce_death(death.slot);
+  process_table_->slot(death.slot)->status.signal.store(death.signal, std::memory_order_relaxed);
+  process_table_->announce_death(death.slot);
 }
 
 Peer& HostPump::peer(uint32_t host) {
@@ -141,12 +141,12 @@ void HostPump::rung(const Proxy& proxy, uint32_t bit) {
 }
 
 void HostPump::see_deaths() {
-  const uint32_t deaths = board_->header()->deaths.load(std::memory_order_seq_cst);
+  const uint32_t deaths = process_table_->header()->deaths.load(std::memory_order_seq_cst);
   if (deaths == deaths_seen_) return;
   deaths_seen_ = deaths;
   std::vector<Death> all;
-  for (uint32_t i = 0, n = board_->used(); i < n; ++i) {
-    const BoardSlot* slot = board_->slot(i);
+  for (uint32_t i = 0, n = process_table_->used(); i < n; ++i) {
+    const ProcessTableSlot* slot = process_table_->slot(i);
     if (slot->condition.load(std::memory_order_acquire) != Condition::kDead || proxies_.find(i) != nullptr) continue;
     const Death death = {i, slot->incarnation.load(std::memory_order_relaxed), slot->status.signal.load(std::memory_order_relaxed), 0};
     all.push_back(death);
@@ -181,7 +181,7 @@ void HostPump::unwatch(uint32_t host) noexcept {
 void HostPump::bury(Peer& peer) {
   // The others learn of it from their own connections.
   for (const Proxy& p : proxies_.all())
-    if (p.host == peer.host) board_->announce_death(p.slot);
+    if (p.host == peer.host) process_table_->announce_death(p.slot);
 }
 
 bool HostPump::turn() {
@@ -430,7 +430,7 @@ void HostPump::remove_proxy(uint32_t slot) {
 void HostPump::mirror(uint64_t id, std::shared_ptr<Segment> segment, std::vector<RingSpec> rings, std::vector<LimitsSpec> limits) {
   call([&] {
     if (mirrors_.count(id) != 0) throw std::system_error(EEXIST, std::generic_category(), "a segment of this number");
-    auto made = std::make_unique<Mirror>(id, segment, board_, rings, limits, self_, static_cast<Whereabouts&>(*this));
+    auto made = std::make_unique<Mirror>(id, segment, process_table_, rings, limits, self_, static_cast<Whereabouts&>(*this));
     for (const uint32_t host : made->hosts()) peer(host);
     Mirror& mirror = *made;
     try {

@@ -40,7 +40,7 @@ struct Due {
 class HostPump final : private Hub {
  public:
   static constexpr uint64_t kWindowNs = 1'000'000'000;
-  HostPump(std::shared_ptr<Board> board, uint32_t host, uint64_t window_ns = kWindowNs, uint64_t spin_ns = 100'000);
+  HostPump(std::shared_ptr<ProcessTable> process_table, uint32_t host, uint64_t window_ns = kWindowNs, uint64_t spin_ns = 100'000);
   ~HostPump();
   HostPump(const HostPump&) = delete;
   HostPump& operator=(const HostPump&) = delete;
@@ -70,7 +70,7 @@ class HostPump final : private Hub {
   void tell_when_come(uint32_t host, std::vector<Due> frames, uint64_t number);
   void stop();
 
-  // Of all bells of proxies: every process that rings one needs it (Board::set_eventfd).
+  // Of all bells of proxies: every process that rings one needs it (ProcessTable::set_eventfd).
   int eventfd() const { return proxies_.eventfd(); }
   // Becomes readable when there are events, or there is something of the others.
   int notice_fd() const { return notice_.get(); }
@@ -89,7 +89,7 @@ class HostPump final : private Hub {
   Unclaimed unclaimed() override;
   std::shared_ptr<Lent> lent(uint32_t host) override { return peer(host).lent(); }
   std::shared_ptr<Returning> returning(uint32_t host) override { return peer(host).returning(); }
-  const std::shared_ptr<Board>& board() const override { return board_; }
+  const std::shared_ptr<ProcessTable>& process_table() const override { return process_table_; }
   uint32_t self() const override { return self_; }
   uint64_t instance() const override { return instance_; }
   Mirror* mirror(uint64_t id) override;
@@ -124,7 +124,7 @@ class HostPump final : private Hub {
   void bury(Peer& peer);
   void sleep();
 
-  const std::shared_ptr<Board> board_;
+  const std::shared_ptr<ProcessTable> process_table_;
   const uint32_t self_;
   const uint64_t window_ns_, spin_ns_, instance_;
   const Fd notice_, wake_, epoll_;

@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <stdexcept>
 
-#include "../board.h"
+#include "../process_table.h"
 
 namespace conveyor::net {
 

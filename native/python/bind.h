@@ -13,7 +13,7 @@ namespace conveyor {
 namespace nb = nanobind;
 using namespace nb::literals;
 
-void bind_board(nb::module_& m);
+void bind_process_table(nb::module_& m);
 void bind_memory(nb::module_& m);
 void bind_recorder(nb::module_& m);
 void bind_channel(nb::module_& m);

@@ -97,9 +97,9 @@ void bind_borrowed(nb::module_& m) {
         What keeps the value of that number where it lies in the arena of who has made it: the lease on the frame
         which this thread is decoding, if nobody's death but that of who has made the value can let go of it.
         ``None``: there is no such lease, and the value may go at any time.)");
-  m.def("hazard", [](std::shared_ptr<Board> board, uint32_t slot, const ArenaView& view, int pid, uint64_t anchor, uint64_t number) -> nb::object {
-    if (slot >= board->slots()) throw nb::value_error("no such slot");
-    std::shared_ptr<Hazard> hazard = Hazard::announce(std::move(board), slot, number, view.returns());
+  m.def("hazard", [](std::shared_ptr<ProcessTable> process_table, uint32_t slot, const ArenaView& view, int pid, uint64_t anchor, uint64_t number) -> nb::object {
+    if (slot >= process_table->slots()) throw nb::value_error("no such slot");
+    std::shared_ptr<Hazard> hazard = Hazard::announce(std::move(process_table), slot, number, view.returns());
     if (!hazard) return nb::none();
     // What is read from here on, by the system too, comes behind the announcement.
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -111,8 +111,8 @@ void bind_borrowed(nb::module_& m) {
       throw nb::python_error();
     }
     return nb::cast(InPlace{std::move(hazard)}, nb::rv_policy::move);
-  }, "board"_a, "slot"_a, "view"_a, "pid"_a, "anchor"_a, "number"_a,
-        nb::sig("def hazard(board: Board, slot: int, view: ArenaView, pid: int, anchor: int, number: int) -> InPlace | None"), R"(
+  }, "process_table"_a, "slot"_a, "view"_a, "pid"_a, "anchor"_a, "number"_a,
+        nb::sig("def hazard(process_table: ProcessTable, slot: int, view: ArenaView, pid: int, anchor: int, number: int) -> InPlace | None"), R"(
         The same without a lease: this process, in ``slot``, announces that it reads the value, and the process
         ``pid``, which keeps it with that anchor in the arena that ``view`` shows, lets it be until it does so no
         more. ``None``: no more values can be announced. Raises ``OSError``: as ``read_peer``.)");

@@ -20,16 +20,16 @@ std::vector<Target> targets_of(const std::vector<std::pair<uint32_t, uint32_t>>&
 
 void bind_channel(nb::module_& m) {
   nb::class_<Writer>(m, "Writer", "The writing end of a ring.")
-      .def("__init__", [](Writer* self, std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board,
+      .def("__init__", [](Writer* self, std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<ProcessTable> process_table,
                           const std::vector<std::pair<uint32_t, uint32_t>>& targets, std::shared_ptr<Arena> arena, nb::object sent,
                           uint32_t graph, uint32_t edge, std::string carries, std::shared_ptr<Budget> budget) {
-             new (self) Writer(std::move(segment), offset, std::move(board), targets_of(targets), std::move(arena), std::move(sent));
+             new (self) Writer(std::move(segment), offset, std::move(process_table), targets_of(targets), std::move(arena), std::move(sent));
              ReaderSet& readers = *self->ring.readers();
              readers.graph = graph;
              readers.edge = edge;
              readers.carries = std::move(carries);
              readers.budget = std::move(budget);
-           }, "segment"_a, "offset"_a, "board"_a, "targets"_a, "arena"_a, "sent"_a.none(), "graph"_a = 0, "edge"_a = 0, "carries"_a = "", "budget"_a.none() = nb::none(),
+           }, "segment"_a, "offset"_a, "process_table"_a, "targets"_a, "arena"_a, "sent"_a.none(), "graph"_a = 0, "edge"_a = 0, "carries"_a = "", "budget"_a.none() = nb::none(),
            R"(
            ``targets``: (slot, bit) of each reader in turn; ``sent`` is handed to the codec. ``graph``, ``edge`` and
            ``carries`` name the channel where its values fill the arena. ``budget``: what its values may take of it,
@@ -69,11 +69,11 @@ void bind_channel(nb::module_& m) {
            }, "meta"_a, "tag"_a, "Publish an encoded exception; false, with nothing done, if the ring is full.");
 
   nb::class_<Reader>(m, "Reader", nb::is_weak_referenceable(), "A reading end of a ring.")
-      .def("__init__", [](Reader* self, std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board,
+      .def("__init__", [](Reader* self, std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<ProcessTable> process_table,
                           std::pair<uint32_t, uint32_t> writer, std::shared_ptr<ArenaView> view, bool readonly, std::string carries) {
-             new (self) Reader(std::move(segment), offset, reader, std::move(board), Target{writer.first, writer.second}, std::move(view), readonly);
+             new (self) Reader(std::move(segment), offset, reader, std::move(process_table), Target{writer.first, writer.second}, std::move(view), readonly);
              self->ring.carries = std::move(carries);
-           }, "segment"_a, "offset"_a, "reader"_a, "board"_a, "writer"_a, "view"_a, "readonly"_a, "carries"_a = "", R"(
+           }, "segment"_a, "offset"_a, "reader"_a, "process_table"_a, "writer"_a, "view"_a, "readonly"_a, "carries"_a = "", R"(
            End number ``reader``; ``writer``: the (slot, bit) to ring for room, ``view``: of its arena, ``carries``: what
            goes over it, for errors. ``OSError`` where no such ring is; from everything that looks at the ring, where a
            process has written over its head.)")

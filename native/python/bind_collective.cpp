@@ -358,9 +358,9 @@ void bind_collective(nb::module_& m) {
       .def_static("rings", &rings_of, "hosts"_a, nb::sig("def rings(hosts: Sequence[int]) -> list[tuple[int, int, int, int, tuple[int, ...]]]"),
            "The rings of such a group: the rank that writes, where it lies, its slots and the size of one, and the ranks that read.")
       .def_static("ring_at", &CollectiveGroup::ring_at, "ranks"_a, "rank"_a, "Where the ring lies in it that ``rank`` writes, and all ranks read.")
-      .def_static("destroy", [](Segment& segment, Board& board, const std::vector<std::pair<uint32_t, uint32_t>>& members, bool session) {
-            CollectiveGroup::destroy(segment, board, members_of(members), session ? Cause::kEnded : Cause::kDestroyed);
-          }, "segment"_a, "board"_a, "members"_a, "session"_a = false, "Break the group, for its end. ``session``: that of the session.")
+      .def_static("destroy", [](Segment& segment, ProcessTable& process_table, const std::vector<std::pair<uint32_t, uint32_t>>& members, bool session) {
+            CollectiveGroup::destroy(segment, process_table, members_of(members), session ? Cause::kEnded : Cause::kDestroyed);
+          }, "segment"_a, "process_table"_a, "members"_a, "session"_a = false, "Break the group, for its end. ``session``: that of the session.")
       .def_static("waits", [](Segment& segment) {
             nb::list waits;
             for (const auto& [barrier, ranks] : CollectiveGroup::waits(segment)) waits.append(nb::make_tuple(barrier, list_of(ranks)));
@@ -375,9 +375,9 @@ void bind_collective(nb::module_& m) {
              if (const RankHosts of = hosts_of(hosts); of.hosts() > 1) {
                std::vector<Target> bells;
                for (const auto& [slot, incarnation] : members) bells.push_back({slot, bit});
-               links = std::make_unique<CollectiveLinks>(segment, CollectiveGroup::links_at(of.ranks()), inbox.board(), of, rank, bells, arena, views);
+               links = std::make_unique<CollectiveLinks>(segment, CollectiveGroup::links_at(of.ranks()), inbox.process_table(), of, rank, bells, arena, views);
              }
-             new (self) CollectiveGroup(std::move(segment), inbox.board(), inbox, rank, members_of(members), std::move(links));
+             new (self) CollectiveGroup(std::move(segment), inbox.process_table(), inbox, rank, members_of(members), std::move(links));
            }, "segment"_a, "inbox"_a, "rank"_a, "members"_a, "hosts"_a, "arena"_a, "views"_a, "bit"_a, nb::keep_alive<1, 3>(), R"(
            ``members`` are slot and incarnation of each rank's process; ``inbox`` and ``arena`` are this one's.
            ``views``: of each rank's arena. ``bit`` is rung where a rank of another host has come.)")

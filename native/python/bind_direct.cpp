@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "bind.h"
-#include "board.h"
+#include "process_table.h"
 #include "body.h"
 #include "checksum.h"
 #include "directory.h"
@@ -88,11 +88,11 @@ void read(int pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anch
 
 // The memory of a small value: its codec, its meta bytes and a buffer for each range. None where it takes more than
 // to read, where something is to be noted, and where it cannot be had: whoever asks in all ways is told why.
-nb::object fetch_small(nb::bytes meta, const Board& board, uint32_t own_slot) {
+nb::object fetch_small(nb::bytes meta, const ProcessTable& process_table, uint32_t own_slot) {
   const auto where = read_located({meta.c_str(), meta.size()});
-  if (!where || where->joined || !where->beside.empty() || !where->lying.empty() || where->slot == own_slot || where->slot >= board.slots() || board.gone(where->slot, where->incarnation)) return nb::none();
-  const BoardSlot* const keeper = board.slot(where->slot);
-  if (keeper->elsewhere.load(std::memory_order_relaxed) != 0) return nb::none();  // another host's memory
+  if (!where || where->joined || !where->beside.empty() || !where->lying.empty() || where->slot == own_slot || where->slot >= process_table.slots() || process_table.gone(where->slot, where->incarnation)) return nb::none();
+  const ProcessTableSlot* const keeper = process_table.slot(where->slot);
+  if (keeper->is_remote.load(std::memory_order_relaxed) != 0) return nb::none();  // another host's memory
   if (keeper->transfers_held.load() != 0 || keeper->transfers_failing.load() != 0 || checks_writes.load(std::memory_order_relaxed)) return nb::none();
   std::vector<iovec> from = ranges_of(where->ranges), to;
   size_t size = 0;
@@ -179,7 +179,7 @@ void bind_direct(nb::module_& m) {
     return checksum_of(ranges);
   }, "table"_a, "That of what lies in the ranges of the table, which must be there.");
   m.def("read_directory", &listed, "pid"_a, "address"_a, nb::sig("def read_directory(pid: int, address: int) -> Directory"), R"(
-        That of the process ``pid``, which lies there (``Board.directory``). Raises ``OSError``: as ``read_peer``, and
+        That of the process ``pid``, which lies there (``ProcessTable.directory``). Raises ``OSError``: as ``read_peer``, and
         ``EPROTO`` if there is none.)");
 
   m.def("ranges_of", [](nb::sequence buffers) {
@@ -220,8 +220,8 @@ void bind_direct(nb::module_& m) {
   }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "arena"_a,
         nb::sig("def fetch_peer(pid: int, table: bytes, anchor: int, number: int, arena: Arena) -> list[Buffer]"),
         "``read_peer`` into new memory of ``arena``. Raises what its ``allocate`` does, too.");
-  m.def("fetch_small", &fetch_small, "meta"_a, "board"_a, "own_slot"_a,
-        nb::sig("def fetch_small(meta: bytes, board: Board, own_slot: int) -> tuple[int, bytes, list[Buffer]] | None"), R"(
+  m.def("fetch_small", &fetch_small, "meta"_a, "process_table"_a, "own_slot"_a,
+        nb::sig("def fetch_small(meta: bytes, process_table: ProcessTable, own_slot: int) -> tuple[int, bytes, list[Buffer]] | None"), R"(
         What the codec's ``decode`` takes, of a value that another process than that of ``own_slot`` keeps, as
         ``Located.pack`` has written it. ``None``: it is not small, or more is to be done for it than to read, or it
         cannot be read.)");

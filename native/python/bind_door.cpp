@@ -190,7 +190,7 @@ void bind_door(nb::module_& m) {
            nb::sig("def start_many(self, values: tuple[Any, ...], source: Any, type: type[_Ref], deadline: int = 0) -> _Ref | None"),
            "Send one value on each writer, all or none; otherwise like ``start``.");
 
-  nb::class_<ShortWay>(m, "ShortWay", nb::type_slots(way_slots),
+  nb::class_<ShortWay>(m, "FastPath", nb::type_slots(way_slots),
       "Executions of a graph whose arguments are sent as they are, while nobody else submits.")
       .def("__init__", [](ShortWay* self, nb::object door, nb::object lock, nb::object holder, nb::object source, nb::object type, nb::object serialization_error, nb::object blame, size_t results, nb::object timed, nb::object seconds, nb::object inputs, size_t positional, size_t named) {
              nb::cast<Door*>(door);

@@ -342,7 +342,7 @@ void bind_graph(nb::module_& m) {
            "Executions under way in which tasks have failed, with the errors in the order of coming.")
       .def("interrupt", [](Gated& g) {
              ++g.interruptions;
-             g.inbox->board()->ring(g.inbox->slot(), kAttentionBit);
+             g.inbox->process_table()->ring(g.inbox->slot(), kAttentionBit);
            }, "Whoever waits in ``get`` returns ``EMPTY`` and looks again. Rings this process's bell.")
       .def("get", [](Gated& g, uint64_t number, size_t reader, nb::handle timeout, int64_t deaths) {
              nb::object value = g.get(number, reader, deadline_after(timeout), deaths);
@@ -352,7 +352,7 @@ void bind_graph(nb::module_& m) {
            }, "number"_a, "reader"_a, "timeout"_a.none() = nb::none(), "deaths"_a = -1,
            nb::sig("def get(self, number: int, reader: int, timeout: float | None = None, deaths: int = -1) -> Any"), R"(
            Wait for a result and take it, as ``Reader.receive_kept`` gives it; ``EMPTY`` at the timeout, when closed, or
-           when ``Board.deaths`` is not ``deaths`` (-1: any).)")
+           when ``ProcessTable.deaths`` is not ``deaths`` (-1: any).)")
       .def("await_ready", [](Gated& g, uint64_t number, size_t reader, double seconds) { g.await_ready(number, reader, now_ns() + uint64_t(seconds * 1e9)); }, "number"_a, "reader"_a, "seconds"_a,
            "Wait until a result is here, for so long. It is not taken; what ends ``get`` ends this.")
       .def("take", [](Gated& g, uint64_t number, size_t reader) {
@@ -475,7 +475,7 @@ void bind_graph(nb::module_& m) {
            One frame to ``reg``, or its elements to the registers in ``spread`` (-1: not used). With ``arrived``, the
            frame is only the head of a value whose tensors come by another way: what ``arrived(head, execution)`` returns
            is in the register until ``add_await`` has the value.)")
-      .def("add_try", &Program::add_try, "receive"_a, "patience"_a, "most"_a, "vain"_a, "most_left_out"_a, R"(
+      .def("add_try", &Program::add_try, "receive"_a, "time_limit"_a, "most"_a, "vain"_a, "most_left_out"_a, R"(
            From here on, take the frame of the ``receive``-th receive, which is added later, as soon as it is there;
            ``conveyor.plan.model.Try`` says for how long it is waited for.)")
       .def("add_await", &Program::add_await, "receive"_a, "take"_a,

@@ -113,12 +113,12 @@ void bind_memory(nb::module_& m) {
   nb::class_<Arena>(m, "Arena", R"(
       Where this process puts its large payloads. A thread of its own, which starts with the first of them and never
       takes the GIL, gives back what has been free for some seconds.)")
-      .def(nb::new_([](int fd, size_t size, size_t cap, std::shared_ptr<Board> board, uint32_t slot, double idle) {
-             if (slot >= board->slots()) throw nb::value_error("no such slot");
-             return std::make_shared<Arena>(fd, size, cap, std::move(board), slot, uint64_t(idle * 1e9));
-           }), "fd"_a, "size"_a, "cap"_a, "board"_a, "slot"_a, "idle"_a = double(Arena::kIdleNs) / 1e9, R"(
+      .def(nb::new_([](int fd, size_t size, size_t cap, std::shared_ptr<ProcessTable> process_table, uint32_t slot, double idle) {
+             if (slot >= process_table->slots()) throw nb::value_error("no such slot");
+             return std::make_shared<Arena>(fd, size, cap, std::move(process_table), slot, uint64_t(idle * 1e9));
+           }), "fd"_a, "size"_a, "cap"_a, "process_table"_a, "slot"_a, "idle"_a = double(Arena::kIdleNs) / 1e9, R"(
            The file behind ``fd`` (duplicated), ``size`` bytes of addresses, of the process in ``slot``; at most ``cap``
-           bytes of memory behind all arenas that are counted on ``board``. What has been free for ``idle`` seconds is
+           bytes of memory behind all arenas that are counted on ``process_table``. What has been free for ``idle`` seconds is
            given back.)")
       .def_static("create_fd", [](size_t size) {
              Fd fd = Arena::create_file(size / kWindow * kWindow);
@@ -175,10 +175,10 @@ void bind_memory(nb::module_& m) {
            "Bytes of values that were sent and were not seen to be let go of yet.");
 
   nb::class_<ArenaView>(m, "ArenaView", "Another process's arena as this one reads it, mapped where it is used.")
-      .def(nb::new_([](int fd, size_t size, std::shared_ptr<Board> board, uint32_t slot) {
-             if (slot >= board->slots()) throw nb::value_error("no such slot");
-             return ArenaView::of(fd, size, board, slot);
-           }), "fd"_a, "size"_a, "board"_a, "slot"_a, R"(
+      .def(nb::new_([](int fd, size_t size, std::shared_ptr<ProcessTable> process_table, uint32_t slot) {
+             if (slot >= process_table->slots()) throw nb::value_error("no such slot");
+             return ArenaView::of(fd, size, process_table, slot);
+           }), "fd"_a, "size"_a, "process_table"_a, "slot"_a, R"(
            The file behind ``fd`` (duplicated), ``size`` bytes of addresses, of the process in ``slot``, which is told of
            leases that have ended. Where this process has a view of that file it is this one.)")
       .def_prop_ro("fd", &ArenaView::fd, "The duplicate, which stays the view's.");

@@ -71,7 +71,7 @@ void bind_net(nb::module_& m) {
              net::AcceptorLimits limits;
              limits.patience_ns = ns_of(patience);
              new (self) net::Acceptor(dup_cloexec(listener), std::string(token.c_str(), token.size()), limits);
-           }, "listener"_a, "token"_a, "patience"_a,
+           }, "listener"_a, "token"_a, "time_limit"_a,
            "``listener``: a listening socket, of which it has a duplicate. ``patience``: seconds for the message.")
       .def_prop_ro("ready_fd", &net::Acceptor::ready_fd, "Becomes readable when there are connections to take, and when it is stopped.")
       .def("take", [](net::Acceptor& a) {
@@ -100,9 +100,9 @@ void bind_net(nb::module_& m) {
       The native thread that joins this host's rings to those of others. It never takes the GIL. All but ``events``
       and ``stop`` return when it has done what was asked; ``OSError`` says what kept it from that: ``ESHUTDOWN``
       after ``stop``, ``EPERM`` in a forked child.)")
-      .def("__init__", [](HostPump* self, std::shared_ptr<Board> board, uint32_t host, double window, double spin_us) {
-             new (self) HostPump(std::move(board), host, ns_of(window), uint64_t(std::max(0.0, spin_us) * 1000));
-           }, "board"_a, "host"_a, "window"_a = double(HostPump::kWindowNs) / 1e9, "spin_us"_a = 100.0,
+      .def("__init__", [](HostPump* self, std::shared_ptr<ProcessTable> process_table, uint32_t host, double window, double spin_us) {
+             new (self) HostPump(std::move(process_table), host, ns_of(window), uint64_t(std::max(0.0, spin_us) * 1000));
+           }, "process_table"_a, "host"_a, "window"_a = double(HostPump::kWindowNs) / 1e9, "spin_us"_a = 100.0,
            "``host``: this one's number. ``window``: seconds without a connection after which a host's processes are dead.")
       .def_prop_ro("eventfd", &HostPump::eventfd, "Of the bells of all proxies: every process of this host that writes to one has to have it.")
       .def_prop_ro("notice_fd", &HostPump::notice_fd, "Becomes readable when there are ``events``; stays the pump's.")
@@ -110,7 +110,7 @@ void bind_net(nb::module_& m) {
              Unlocked unlocked;
              p.add_proxy(slot, incarnation, host, name, std::move(arena));
            }, "slot"_a, "incarnation"_a, "host"_a, "name"_a, "arena"_a, R"(
-           Have a slot of the board stand for a process of ``host``, which has the same there. What it sends comes to lie
+           Have a slot of the process table stand for a process of ``host``, which has the same there. What it sends comes to lie
            in ``arena``, which is made for that slot.)")
       .def("remove_proxy", [](HostPump& p, uint32_t slot) {
              Unlocked unlocked;

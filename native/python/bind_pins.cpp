@@ -15,11 +15,11 @@ struct InBlock {
   std::shared_ptr<Returns> returns{};
 };
 
-InBlock block_of(const Buffer& b, const std::shared_ptr<Board>& board, uint32_t slot) {
+InBlock block_of(const Buffer& b, const std::shared_ptr<ProcessTable>& process_table, uint32_t slot) {
   if (b.lease && !b.lease->inherited()) return {b.lease->shared_mapping(), b.lease->block(), b.lease->generation(), b.lease->returns()};
   if (!b.made || b.made->sent || b.made->inherited()) return {};
   const Block& block = *b.made->block;
-  return {block.mapping, block.base, block.generation + 1, {board, &board->slot(slot)->returns}};
+  return {block.mapping, block.base, block.generation + 1, {process_table, &process_table->slot(slot)->returns}};
 }
 
 }  // namespace
@@ -33,10 +33,10 @@ void bind_pins(nb::module_& m) {
       .def("release", &BlockPin::release, "Take the mark away: no device has the memory any more.");
 
   nb::class_<PinWords>(m, "PinWords", "How a process marks blocks that it pins for a device, and how it hears that memory is short.")
-      .def("__init__", [](PinWords* self, std::shared_ptr<Board> board, uint32_t slot) {
-             if (slot >= board->slots()) throw nb::value_error("no such slot");
-             new (self) PinWords(std::move(board), slot);
-           }, "board"_a, "slot"_a)
+      .def("__init__", [](PinWords* self, std::shared_ptr<ProcessTable> process_table, uint32_t slot) {
+             if (slot >= process_table->slots()) throw nb::value_error("no such slot");
+             new (self) PinWords(std::move(process_table), slot);
+           }, "process_table"_a, "slot"_a)
       .def("hold", &PinWords::hold, "some"_a, "Whether there is anything to ask this process for.")
       .def("wait", [](PinWords& words, double seconds) {
              Unlocked unlocked;
@@ -45,7 +45,7 @@ void bind_pins(nb::module_& m) {
       .def("answer", &PinWords::answer, "What could be let go of has been.")
       .def("wake", &PinWords::wake, "Have the thread in :meth:`wait` look.")
       .def("block", [](PinWords& words, const Buffer& b) -> nb::object {
-             const InBlock found = block_of(b, words.board(), words.slot());
+             const InBlock found = block_of(b, words.process_table(), words.slot());
              if (found.base == nullptr) return nb::none();
              const size_t backed = reinterpret_cast<const BlockHeader*>(found.base)->backed;
              return nb::make_tuple(reinterpret_cast<uintptr_t>(found.base), backed, found.use);
@@ -53,10 +53,10 @@ void bind_pins(nb::module_& m) {
            Of the block that a buffer lies in: its address, how many bytes of it have memory, and which of the block's
            values it has now. ``None``: it lies in none, or the block has been sent.)")
       .def("mark", [](PinWords& words, const Buffer& b) -> nb::object {
-             InBlock found = block_of(b, words.board(), words.slot());
+             InBlock found = block_of(b, words.process_table(), words.slot());
              if (found.base == nullptr) return nb::none();
              try {
-               return nb::cast(new BlockPin(std::move(found.mapping), found.base, std::move(found.returns), words.board(), words.slot()), nb::rv_policy::take_ownership);
+               return nb::cast(new BlockPin(std::move(found.mapping), found.base, std::move(found.returns), words.process_table(), words.slot()), nb::rv_policy::take_ownership);
              } catch (const std::system_error& error) {  // as many have marked it as can
                if (error.code().value() != ENOSPC) throw;
                return nb::none();

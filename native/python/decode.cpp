@@ -28,11 +28,11 @@ struct FetchMode {
 };
 thread_local FetchMode* FetchMode::now = nullptr;
 
-// This process's page of the board. Guarded by the GIL.
+// This process's page of the process table. Guarded by the GIL.
 struct OwnPage {
-  Status& status() { return board->slot(slot)->status; }
+  Status& status() { return process_table->slot(slot)->status; }
   bool inherited() const { return fork != fork_generation.load(std::memory_order_relaxed); }
-  const std::shared_ptr<Board> board;
+  const std::shared_ptr<ProcessTable> process_table;
   const uint32_t slot;
   const uint64_t fork = fork_generation.load(std::memory_order_relaxed);
   uint32_t decoding = 0;  // values, in all threads
@@ -60,8 +60,8 @@ class Shown {
 
 }  // namespace
 
-void show_decoding_on(std::shared_ptr<Board> board, uint32_t slot) {
-  own_page.reset(board ? new OwnPage{std::move(board), slot} : nullptr);
+void show_decoding_on(std::shared_ptr<ProcessTable> process_table, uint32_t slot) {
+  own_page.reset(process_table ? new OwnPage{std::move(process_table), slot} : nullptr);
 }
 
 bool note_import(const std::string& module) {

@@ -36,8 +36,8 @@ nb::object decode_native(uint16_t codec, const char* body, size_t size);
 nb::object decode(const Frame& frame, bool fetches = true);
 // Whether the frame that this thread is decoding is to be fetched. Code that is run meanwhile may decode others.
 bool fetches() noexcept;
-// The page of the board that says when this process decodes values in Python; null: none does.
-void show_decoding_on(std::shared_ptr<Board> board, uint32_t slot);
+// The page of the process table that says when this process decodes values in Python; null: none does.
+void show_decoding_on(std::shared_ptr<ProcessTable> process_table, uint32_t slot);
 // It says that this thread imports a module for the value that it decodes, if it decodes one, until end_import(). False if
 // it says so of another one.
 bool note_import(const std::string& module);

@@ -112,7 +112,7 @@ NB_MODULE(_core, m) {
         what is raised for what the system has refused; ``storage_held_alone(value)`` gives the address of a tensor's
         storage that nothing else refers to, or 0. ``take(meta)`` gives the refs that a frame which is decoded later
         has claims on, to be held until then.)");
-  m.def("show_decoding_on", &show_decoding_on, "board"_a.none(), "slot"_a,
+  m.def("show_decoding_on", &show_decoding_on, "process_table"_a.none(), "slot"_a,
         "Have that slot's status say from now on when this process decodes values; ``None``: no slot's.");
   m.def("note_import", &note_import, "module"_a, R"(
         If this thread decodes a value: have the status say that ``module`` is imported for it, until
@@ -136,7 +136,7 @@ NB_MODULE(_core, m) {
   m.def("monotonic_ns", &now_ns, "Return the clock of deadlines and status pages, in nanoseconds (``CLOCK_MONOTONIC``).");
   m.def("monotonic", [] { return double(now_ns()) / 1e9; },
         "Return the same in seconds. Tests that replace the functions of ``time`` do not stop this clock.");
-  m.def("begin_exit", &Exit::begin, "patience"_a, R"(
+  m.def("begin_exit", &Exit::begin, "time_limit"_a, R"(
         This thread ends the interpreter: no other gets out of this module into Python any more. Waits, at most
         ``patience`` seconds, for those that are between the two; false if one still is.)");
   m.def("die_of_interrupt", &Exit::die_of_interrupt, "Have this process die of SIGINT instead of exiting, once everything in it has ended.");
@@ -163,7 +163,7 @@ NB_MODULE(_core, m) {
     Exit::sleep_for_ever();
   }, nb::sig("def sleep_for_ever() -> NoReturn"), "Without the GIL.");
 
-  bind_board(m);
+  bind_process_table(m);
   bind_memory(m);
   bind_pins(m);
   bind_recorder(m);

@@ -112,7 +112,7 @@ void Program::advance(bool sending) {
     given_ = 0;
     ++execution_;
   }
-  inbox_->board()->ring(inbox_->slot(), bit_);
+  inbox_->process_table()->ring(inbox_->slot(), bit_);
 }
 
 void Program::close() {

@@ -16,7 +16,7 @@ nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t
     gate->make_hand();  // another thread may have used the one before
     value = gate->take(number, reader, since);
     if (value.is_valid()) return value;
-    if (closed || interruptions != before || (deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_seq_cst) != uint32_t(deaths)))
+    if (closed || interruptions != before || (deaths >= 0 && inbox->process_table()->header()->deaths.load(std::memory_order_seq_cst) != uint32_t(deaths)))
       return nb::object();
     // Results of others may move the bell so often that no wait comes to look at the time or for a signal.
     bool over = false;
@@ -148,7 +148,7 @@ void RefCore::unclaim(const void* by) {
   claimed = nullptr;
   if (!contended || gate == nullptr) return;
   contended = false;
-  gate->inbox->board()->ring(gate->inbox->slot(), kAttentionBit);
+  gate->inbox->process_table()->ring(gate->inbox->slot(), kAttentionBit);
 }
 
 nb::list ref_with_siblings(nb::handle self, size_t count) {

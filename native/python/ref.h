@@ -13,7 +13,7 @@ struct Gated {
   nb::object keep;
   Inbox* inbox;
   bool closed = false;
-  // The board's count of deaths when all who take part were known to live; -1: nobody looks. `start` submits
+  // The process table's count of deaths when all who take part were known to live; -1: nobody looks. `start` submits
   // nothing when it has moved.
   int64_t deaths = -1;
   uint32_t interruptions = 0;  // whoever waits in `get` looks at its ref again when it moves
@@ -27,7 +27,7 @@ struct Gated {
 
   ~Gated();
   // The result, or an invalid object when the deadline (0: none) has passed, when the gate is closed
-  // or its waits are interrupted, or when the board counts other deaths than the caller knows of (-1: it does not ask).
+  // or its waits are interrupted, or when the process table counts other deaths than the caller knows of (-1: it does not ask).
   nb::object get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths);
   // Until the result is here, or what ends get(). It is not taken.
   void await_ready(uint64_t number, size_t reader, uint64_t deadline);
@@ -40,7 +40,7 @@ struct Gated {
   template <class Submit>
   nb::object started(nb::handle self, nb::handle source, nb::handle type, uint64_t deadline, const Submit& submit);
   void take_words(nb::handle source);
-  bool somebody_died() const { return deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_relaxed) != uint32_t(deaths); }
+  bool somebody_died() const { return deaths >= 0 && inbox->process_table()->header()->deaths.load(std::memory_order_relaxed) != uint32_t(deaths); }
 };
 
 // An instance of a ref's class, which `set_ref_type` has told.

@@ -92,7 +92,7 @@ class Sleep {
     return true;
   }
   // They sleep on one bell. Not with the list's mutex, which is older than the bell's.
-  void wake_all() { inbox_.board()->ring(inbox_.slot(), kAttentionBit); }
+  void wake_all() { inbox_.process_table()->ring(inbox_.slot(), kAttentionBit); }
 
   Inbox& inbox_;
   const uint32_t seen_;

@@ -21,21 +21,21 @@ class Waker {
  public:
   Waker() = default;
   explicit Waker(int eventfd) : fd_(dup_cloexec(eventfd)) {}
-  explicit Waker(const Inbox& inbox) : board_(inbox.board()), slot_(inbox.slot()) {}
+  explicit Waker(const Inbox& inbox) : process_table_(inbox.process_table()), slot_(inbox.slot()) {}
   bool open() const { return open_ && fork_ == fork_generation.load(std::memory_order_relaxed); }
   void wake() const {
-    if (board_ != nullptr) board_->ring(slot_, kAttentionBit);
+    if (process_table_ != nullptr) process_table_->ring(slot_, kAttentionBit);
     if (fd_.get() >= 0) write_event(fd_.get());
   }
   void close() {
     open_ = false;
     fd_.reset();
-    board_.reset();
+    process_table_.reset();
   }
 
  private:
   Fd fd_;
-  std::shared_ptr<Board> board_;
+  std::shared_ptr<ProcessTable> process_table_;
   uint32_t slot_ = 0;
   bool open_ = true;
   const uint64_t fork_ = fork_generation.load(std::memory_order_relaxed);

@@ -7,8 +7,8 @@ namespace conveyor {
 
 class Writer : public Sender {
  public:
-  Writer(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board, std::vector<Target> targets, std::shared_ptr<Arena> arena, nb::object sent)
-      : Sender(std::move(segment), offset, std::move(board), std::move(targets), std::move(arena)), sent(std::move(sent)) {}
+  Writer(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<ProcessTable> process_table, std::vector<Target> targets, std::shared_ptr<Arena> arena, nb::object sent)
+      : Sender(std::move(segment), offset, std::move(process_table), std::move(targets), std::move(arena)), sent(std::move(sent)) {}
 
   void encode_value(Encoded& e, nb::handle value) { encode_value(e, value, moved_refs); }
   void encode_value(Encoded& e, nb::handle value, Py_ssize_t references) {

@@ -16,9 +16,9 @@ constexpr size_t kMiB = size_t(1) << 20;
 constexpr size_t kFile = 16 * kWindow;
 constexpr uint64_t kNever = 3'600'000'000'000;  // nothing has been free for so long
 
-// An arena of this process, and a view of it as its readers (slots 1 and 2 of the board) have one.
+// An arena of this process, and a view of it as its readers (slots 1 and 2 of the process table) have one.
 struct Setup {
-  std::shared_ptr<Board> board = Board::create(4);
+  std::shared_ptr<ProcessTable> process_table = ProcessTable::create(4);
   Fd file = Arena::create_file(kFile);
   Arena arena;
   std::shared_ptr<ArenaView> view = std::make_shared<ArenaView>(file.get(), kFile);
@@ -28,12 +28,12 @@ struct Setup {
     for (uint32_t i = 0; i < 4; ++i) start(i);
   }
   void start(uint32_t slot) {
-    board->prepare(slot, "");
-    board->slot(slot)->condition.store(Condition::kAlive);
+    process_table->prepare(slot, "");
+    process_table->slot(slot)->condition.store(Condition::kAlive);
   }
   std::shared_ptr<ReaderSet> readers(uint32_t count = 1) {
     auto set = std::make_shared<ReaderSet>();
-    set->board = board;
+    set->process_table = process_table;
     for (uint32_t r = 0; r < count; ++r) set->add(r + 1, &cursors[r]);
     return set;
   }

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "board.h"
+#include "process_table.h"
 #include "check.h"
 #include "waiter.h"
 
@@ -19,13 +19,13 @@ constexpr uint64_t kMs = 1'000'000;
 // A sleep that is not ended by a ring ends here, and is noted as a lost wake-up.
 constexpr uint64_t kLost = 20'000 * kMs;
 
-inline std::shared_ptr<Board> board_of(uint32_t slots) {
-  auto board = Board::create(slots);
+inline std::shared_ptr<ProcessTable> process_table_of(uint32_t slots) {
+  auto process_table = ProcessTable::create(slots);
   for (uint32_t i = 0; i < slots; ++i) {
-    board->prepare(i, "slot " + std::to_string(i));
-    board->slot(i)->condition.store(Condition::kAlive);
+    process_table->prepare(i, "slot " + std::to_string(i));
+    process_table->slot(i)->condition.store(Condition::kAlive);
   }
-  return board;
+  return process_table;
 }
 
 // Memory that forked processes share.
@@ -40,9 +40,9 @@ struct Shared {
 enum class How { kSpin, kFutex, kPoll };
 
 // Sleeps until the count differs from `seen`.
-inline bool sleep_once(Board& board, uint32_t slot, Waiter& waiter, uint32_t seen, How how, int event) {
+inline bool sleep_once(ProcessTable& process_table, uint32_t slot, Waiter& waiter, uint32_t seen, How how, int event) {
   const uint64_t deadline = now_ns() + kLost;
-  Bell& bell = board.slot(slot)->bell;
+  Bell& bell = process_table.slot(slot)->bell;
   switch (how) {
     case How::kSpin: {
       const uint64_t start = now_ns();
@@ -74,21 +74,21 @@ struct Published {
   std::array<std::atomic<uint64_t>, kBellBits> number;
 };
 
-inline void ring_at_random(Board& board, uint32_t slot, Published& published, uint64_t seed, int times) {
+inline void ring_at_random(ProcessTable& process_table, uint32_t slot, Published& published, uint64_t seed, int times) {
   check::Random random(seed);
   for (int i = 0; i < times; ++i) {
     // Few bits most of the time, so that ringers meet.
     const auto bit = uint32_t(random.below(4) != 0 ? random.below(3) * 64 : random.below(kBellBits));
     published.number[bit].fetch_add(1, std::memory_order_relaxed);
-    board.ring(slot, bit);
+    process_table.ring(slot, bit);
     if (random.below(16) == 0) ::sched_yield();
     if (random.below(256) == 0) ::usleep(50);  // let the waiter fall asleep
   }
 }
 
 // Takes ready bits until all of `total` publications were seen through them.
-inline void take_all(Board& board, uint32_t slot, Published& published, uint64_t total, How how, int event) {
-  Bell& bell = board.slot(slot)->bell;
+inline void take_all(ProcessTable& process_table, uint32_t slot, Published& published, uint64_t total, How how, int event) {
+  Bell& bell = process_table.slot(slot)->bell;
   Waiter waiter(&bell);
   std::vector<uint64_t> seen_number(kBellBits);
   uint64_t sum = 0;
@@ -105,7 +105,7 @@ inline void take_all(Board& board, uint32_t slot, Published& published, uint64_t
       }
     }
     if (sum >= total) break;
-    if (!sleep_once(board, slot, waiter, seen, how, event)) {
+    if (!sleep_once(process_table, slot, waiter, seen, how, event)) {
       CHECK(!"a ring was lost");
       return;
     }
@@ -116,21 +116,21 @@ inline void take_all(Board& board, uint32_t slot, Published& published, uint64_t
 inline void many_ringers(bool processes, How how) {
   constexpr int kRingers = 4;
   const int times = check::kThreadSanitizer ? 5'000 : 20'000;
-  auto board = board_of(1);
+  auto process_table = process_table_of(1);
   Shared<Published> published;
   const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  board->set_eventfd(0, event, 1);
-  auto ringer = [&](uint64_t seed) { ring_at_random(*board, 0, *published.at, seed, times); };
+  process_table->set_eventfd(0, event, 1);
+  auto ringer = [&](uint64_t seed) { ring_at_random(*process_table, 0, *published.at, seed, times); };
   const uint64_t total = uint64_t(kRingers) * uint64_t(times);
   if (processes) {
     std::vector<check::Child> children;
     for (int i = 0; i < kRingers; ++i) children.emplace_back([&] { ringer(uint64_t(i)); });
-    take_all(*board, 0, *published.at, total, how, event);
+    take_all(*process_table, 0, *published.at, total, how, event);
     for (auto& child : children) CHECK(child.passed());
   } else {
     std::vector<std::thread> threads;
     for (int i = 0; i < kRingers; ++i) threads.emplace_back([&, i] { ringer(uint64_t(i)); });
-    take_all(*board, 0, *published.at, total, how, event);
+    take_all(*process_table, 0, *published.at, total, how, event);
     for (auto& thread : threads) thread.join();
   }
   ::close(event);

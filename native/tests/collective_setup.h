@@ -11,14 +11,14 @@ namespace conveyor {
 
 using Progress = CollectiveGroup::Progress;
 
-// A board with a slot for each rank, from slot 1 on, and the group's segment.
+// A process table with a slot for each rank, from slot 1 on, and the group's segment.
 struct World {
   explicit World(uint32_t ranks) : session(64), segment(Segment::create(CollectiveGroup::bytes(ranks))) {
     CollectiveGroup::prepare(*segment, ranks);
     for (uint32_t r = 0; r < ranks; ++r) {
-      session.board->prepare(r + 1, "rank");
-      session.board->slot(r + 1)->condition.store(Condition::kAlive);
-      members.push_back({r + 1, session.board->slot(r + 1)->incarnation.load()});
+      session.process_table->prepare(r + 1, "rank");
+      session.process_table->slot(r + 1)->condition.store(Condition::kAlive);
+      members.push_back({r + 1, session.process_table->slot(r + 1)->incarnation.load()});
     }
   }
   Session session;
@@ -27,10 +27,10 @@ struct World {
 };
 
 struct Rank {
-  Rank(World& world, uint32_t rank) : inbox(world.session.board, rank + 1, event.get(), 0), group(world.segment, world.session.board, inbox, rank, world.members) {}
-  Rank(const std::shared_ptr<Board>& board, const std::shared_ptr<Segment>& segment, uint32_t rank, const std::vector<CollectiveGroup::Member>& members,
+  Rank(World& world, uint32_t rank) : inbox(world.session.process_table, rank + 1, event.get(), 0), group(world.segment, world.session.process_table, inbox, rank, world.members) {}
+  Rank(const std::shared_ptr<ProcessTable>& process_table, const std::shared_ptr<Segment>& segment, uint32_t rank, const std::vector<CollectiveGroup::Member>& members,
        std::unique_ptr<CollectiveLinks> links)
-      : inbox(board, rank + 1, event.get(), 0), group(segment, board, inbox, rank, members, std::move(links)) {}
+      : inbox(process_table, rank + 1, event.get(), 0), group(segment, process_table, inbox, rank, members, std::move(links)) {}
 
   Progress run(const CollectiveCall& call, CollectiveData data, uint64_t timeout = 0) {
     group.check(call, data);
@@ -61,8 +61,8 @@ struct Rank {
     status().execution.store(execution);
     inbox.begins(now_ns());
   }
-  Status& status() { return board().slot(group.rank() + 1)->status; }
-  Board& board() { return *inbox.board(); }
+  Status& status() { return process_table().slot(group.rank() + 1)->status; }
+  ProcessTable& process_table() { return *inbox.process_table(); }
   Fd event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   Inbox inbox;
   CollectiveGroup group;

@@ -1,4 +1,4 @@
-// Groups whose ranks are on several hosts, each with a board, a pump and a segment of its own.
+// Groups whose ranks are on several hosts, each with a process table, a pump and a segment of its own.
 #pragma once
 
 #include <latch>
@@ -10,7 +10,7 @@ namespace conveyor {
 
 constexpr uint64_t kNumber = 7;
 
-// Rank r has slot r + 1 everywhere. Each host has a board, a pump and a segment of its own.
+// Rank r has slot r + 1 everywhere. Each host has a process table, a pump and a segment of its own.
 struct Worlds {
   explicit Worlds(std::vector<uint32_t> of, uint64_t window_ns = 20 * kSecond) : hosts(of) {
     Homes homes = {0};
@@ -44,8 +44,8 @@ struct Worlds {
       views.push_back(host.view(other + 1));
     }
     const auto segment = host.segments[kNumber];
-    auto links = std::make_unique<CollectiveLinks>(segment, CollectiveGroup::links_at(hosts.ranks()), host.board, hosts, r, bells, host.arenas[r + 1], views);
-    return std::make_unique<Rank>(host.board, segment, r, members, std::move(links));
+    auto links = std::make_unique<CollectiveLinks>(segment, CollectiveGroup::links_at(hosts.ranks()), host.process_table, hosts, r, bells, host.arenas[r + 1], views);
+    return std::make_unique<Rank>(host.process_table, segment, r, members, std::move(links));
   }
   template <class Body>
   void in_threads(Body body) {

@@ -12,7 +12,7 @@
 #include <iterator>
 #include <thread>
 
-#include "board.h"
+#include "process_table.h"
 #include "check.h"
 #include "arena/lease.h"
 #include "death_watch.h"
@@ -26,26 +26,26 @@ constexpr uint32_t kSelf = 0;
 
 // The driver: this process has slot 0, its actors the others.
 struct Session {
-  std::shared_ptr<Board> board;
+  std::shared_ptr<ProcessTable> process_table;
   DeathWatch watch;
 
-  explicit Session(uint32_t slots = 64) : board(make_board(slots)), watch(board) {}
-  static std::shared_ptr<Board> make_board(uint32_t slots) {
-    auto board = Board::create(slots);
-    board->prepare(kSelf, "driver");
-    board->slot(kSelf)->condition.store(Condition::kAlive);
-    return board;
+  explicit Session(uint32_t slots = 64) : process_table(make_process_table(slots)), watch(process_table) {}
+  static std::shared_ptr<ProcessTable> make_process_table(uint32_t slots) {
+    auto process_table = ProcessTable::create(slots);
+    process_table->prepare(kSelf, "driver");
+    process_table->slot(kSelf)->condition.store(Condition::kAlive);
+    return process_table;
   }
 
   // An actor in `slot` that has lived when this returns, and runs `body`.
   template <class Body>
   check::Child start(uint32_t slot, Body body) {
-    board->prepare(slot, "actor");
+    process_table->prepare(slot, "actor");
     watch.add(slot);
     check::Child child([&, slot] {
       const rlimit none = {0, 0};
       ::setrlimit(RLIMIT_CORE, &none);
-      board->live(slot);
+      process_table->live(slot);
       body();
     });
     await([&] { return condition(slot) != Condition::kStarting; });  // it may be dead by now
@@ -58,7 +58,7 @@ struct Session {
     });
   }
 
-  Condition condition(uint32_t slot) const { return board->slot(slot)->condition.load(); }
+  Condition condition(uint32_t slot) const { return process_table->slot(slot)->condition.load(); }
   template <class True>
   static void await(True condition) {
     for (const uint64_t start = now_ns(); !condition(); ::usleep(200))
@@ -69,7 +69,7 @@ struct Session {
   }
   // Sleep on the own bell, as any waiter does, until `slot` is known to be dead; the time since `start`.
   uint64_t await_death(uint32_t slot, uint64_t start) {
-    Bell& bell = board->slot(kSelf)->bell;
+    Bell& bell = process_table->slot(kSelf)->bell;
     Waiter waiter(&bell);
     for (;;) {
       const uint32_t seen = waiter.count();
@@ -81,7 +81,7 @@ struct Session {
     CHECK(took < kSoon);
     return took;
   }
-  uint32_t deaths() const { return board->header()->deaths.load(); }
+  uint32_t deaths() const { return process_table->header()->deaths.load(); }
   // So many were announced, and no more. (A slot is dead a moment before its death is counted.)
   void check_deaths(uint32_t number) {
     await([&] { return deaths() >= number; });

@@ -25,14 +25,14 @@ const size_t kRingBytes = align_up(RingHeader::bytes(kSlots, kStride, 2), kCache
 // What the processes of a session share.
 struct Shared {
   static constexpr uint32_t kProcesses = 3;
-  std::shared_ptr<Board> board = Board::create(kProcesses);
+  std::shared_ptr<ProcessTable> process_table = ProcessTable::create(kProcesses);
   std::shared_ptr<Segment> segment = Segment::create(4 * kRingBytes);
   Fd files[kProcesses];
 
   Shared() {
     for (uint32_t i = 0; i < kProcesses; ++i) {
-      board->prepare(i, "process " + std::to_string(i));
-      board->slot(i)->condition.store(Condition::kAlive);
+      process_table->prepare(i, "process " + std::to_string(i));
+      process_table->slot(i)->condition.store(Condition::kAlive);
       files[i] = Arena::create_file(kFile);
     }
     for (uint32_t ring = 0; ring < 4; ++ring) segment->make_ring(ring * kRingBytes, kSlots, kStride, 1, kWriterMayWait);
@@ -43,14 +43,14 @@ struct Shared {
 struct Process {
   const Shared& shared;
   uint32_t slot;
-  std::shared_ptr<Board> board;
+  std::shared_ptr<ProcessTable> process_table;
   std::shared_ptr<Segment> segment;
   std::shared_ptr<Arena> arena;
   Inbox inbox;
 
   Process(const Shared& shared, uint32_t slot, size_t cap = 256 * kMiB, uint64_t idle_ns = Arena::kIdleNs)
-      : shared(shared), slot(slot), board(Board::attach(shared.board->fd())), segment(Segment::attach(shared.segment->fd())),
-        arena(std::make_shared<Arena>(shared.files[slot].get(), kFile, cap, board, slot, idle_ns)), inbox(board, slot, event().get(), 0) {}
+      : shared(shared), slot(slot), process_table(ProcessTable::attach(shared.process_table->fd())), segment(Segment::attach(shared.segment->fd())),
+        arena(std::make_shared<Arena>(shared.files[slot].get(), kFile, cap, process_table, slot, idle_ns)), inbox(process_table, slot, event().get(), 0) {}
 
   static const Fd& event() {
     static const Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -58,12 +58,12 @@ struct Process {
   }
   // The bit of ring `n` is n + 1.
   std::unique_ptr<Sender> sender(uint32_t ring, uint32_t to) {
-    return std::make_unique<Sender>(segment, ring * kRingBytes, board, std::vector<Target>{{to, ring + 1}}, arena);
+    return std::make_unique<Sender>(segment, ring * kRingBytes, process_table, std::vector<Target>{{to, ring + 1}}, arena);
   }
-  std::shared_ptr<ArenaView> view(uint32_t from) { return std::make_shared<ArenaView>(shared.files[from].get(), kFile, board, from); }
+  std::shared_ptr<ArenaView> view(uint32_t from) { return std::make_shared<ArenaView>(shared.files[from].get(), kFile, process_table, from); }
   std::unique_ptr<Receiver> receiver(uint32_t ring, uint32_t from) { return receiver(ring, from, view(from)); }
   std::unique_ptr<Receiver> receiver(uint32_t ring, uint32_t from, std::shared_ptr<ArenaView> through) {
-    return std::make_unique<Receiver>(segment, ring * kRingBytes, 0, board, Target{from, ring + 1}, std::move(through), true);
+    return std::make_unique<Receiver>(segment, ring * kRingBytes, 0, process_table, Target{from, ring + 1}, std::move(through), true);
   }
   template <class Condition>
   void wait(const Condition& condition) {

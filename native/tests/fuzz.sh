@@ -70,8 +70,8 @@ echo "== building"
 for target in "${targets[@]}"; do
     sources=() libraries=() flags=("${common[@]}")
     case $target in
-    block) sources=(arena/{arena,view,holds,lease,pins,populate} board hazards) ;;
-    ring) sources=(board arena/holds) ;;
+    block) sources=(arena/{arena,view,holds,lease,pins,populate} process_table hazards) ;;
+    ring) sources=(process_table arena/holds) ;;
     frame)
         read -r include nanobind libdir version home <<<"$where"
         flags+=(-isystem "$include" -isystem "$nanobind/include" -I"$native/python" -DFUZZ_PYTHON_HOME="\"$home\"" -fvisibility=hidden)

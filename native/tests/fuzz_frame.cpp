@@ -55,11 +55,11 @@ void touch_meta(nb::bytes meta, nb::object) { touch_object(meta); }
 // The two processes in one: the writer fills the slot by hand, the reader is the real one.
 struct Ends {
   std::shared_ptr<Segment> segment = Segment::create(kPage);
-  std::shared_ptr<Board> board = Board::create(2);
+  std::shared_ptr<ProcessTable> process_table = ProcessTable::create(2);
   RingHeader* header = segment->make_ring(0, 1, kStride, 1, 0);
   Fd arena_fd = Arena::create_file(kArena);
   char* arena = map_shared(arena_fd.get(), 0, kArena);
-  Reader reader{segment, 0, 0, board, Target{0, 1}, std::make_shared<ArenaView>(arena_fd.get(), kArena), false};
+  Reader reader{segment, 0, 0, process_table, Target{0, 1}, std::make_shared<ArenaView>(arena_fd.get(), kArena), false};
 
   SlotHeader* slot() { return reinterpret_cast<SlotHeader*>(segment->ring(0).slot(0)); }
 };

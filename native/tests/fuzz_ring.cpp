@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kPages = 4;
 
 struct Shared {
-  std::shared_ptr<Board> board = Board::create(4);
+  std::shared_ptr<ProcessTable> process_table = ProcessTable::create(4);
   std::shared_ptr<Segment> segment = Segment::create(kPages * kPage);
   char* base = map_shared(segment->fd(), 0, kPages * kPage);
 };
@@ -56,10 +56,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     FUZZ_CHECK(at >= ring.first && at + ring.stride <= base + kPages * kPage && size_t(at - ring.first) % ring.stride == 0);
   };
 
-  for (uint32_t i = 0; i < 4; ++i) shared.board->prepare(i, "");
+  for (uint32_t i = 0; i < 4; ++i) shared.process_table->prepare(i, "");
   std::vector<Target> targets(ring.readers, Target{1, 1});
-  RingWriter writer(shared.segment, offset, shared.board, targets);
-  RingReader reader(shared.segment, offset, ring.readers - 1, shared.board, Target{0, 1});
+  RingWriter writer(shared.segment, offset, shared.process_table, targets);
+  RingReader reader(shared.segment, offset, ring.readers - 1, shared.process_table, Target{0, 1});
   auto* header = reinterpret_cast<RingHeader*>(shared.base + offset);
   bool left = false;  // then the head says nothing any more
   for (int step = 0; step < 32 && input.left() != 0; ++step) switch (const uint8_t what = input.take<uint8_t>(); what % 6) {

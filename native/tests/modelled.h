@@ -244,7 +244,7 @@ using model_thread = model::Thread;
 #include "death_watch.h"
 #include "waiter.h"
 
-#include "board.cpp"
+#include "process_table.cpp"
 #include "arena/arena.cpp"
 #include "arena/populate.cpp"
 #include "hazards.cpp"
@@ -285,23 +285,23 @@ constexpr bool kThorough = !check::kThreadSanitizer;
 constexpr uint32_t kSlots = 4;
 
 struct Bells {
-  std::shared_ptr<Board> board = Board::create(kSlots);
+  std::shared_ptr<ProcessTable> process_table = ProcessTable::create(kSlots);
   Bells() { reset(); }
   virtual ~Bells() = default;
   void reset() {
     for (uint32_t i = 0; i < kSlots; ++i) {
-      board->prepare(i, "");
-      board->slot(i)->condition.store(Condition::kAlive);
+      process_table->prepare(i, "");
+      process_table->slot(i)->condition.store(Condition::kAlive);
     }
-    board->header()->deaths.store(0);
-    board->header()->alarm.store(0);
+    process_table->header()->deaths.store(0);
+    process_table->header()->alarm.store(0);
   }
-  Bell& bell(uint32_t i) { return board->slot(i)->bell; }
+  Bell& bell(uint32_t i) { return process_table->slot(i)->bell; }
 
   virtual std::string label(const void* word) const {
     const auto* at = static_cast<const char*>(word);
     for (uint32_t i = 0; i < kSlots; ++i) {
-      BoardSlot* slot = board->slot(i);
+      ProcessTableSlot* slot = process_table->slot(i);
       const Bell& bell = slot->bell;
       const std::string of = " of slot " + std::to_string(i);
       if (word == &bell.count) return "count" + of;
@@ -319,26 +319,26 @@ struct Bells {
       if (at >= reinterpret_cast<const char*>(bell.ready) && at < reinterpret_cast<const char*>(&bell + 1)) return "ready" + of;
       if (at >= reinterpret_cast<const char*>(slot) && at < reinterpret_cast<const char*>(slot + 1)) return "something" + of;
     }
-    if (word == &board->header()->deaths) return "deaths";
-    if (word == &board->header()->alarm) return "alarm";
-    if (word == &board->header()->memory.given) return "given";
-    if (word == &board->header()->memory.bytes) return "the session's bytes";
+    if (word == &process_table->header()->deaths) return "deaths";
+    if (word == &process_table->header()->alarm) return "alarm";
+    if (word == &process_table->header()->memory.given) return "given";
+    if (word == &process_table->header()->memory.bytes) return "the session's bytes";
     if (word == &model::descriptors) return "descriptors";
     return "something else";
   }
 };
 
-// Another process, as far as waking goes: its own view of the same board, with descriptors of its own.
+// Another process, as far as waking goes: its own view of the same process table, with descriptors of its own.
 struct OtherProcess {
-  std::shared_ptr<Board> board;
-  explicit OtherProcess(const Bells& bells) : board(Board::attach(bells.board->fd())) {}
+  std::shared_ptr<ProcessTable> process_table;
+  explicit OtherProcess(const Bells& bells) : process_table(ProcessTable::attach(bells.process_table->fd())) {}
   // What it has of slot `index`: this, and as the eventfd of that incarnation.
   void knows(uint32_t index, int eventfd, uint32_t incarnation) {
-    board->forget_eventfd(index);
-    board->set_eventfd(index, eventfd, incarnation);
+    process_table->forget_eventfd(index);
+    process_table->set_eventfd(index, eventfd, incarnation);
   }
   model::Explorer::Alias alias(const Bells& bells) const {
-    return {board->header(), sizeof(BoardHeader) + kSlots * sizeof(BoardSlot), bells.board->header()};
+    return {process_table->header(), sizeof(ProcessTableHeader) + kSlots * sizeof(ProcessTableSlot), bells.process_table->header()};
   }
 };
 

@@ -1,4 +1,4 @@
-// What tests of pumps share: hosts in one process, each with a board, arenas and a pump of its own.
+// What tests of pumps share: hosts in one process, each with a process table, arenas and a pump of its own.
 #pragma once
 
 #include <netinet/in.h>
@@ -45,26 +45,26 @@ using Homes = std::vector<uint32_t>;
 struct Host {
   uint32_t self;
   Homes homes;
-  std::shared_ptr<Board> board;
+  std::shared_ptr<ProcessTable> process_table;
   std::vector<Fd> files;
   std::vector<std::shared_ptr<Arena>> arenas;  // of processes here, and of the proxies
   std::map<uint64_t, std::shared_ptr<Segment>> segments;
   std::unique_ptr<net::HostPump> pump;
 
-  Host(uint32_t self, const Homes& homes, uint64_t window_ns = 20 * kSecond, size_t cap = 512 * kMiB) : self(self), homes(homes), board(Board::create(uint32_t(homes.size()))) {
+  Host(uint32_t self, const Homes& homes, uint64_t window_ns = 20 * kSecond, size_t cap = 512 * kMiB) : self(self), homes(homes), process_table(ProcessTable::create(uint32_t(homes.size()))) {
     for (uint32_t s = 0; s < homes.size(); ++s) {
       files.push_back(Arena::create_file(kFile));
       if (homes[s] == self) {
-        board->prepare(s, "process " + std::to_string(s));
-        board->slot(s)->condition.store(Condition::kAlive);
+        process_table->prepare(s, "process " + std::to_string(s));
+        process_table->slot(s)->condition.store(Condition::kAlive);
       }
-      arenas.push_back(std::make_shared<Arena>(files[s].get(), kFile, cap, board, s, kSecond));
+      arenas.push_back(std::make_shared<Arena>(files[s].get(), kFile, cap, process_table, s, kSecond));
     }
-    pump = std::make_unique<net::HostPump>(board, self, window_ns);
+    pump = std::make_unique<net::HostPump>(process_table, self, window_ns);
     for (uint32_t s = 0; s < homes.size(); ++s)
       if (homes[s] != self) pump->add_proxy(s, 1, homes[s], "proxy " + std::to_string(s), arenas[s]);
   }
-  std::shared_ptr<ArenaView> view(uint32_t slot) { return std::make_shared<ArenaView>(files[slot].get(), kFile, board, slot); }
+  std::shared_ptr<ArenaView> view(uint32_t slot) { return std::make_shared<ArenaView>(files[slot].get(), kFile, process_table, slot); }
   // Ring i: its writer, and its readers. Bit 3 of all bells.
   struct Shape {
     uint32_t writer;
@@ -93,14 +93,14 @@ struct Host {
   std::unique_ptr<Sender> sender(uint64_t id, const std::vector<Shape>& rings, size_t ring) {
     std::vector<Target> targets;
     for (const uint32_t r : rings[ring].readers) targets.push_back({r, 3});
-    return std::make_unique<Sender>(segments[id], offset(rings, ring), board, targets, arenas[rings[ring].writer]);
+    return std::make_unique<Sender>(segments[id], offset(rings, ring), process_table, targets, arenas[rings[ring].writer]);
   }
   std::unique_ptr<Receiver> receiver(uint64_t id, const std::vector<Shape>& rings, size_t ring, uint32_t reader) {
-    return std::make_unique<Receiver>(segments[id], offset(rings, ring), reader, board, Target{rings[ring].writer, 3}, view(rings[ring].writer), true);
+    return std::make_unique<Receiver>(segments[id], offset(rings, ring), reader, process_table, Target{rings[ring].writer, 3}, view(rings[ring].writer), true);
   }
   template <class Ready>
   bool wait(uint32_t slot, const Ready& ready, uint64_t for_ns = 30 * kSecond) {
-    Waiter waiter(&board->slot(slot)->bell);
+    Waiter waiter(&process_table->slot(slot)->bell);
     const uint64_t end = now_ns() + for_ns;
     for (;;) {
       const uint32_t seen = waiter.count();

@@ -29,7 +29,7 @@ struct Stranger {
   }
   void greet(uint64_t instance = 5) { say(net::What::kHello, net::Hello{net::kHelloMagic, net::kWireVersion, 1, instance}); }
   bool lost() {
-    return host.wait(0, [&] { return host.board->gone(1, 1); }, 60 * kSecond);
+    return host.wait(0, [&] { return host.process_table->gone(1, 1); }, 60 * kSecond);
   }
 };
 

@@ -16,17 +16,17 @@ constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kLost = 20'000 * kMs;  // a sleep that lasts so long is a lost wake-up
 constexpr uint32_t kBit = 3;
 
-// One ring: the writer has slot 0 of the board, reader r slot r + 1.
+// One ring: the writer has slot 0 of the process table, reader r slot r + 1.
 struct Channel {
-  std::shared_ptr<Board> board;
+  std::shared_ptr<ProcessTable> process_table;
   std::shared_ptr<Segment> segment;
   RingHeader* header;
   uint32_t readers;
 
-  Channel(uint32_t readers, uint32_t slots, uint32_t stride, uint32_t flags) : board(Board::create(readers + 1)), readers(readers) {
+  Channel(uint32_t readers, uint32_t slots, uint32_t stride, uint32_t flags) : process_table(ProcessTable::create(readers + 1)), readers(readers) {
     for (uint32_t i = 0; i <= readers; ++i) {
-      board->prepare(i, "");
-      board->slot(i)->condition.store(Condition::kAlive);
+      process_table->prepare(i, "");
+      process_table->slot(i)->condition.store(Condition::kAlive);
     }
     segment = Segment::create(RingHeader::bytes(slots, stride, readers));
     header = segment->make_ring(0, slots, stride, readers, flags);
@@ -34,10 +34,10 @@ struct Channel {
   RingWriter writer() const {
     std::vector<Target> targets;
     for (uint32_t r = 0; r < readers; ++r) targets.push_back({r + 1, kBit});
-    return RingWriter(segment, 0, board, targets);
+    return RingWriter(segment, 0, process_table, targets);
   }
-  RingReader reader(uint32_t r) const { return RingReader(segment, 0, r, board, {0, kBit}); }
-  Bell& bell(uint32_t slot) const { return board->slot(slot)->bell; }
+  RingReader reader(uint32_t r) const { return RingReader(segment, 0, r, process_table, {0, kBit}); }
+  Bell& bell(uint32_t slot) const { return process_table->slot(slot)->bell; }
   bool rung(uint32_t slot) const { return bell(slot).ready[0].exchange(0) != 0; }
 };
 

@@ -92,7 +92,7 @@ TEST(what_is_attached_goes_at_once) {
   third->reserve(out);
   third->publish(out);
   CHECK_EQ(freed.load(), 3);
-  CHECK(shared.board->announce_death(1));
+  CHECK(shared.process_table->announce_death(1));
   CHECK(check::soon([&] { return freed.load() == 4; }));
 }
 
@@ -103,7 +103,7 @@ TEST(what_is_attached_for_a_reader_that_has_died_or_left_goes_at_once) {
     Process a(shared, 0, 256 * kMiB, 1'000'000'000'000), b(shared, 1);
     const auto sender = a.sender(0, 1);
     b.receiver(0, 0)->close();
-    if (dies) CHECK(shared.board->announce_death(1));
+    if (dies) CHECK(shared.process_table->announce_death(1));
     std::atomic<int> freed{0};
     Outgoing out;
     out.flags = kKeeps;

@@ -17,28 +17,28 @@ constexpr uint64_t kEnough = 10'000 * kMs;
 
 // Two processes ring each other in turn: every ring meets a sleeper, or one about to sleep.
 void ping_pong(How how, uint64_t times) {
-  auto board = board_of(2);
+  auto process_table = process_table_of(2);
   int events[2];
   for (uint32_t i = 0; i < 2; ++i) {
     events[i] = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    board->set_eventfd(i, events[i], 1);
+    process_table->set_eventfd(i, events[i], 1);
   }
   auto play = [&](uint32_t me) {
-    Bell& bell = board->slot(me)->bell;
+    Bell& bell = process_table->slot(me)->bell;
     Waiter waiter(&bell);
     const uint64_t enough = now_ns() + kEnough;
     constexpr uint32_t kNext = 7, kLast = 8;
     for (uint64_t bits = 0, i = 1; (bits >> kLast) == 0; ++i) {
-      if (me == 0) board->ring(1, i == times || now_ns() > enough ? kLast : kNext);
+      if (me == 0) process_table->ring(1, i == times || now_ns() > enough ? kLast : kNext);
       for (;;) {
         const uint32_t seen = waiter.count();
         if ((bits = bell.ready[0].exchange(0, std::memory_order_acquire)) != 0) break;
-        if (!sleep_once(*board, me, waiter, seen, how, events[me])) {
+        if (!sleep_once(*process_table, me, waiter, seen, how, events[me])) {
           CHECK(!"a ring was lost");
           return;
         }
       }
-      if (me == 1) board->ring(0, (bits >> kLast) != 0 ? kLast : kNext);
+      if (me == 1) process_table->ring(0, (bits >> kLast) != 0 ? kLast : kNext);
     }
   };
   check::Child other([&] { play(1); });
@@ -57,11 +57,11 @@ TEST(processes_ring_each_other_in_turn_spinning) { ping_pong(How::kSpin, 20'000)
 // have seen this one.
 TEST(a_ring_wakes_everybody_who_sleeps_on_the_bell) {
   constexpr int kSleepers = 4, kRounds = 2'000;
-  auto board = board_of(1);
+  auto process_table = process_table_of(1);
   int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  board->set_eventfd(0, event, 1);
+  process_table->set_eventfd(0, event, 1);
   std::atomic<int> round{0}, reached{0};
-  Bell& bell = board->slot(0)->bell;
+  Bell& bell = process_table->slot(0)->bell;
   std::vector<std::thread> sleepers;
   for (int s = 0; s < kSleepers; ++s)
     sleepers.emplace_back([&, s] {
@@ -73,7 +73,7 @@ TEST(a_ring_wakes_everybody_who_sleeps_on_the_bell) {
           reached.fetch_add(1, std::memory_order_acq_rel);
           continue;
         }
-        if (!sleep_once(*board, 0, waiter, seen, s == 0 ? How::kPoll : s == 1 ? How::kSpin : How::kFutex, event)) {
+        if (!sleep_once(*process_table, 0, waiter, seen, s == 0 ? How::kPoll : s == 1 ? How::kSpin : How::kFutex, event)) {
           CHECK(!"a ring was lost");
           return;
         }
@@ -81,7 +81,7 @@ TEST(a_ring_wakes_everybody_who_sleeps_on_the_bell) {
     });
   for (int i = 1; i <= kRounds && check::failures() == 0; ++i) {
     round.store(i, std::memory_order_release);
-    board->ring(0, 1);
+    process_table->ring(0, 1);
     while (reached.load(std::memory_order_acquire) < i * kSleepers && check::failures() == 0) ::sched_yield();
   }
   for (auto& sleeper : sleepers) sleeper.join();
@@ -92,16 +92,16 @@ TEST(a_ring_wakes_everybody_who_sleeps_on_the_bell) {
 TEST(processes_ring_each_other_at_random) {
   constexpr uint32_t kProcesses = 4;
   constexpr int kTimes = 4'000;
-  auto board = board_of(kProcesses);
+  auto process_table = process_table_of(kProcesses);
   Shared<std::array<Published, kProcesses>> published;
   std::vector<check::Child> children;
   for (uint32_t me = 0; me < kProcesses; ++me)
     children.emplace_back([&, me] {
       std::thread ringer([&] {
         for (uint32_t to = 0; to < kProcesses; ++to)
-          if (to != me) ring_at_random(*board, to, (*published.at)[to], me * kProcesses + to, kTimes);
+          if (to != me) ring_at_random(*process_table, to, (*published.at)[to], me * kProcesses + to, kTimes);
       });
-      take_all(*board, me, (*published.at)[me], (kProcesses - 1) * kTimes, me % 2 != 0 ? How::kSpin : How::kFutex, -1);
+      take_all(*process_table, me, (*published.at)[me], (kProcesses - 1) * kTimes, me % 2 != 0 ? How::kSpin : How::kFutex, -1);
       ringer.join();
     });
   for (auto& child : children) CHECK(child.passed());
@@ -109,27 +109,27 @@ TEST(processes_ring_each_other_at_random) {
 
 TEST(a_bit_carries_what_was_written_before_it) {
   // Plain memory: ThreadSanitizer tells if the bit's order did not carry it.
-  auto board = board_of(2);
+  auto process_table = process_table_of(2);
   int value = 0;
   std::thread other([&] {
-    Waiter waiter(&board->slot(1)->bell);
+    Waiter waiter(&process_table->slot(1)->bell);
     for (int i = 1; i <= 2'000; ++i) {
       for (;;) {
         const uint32_t seen = waiter.count();
-        if (board->slot(1)->bell.ready[2].exchange(0, std::memory_order_acquire) != 0) break;
+        if (process_table->slot(1)->bell.ready[2].exchange(0, std::memory_order_acquire) != 0) break;
         if (!waiter.spin(seen, now_ns())) waiter.park(seen, 0);
       }
       CHECK_EQ(value, i);
-      board->ring(0, 130);
+      process_table->ring(0, 130);
     }
   });
-  Waiter waiter(&board->slot(0)->bell);
+  Waiter waiter(&process_table->slot(0)->bell);
   for (int i = 1; i <= 2'000; ++i) {
     value = i;
-    board->ring(1, 130);
+    process_table->ring(1, 130);
     for (;;) {
       const uint32_t seen = waiter.count();
-      if (board->slot(0)->bell.ready[2].exchange(0, std::memory_order_acquire) != 0) break;
+      if (process_table->slot(0)->bell.ready[2].exchange(0, std::memory_order_acquire) != 0) break;
       waiter.park(seen, 0);
     }
   }
@@ -137,8 +137,8 @@ TEST(a_bit_carries_what_was_written_before_it) {
 }
 
 TEST(a_deadline_is_kept) {
-  auto board = board_of(1);
-  Waiter waiter(&board->slot(0)->bell);
+  auto process_table = process_table_of(1);
+  Waiter waiter(&process_table->slot(0)->bell);
   const uint32_t seen = waiter.count();
   for (uint64_t wait : {uint64_t(0), 5 * kMs, 30 * kMs}) {
     const uint64_t start = now_ns();
@@ -148,20 +148,20 @@ TEST(a_deadline_is_kept) {
     CHECK(took < wait + kLost / 2);  // the machine may have other work
   }
   CHECK(!waiter.park(seen, 1));  // long past
-  board->ring(0, 5);
+  process_table->ring(0, 5);
   CHECK(waiter.park(seen, 1));  // what has happened counts, however late it is
   CHECK(waiter.park(seen, 0));
   CHECK(waiter.count() != seen);
 }
 
 TEST(a_ring_before_the_deadline_ends_the_sleep) {
-  auto board = board_of(1);
-  Waiter waiter(&board->slot(0)->bell);
+  auto process_table = process_table_of(1);
+  Waiter waiter(&process_table->slot(0)->bell);
   const uint32_t seen = waiter.count();
   const uint64_t start = now_ns();
   std::thread ringer([&] {
     ::usleep(20'000);
-    board->ring(0, 5);
+    process_table->ring(0, 5);
   });
   CHECK(waiter.park(seen, start + kLost));
   CHECK(now_ns() - start < kLost / 2);
@@ -169,7 +169,7 @@ TEST(a_ring_before_the_deadline_ends_the_sleep) {
 }
 
 TEST(a_sleep_survives_rings_of_other_bells_and_signals) {
-  auto board = board_of(2);
+  auto process_table = process_table_of(2);
   struct sigaction action = {}, before;
   action.sa_handler = [](int) {};
   ::sigaction(SIGUSR1, &action, &before);
@@ -177,11 +177,11 @@ TEST(a_sleep_survives_rings_of_other_bells_and_signals) {
   std::thread other([&] {
     for (int i = 0; i < 20; ++i) {
       ::usleep(1'000);
-      board->ring(1, 5);
+      process_table->ring(1, 5);
       ::pthread_kill(sleeper, SIGUSR1);
     }
   });
-  Waiter waiter(&board->slot(0)->bell);
+  Waiter waiter(&process_table->slot(0)->bell);
   const uint64_t start = now_ns();
   CHECK(!waiter.park(waiter.count(), start + 40 * kMs));
   CHECK(now_ns() - start >= 40 * kMs);
@@ -191,8 +191,8 @@ TEST(a_sleep_survives_rings_of_other_bells_and_signals) {
 
 // How long a spin lasts depends on the machine's load too, so only its bounds can be told.
 TEST(spinning_ends) {
-  auto board = board_of(1);
-  Waiter waiter(&board->slot(0)->bell);
+  auto process_table = process_table_of(1);
+  Waiter waiter(&process_table->slot(0)->bell);
   const uint32_t seen = waiter.count();
   auto shortest = [&] {
     uint64_t least = UINT64_MAX;
@@ -206,42 +206,42 @@ TEST(spinning_ends) {
   CHECK(shortest() < 100 * kMs);
   for (int i = 0; i < 10; ++i) waiter.learn_parked(now_ns() - 1'000 * kMs);  // long sleeps
   CHECK(shortest() < kMaxSpinNs);
-  board->ring(0, 1);
+  process_table->ring(0, 1);
   CHECK(waiter.spin(seen, now_ns()));  // what has happened is seen with any budget
   CHECK(!waiter.spin(waiter.count(), now_ns()));
 }
 
 TEST(arming_tells_a_count_that_has_moved) {
-  auto board = board_of(1);
-  Waiter waiter(&board->slot(0)->bell);
+  auto process_table = process_table_of(1);
+  Waiter waiter(&process_table->slot(0)->bell);
   const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  board->set_eventfd(0, event, 1);
+  process_table->set_eventfd(0, event, 1);
   auto readable = [&] {
     pollfd p = {event, POLLIN, 0};
     return ::poll(&p, 1, 0) == 1;
   };
   const uint32_t seen = waiter.count();
-  board->ring(0, 1);
+  process_table->ring(0, 1);
   CHECK(!readable());  // nobody had armed
   CHECK(!waiter.arm_event(seen));
   CHECK(waiter.arm_event(waiter.count()));
   CHECK(!readable());
-  board->ring(0, 1);
+  process_table->ring(0, 1);
   CHECK(readable());
   uint64_t n = 0;
   CHECK_EQ(::read(event, &n, sizeof n), ssize_t(sizeof n));
   CHECK_EQ(n, 1u);
-  board->ring(0, 1);
-  board->ring(0, 1);
+  process_table->ring(0, 1);
+  process_table->ring(0, 1);
   CHECK(readable());  // every ring writes until the sleeper itself takes the flag down
   CHECK_EQ(::read(event, &n, sizeof n), ssize_t(sizeof n));
   CHECK_EQ(n, 2u);
   waiter.disarm_event();
-  board->ring(0, 1);
+  process_table->ring(0, 1);
   CHECK(!readable());
   CHECK(waiter.arm_event(waiter.count()));
-  board->forget_eventfd(0);
-  board->ring(0, 1);  // nowhere to write
+  process_table->forget_eventfd(0);
+  process_table->ring(0, 1);  // nowhere to write
   CHECK(!readable());
   ::close(event);
 }
@@ -249,34 +249,34 @@ TEST(arming_tells_a_count_that_has_moved) {
 // A ringer that is stopped at a random moment, for long; what the other one says is heard meanwhile.
 TEST(a_stopped_ringer_silences_no_other) {
   constexpr int kRounds = check::kThreadSanitizer ? 40 : 150;
-  auto board = board_of(1);
+  auto process_table = process_table_of(1);
   const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  board->set_eventfd(0, event, 1);
+  process_table->set_eventfd(0, event, 1);
   Shared<std::atomic<uint64_t>> said;
   for (const How how : {How::kPoll, How::kFutex}) {
     said.at->store(0);
     check::Child stopped([&] {
-      for (;;) board->ring(0, 1);
+      for (;;) process_table->ring(0, 1);
     });
     check::Child other([&] {
-      Waiter own(&board->slot(0)->bell);
+      Waiter own(&process_table->slot(0)->bell);
       for (;;) {
         const uint64_t before = said.at->load();
         if (before % 2 == 1) {  // asked for
           said.at->store(before + 1);
-          board->ring(0, 2);
+          process_table->ring(0, 2);
         }
         if (before == 2 * kRounds) return;
         ::sched_yield();
       }
     });
     check::Random random(uint64_t(how) + 1);
-    Bell& bell = board->slot(0)->bell;
+    Bell& bell = process_table->slot(0)->bell;
     Waiter waiter(&bell);
     for (uint64_t i = 0; i < kRounds; ++i) {
       // Sleep and wake under its rings for a while, so that it is stopped in the midst of one.
       for (uint64_t n = random.below(20); n > 0; --n)
-        if (!CHECK(sleep_once(*board, 0, waiter, waiter.count(), how, event))) break;
+        if (!CHECK(sleep_once(*process_table, 0, waiter, waiter.count(), how, event))) break;
       stopped.kill(SIGSTOP);
       int status;
       CHECK(::waitpid(stopped.pid(), &status, WUNTRACED) == stopped.pid() && WIFSTOPPED(status));
@@ -284,7 +284,7 @@ TEST(a_stopped_ringer_silences_no_other) {
       for (;;) {
         const uint32_t seen = waiter.count();
         if (said.at->load() == 2 * i + 2) break;
-        if (!CHECK(sleep_once(*board, 0, waiter, seen, how, event))) break;
+        if (!CHECK(sleep_once(*process_table, 0, waiter, seen, how, event))) break;
       }
       stopped.kill(SIGCONT);
     }

@@ -63,7 +63,7 @@ TEST(each_reader_keeps_it_until_it_lets_go_or_dies) {
   auto one = kept.borrow(0), two = kept.borrow(1);
   one.reset();
   CHECK(kept.is_there());
-  s.board->announce_death(2);
+  s.process_table->announce_death(2);
   CHECK(!kept.is_there());
 }
 

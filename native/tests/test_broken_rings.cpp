@@ -20,10 +20,10 @@ TEST(a_ring_that_cannot_be_is_refused) {
   CHECK_THROWS(std::system_error, segment->ring(1 << 20));
   CHECK_THROWS(std::system_error, Segment::attach(-1));
   make(0, 4, 64, 2);
-  auto board = Board::create(3);
-  CHECK_THROWS(std::system_error, RingWriter(segment, 0, board, {{1, 1}}));  // has two readers
-  CHECK_THROWS(std::system_error, RingReader(segment, 0, 2, board, {0, 1}));
-  CHECK_THROWS(std::system_error, RingReader(segment, 64, 0, board, {0, 1}));
+  auto process_table = ProcessTable::create(3);
+  CHECK_THROWS(std::system_error, RingWriter(segment, 0, process_table, {{1, 1}}));  // has two readers
+  CHECK_THROWS(std::system_error, RingReader(segment, 0, 2, process_table, {0, 1}));
+  CHECK_THROWS(std::system_error, RingReader(segment, 64, 0, process_table, {0, 1}));
 }
 
 // What a peer that has gone wrong may leave where a ring should be.
@@ -47,10 +47,10 @@ TEST(an_attached_ring_is_checked_as_one_that_is_made) {
 TEST(what_is_written_to_a_header_later_leads_nowhere) {
   auto segment = Segment::create(1 << 16);
   RingHeader* header = segment->make_ring(0, 4, 128, 1, 0);
-  auto board = Board::create(3);
-  for (uint32_t i = 0; i < 3; ++i) board->prepare(i, "");
-  RingWriter writer(segment, 0, board, {{1, 1}});
-  RingReader reader(segment, 0, 0, board, {0, 1});
+  auto process_table = ProcessTable::create(3);
+  for (uint32_t i = 0; i < 3; ++i) process_table->prepare(i, "");
+  RingWriter writer(segment, 0, process_table, {{1, 1}});
+  RingReader reader(segment, 0, 0, process_table, {0, 1});
   const SlotHeader* front = reader.front();
   header->slots = header->stride = header->readers = 1u << 31;
   header->flags = 0xffffffff;
@@ -80,7 +80,7 @@ TEST(a_slot_header_is_read_once) {
 
 TEST(a_head_that_somebody_has_written_over_is_an_error_that_names_the_edge) {
   Channel c(1, 4, 128, 0);
-  ::strncpy(c.board->slot(0)->name, "Maker", sizeof c.board->slot(0)->name - 1);
+  ::strncpy(c.process_table->slot(0)->name, "Maker", sizeof c.process_table->slot(0)->name - 1);
   RingWriter writer = c.writer();
   RingReader reader = c.reader(0);
   reader.carries = "graph 1, edge #2 (Maker.make)";
@@ -120,8 +120,8 @@ TEST(a_head_that_somebody_has_written_over_is_an_error_that_names_the_edge) {
 
 TEST(a_name_without_an_end_is_cut) {
   Channel c(1, 4, 128, 0);
-  std::memset(c.board->slot(0)->name, 'x', sizeof c.board->slot(0)->name);
-  CHECK_EQ(c.board->name(0), std::string(sizeof c.board->slot(0)->name, 'x'));
+  std::memset(c.process_table->slot(0)->name, 'x', sizeof c.process_table->slot(0)->name);
+  CHECK_EQ(c.process_table->name(0), std::string(sizeof c.process_table->slot(0)->name, 'x'));
 }
 
 TEST(a_cursor_that_somebody_has_written_over_spoils_nobody_else_s_input) {
@@ -141,8 +141,8 @@ TEST(a_cursor_that_somebody_has_written_over_spoils_nobody_else_s_input) {
 
 TEST(ends_of_slots_and_bits_that_are_not_there_are_refused) {
   Channel c(1, 4, 128, 0);
-  CHECK_THROWS(std::system_error, RingWriter(c.segment, 0, c.board, {{2, kBit}}));
-  CHECK_THROWS(std::system_error, RingWriter(c.segment, 0, c.board, {{1, kBellBits}}));
-  CHECK_THROWS(std::system_error, RingReader(c.segment, 0, 0, c.board, {2, kBit}));
-  CHECK_THROWS(std::system_error, RingReader(c.segment, 0, 0, c.board, {0, kBellBits}));
+  CHECK_THROWS(std::system_error, RingWriter(c.segment, 0, c.process_table, {{2, kBit}}));
+  CHECK_THROWS(std::system_error, RingWriter(c.segment, 0, c.process_table, {{1, kBellBits}}));
+  CHECK_THROWS(std::system_error, RingReader(c.segment, 0, 0, c.process_table, {2, kBit}));
+  CHECK_THROWS(std::system_error, RingReader(c.segment, 0, 0, c.process_table, {0, kBellBits}));
 }

@@ -40,8 +40,8 @@ TEST(what_has_broken_a_group_first_stays_its_cause) {
   second.group.raised("second", {});
   first.group.raised("third", {});
   check_broken(first, Cause::kRaised, 1, "first");
-  world.session.board->announce_death(2);
-  CollectiveGroup::destroy(*world.segment, *world.session.board, world.members);
+  world.session.process_table->announce_death(2);
+  CollectiveGroup::destroy(*world.segment, *world.session.process_table, world.members);
   check_broken(first, Cause::kRaised, 1, "first");
 }
 

@@ -91,9 +91,9 @@ TEST(a_rank_that_dies_frees_the_others) {
   for (int late = 0; late < 2; ++late) {
     World world(3);
     uint32_t victim = 3;  // its slot
-    world.session.board->slot(victim)->condition.store(Condition::kFree);
+    world.session.process_table->slot(victim)->condition.store(Condition::kFree);
     check::Child child = world.session.start(victim);
-    world.members[2].incarnation = world.session.board->slot(victim)->incarnation.load();
+    world.members[2].incarnation = world.session.process_table->slot(victim)->incarnation.load();
     std::vector<std::thread> threads;
     std::atomic<int> asleep{0};
     std::atomic<uint64_t> killed{0}, longest{0};
@@ -156,7 +156,7 @@ TEST(a_destroyed_group_lets_go_of_who_waits) {
   });
   Session::await([&] { return waits.load(); });
   ::usleep(2'000);
-  CollectiveGroup::destroy(*world.segment, *world.session.board, world.members);
+  CollectiveGroup::destroy(*world.segment, *world.session.process_table, world.members);
   waiter.join();
 }
 
@@ -173,7 +173,7 @@ TEST(who_has_made_a_group_sees_who_waits_for_whom_and_can_end_it_with_the_sessio
   CHECK(third.group.go_on() == Progress::kSleep);
   CHECK(waits()[0] == std::make_pair(uint64_t(1), std::vector<uint32_t>{1}));
   CHECK(third.group.absent() == std::vector<uint32_t>{1});
-  CollectiveGroup::destroy(*world.segment, *world.session.board, world.members, Cause::kEnded);
+  CollectiveGroup::destroy(*world.segment, *world.session.process_table, world.members, Cause::kEnded);
   CHECK(first.group.go_on() == Progress::kBroken);
   CHECK(first.group.broken()->cause == Cause::kEnded);
   CHECK(waits()[0].second.empty());
@@ -191,8 +191,8 @@ TEST(what_cannot_be_is_refused) {
   CHECK_THROWS(std::invalid_argument, rank.group.check(call_of(Collective::kBroadcast, 4, 2), {{}, {at}}));
   CHECK_THROWS(std::invalid_argument, rank.group.check(call_of(Collective::kAllGather, 4), {{at}, {at}}));
   auto empty = Segment::create(CollectiveGroup::bytes(2));
-  CHECK_THROWS(std::system_error, CollectiveGroup(empty, world.session.board, rank.inbox, 0, world.members));
-  CHECK_THROWS(std::system_error, CollectiveGroup(world.segment, world.session.board, rank.inbox, 2, world.members));
+  CHECK_THROWS(std::system_error, CollectiveGroup(empty, world.session.process_table, rank.inbox, 0, world.members));
+  CHECK_THROWS(std::system_error, CollectiveGroup(world.segment, world.session.process_table, rank.inbox, 2, world.members));
   CHECK_THROWS(std::system_error, CollectiveGroup::prepare(*empty, 0));
   CHECK_THROWS(std::system_error, CollectiveGroup::prepare(*empty, kMaxRanks + 1));
 }

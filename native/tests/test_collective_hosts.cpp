@@ -167,7 +167,7 @@ TEST(a_process_of_another_host_that_dies) {
   worlds.in_threads([&](Rank& rank) {
     CHECK(rank.barrier() == Progress::kDone);
     if (rank.group.rank() == 1) {
-      worlds.of(1).board->announce_death(2);
+      worlds.of(1).process_table->announce_death(2);
       return;
     }
     CHECK(rank.barrier() == Progress::kBroken);

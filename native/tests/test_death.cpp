@@ -100,12 +100,12 @@ TEST(a_fatal_signal_is_announced_before_its_consequence) {
         ::sleep(20);
         ::_exit(7);
       });
-      s.board->guard_signals(slot);
+      s.process_table->guard_signals(slot);
       ::raise(number);
       ::_exit(8);
     });
     s.await_condition(slot, Condition::kDead);
-    CHECK_EQ(s.board->slot(slot)->status.signal.load(), uint32_t(number));
+    CHECK_EQ(s.process_table->slot(slot)->status.signal.load(), uint32_t(number));
     CHECK_EQ(::waitpid(child.pid(), nullptr, WNOHANG), 0);  // it is still there
     child.kill(SIGKILL);
     child.wait();
@@ -138,13 +138,13 @@ TEST(the_exit_status_stays_the_signal_s) {
     ++slot;
     auto child = s.start(slot, [&] {
       forget_handlers();
-      s.board->guard_signals(slot);
+      s.process_table->guard_signals(slot);
       way.end();
     });
     const int status = child.wait();
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == way.signal);
     s.await_condition(slot, Condition::kDead);
-    CHECK_EQ(s.board->slot(slot)->status.signal.load(), uint32_t(way.signal));
+    CHECK_EQ(s.process_table->slot(slot)->status.signal.load(), uint32_t(way.signal));
   }
 }
 
@@ -153,13 +153,13 @@ TEST(a_fault_in_another_thread_is_the_actor_s) {
   Session s;
   auto child = s.start(1, [&] {
     forget_handlers();
-    s.board->guard_signals(1);
+    s.process_table->guard_signals(1);
     std::thread([] { ::raise(SIGBUS); }).join();
   });
   const int status = child.wait();
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
   s.await_condition(1, Condition::kDead);
-  CHECK_EQ(s.board->slot(1)->status.signal.load(), uint32_t(SIGBUS));
+  CHECK_EQ(s.process_table->slot(1)->status.signal.load(), uint32_t(SIGBUS));
 }
 
 TEST(what_an_actor_forks_may_die_without_it) {
@@ -168,7 +168,7 @@ TEST(what_an_actor_forks_may_die_without_it) {
   REQUIRE(::pipe2(forked, O_CLOEXEC) == 0);
   auto child = s.start(1, [&] {
     forget_handlers();
-    s.board->guard_signals(1);
+    s.process_table->guard_signals(1);
     for (int number : {SIGSEGV, SIGKILL, 0}) {
       const pid_t pid = ::fork();
       if (pid == 0) {
@@ -186,7 +186,7 @@ TEST(what_an_actor_forks_may_die_without_it) {
   CHECK(::read(forked[0], &c, 1) == 1);
   ::usleep(20'000);
   CHECK(s.condition(1) == Condition::kAlive);
-  CHECK_EQ(s.board->slot(1)->status.signal.load(), 0u);
+  CHECK_EQ(s.process_table->slot(1)->status.signal.load(), 0u);
   child.kill(SIGKILL);
   s.await_condition(1, Condition::kDead);
   ::close(forked[0]);

@@ -14,21 +14,21 @@ constexpr uint64_t kNumber = 0x00ab'cdef'0123'4567;
 
 // An arena of slot 0, and values in it whose memory is used again as soon as it is free.
 struct Session {
-  std::shared_ptr<Board> board = Board::create(4);
+  std::shared_ptr<ProcessTable> process_table = ProcessTable::create(4);
   Fd file = Arena::create_file(kFile);
-  std::shared_ptr<Arena> owned = std::make_shared<Arena>(file.get(), kFile, 64 * kMiB, with_processes(board), 0, kNever);
+  std::shared_ptr<Arena> owned = std::make_shared<Arena>(file.get(), kFile, 64 * kMiB, with_processes(process_table), 0, kNever);
   Arena& arena = *owned;
-  std::shared_ptr<ArenaView> view = std::make_shared<ArenaView>(file.get(), kFile, board, 0);
+  std::shared_ptr<ArenaView> view = std::make_shared<ArenaView>(file.get(), kFile, process_table, 0);
 
-  static const std::shared_ptr<Board>& with_processes(const std::shared_ptr<Board>& board) {
-    for (uint32_t i = 0; i < board->slots(); ++i) start(*board, i);
-    return board;
+  static const std::shared_ptr<ProcessTable>& with_processes(const std::shared_ptr<ProcessTable>& process_table) {
+    for (uint32_t i = 0; i < process_table->slots(); ++i) start(*process_table, i);
+    return process_table;
   }
-  static void start(Board& board, uint32_t slot) {
-    board.prepare(slot, "");
-    board.slot(slot)->condition.store(Condition::kAlive);
+  static void start(ProcessTable& process_table, uint32_t slot) {
+    process_table.prepare(slot, "");
+    process_table.slot(slot)->condition.store(Condition::kAlive);
   }
-  std::shared_ptr<Hazard> announce(uint64_t number = kNumber, uint32_t slot = 1) { return Hazard::announce(board, slot, number, view->returns()); }
+  std::shared_ptr<Hazard> announce(uint64_t number = kNumber, uint32_t slot = 1) { return Hazard::announce(process_table, slot, number, view->returns()); }
 };
 
 // One that is kept, with its anchor, as native/python/kept.h has it.
@@ -82,7 +82,7 @@ TEST(it_stays_as_long_as_it_is_read_and_goes_by_itself) {
   CHECK_EQ(borrowed->block()[kBlockHeader], char(7));
   borrowed.reset();
   CHECK(value.goes());
-  CHECK_EQ(s.board->slot(0)->returns.lingering.load(), 0u);
+  CHECK_EQ(s.process_table->slot(0)->returns.lingering.load(), 0u);
 }
 
 TEST(each_of_several_holds_it) {
@@ -105,7 +105,7 @@ TEST(the_death_of_a_reader_is_its_end) {
   value.let_go();
   s.arena.give_back(0);
   CHECK(!*value.gone);
-  s.board->announce_death(1);
+  s.process_table->announce_death(1);
   CHECK(value.goes());
 }
 
@@ -114,15 +114,15 @@ TEST(who_has_left_takes_nothing_from_who_comes_after) {
   Session s;
   Value value(s);
   auto former = s.announce();
-  s.board->announce_death(1);
-  Session::start(*s.board, 1);
-  CHECK(!is_announced(*s.board, kNumber));
+  s.process_table->announce_death(1);
+  Session::start(*s.process_table, 1);
+  CHECK(!is_announced(*s.process_table, kNumber));
   auto later = s.announce();
   former.reset();
-  CHECK(is_announced(*s.board, kNumber));
-  CHECK(announced_by(*s.board, 1) == std::vector<uint64_t>{kNumber});
+  CHECK(is_announced(*s.process_table, kNumber));
+  CHECK(announced_by(*s.process_table, 1) == std::vector<uint64_t>{kNumber});
   later.reset();
-  CHECK(!is_announced(*s.board, kNumber));
+  CHECK(!is_announced(*s.process_table, kNumber));
 }
 
 TEST(as_many_as_there_are_places) {
@@ -131,9 +131,9 @@ TEST(as_many_as_there_are_places) {
   for (uint32_t i = 0; i < kHazards; ++i) all.push_back(s.announce(kNumber + i));
   CHECK(std::all_of(all.begin(), all.end(), [](const auto& one) { return one != nullptr; }));
   CHECK(s.announce(kNumber) == nullptr);
-  CHECK(is_announced(*s.board, kNumber + kHazards - 1));
+  CHECK(is_announced(*s.process_table, kNumber + kHazards - 1));
   all[17].reset();
-  CHECK(!is_announced(*s.board, kNumber + 17));
+  CHECK(!is_announced(*s.process_table, kNumber + 17));
   CHECK(s.announce(kNumber) != nullptr);
   CHECK(s.announce(kNumber, 2) != nullptr);
 }
@@ -142,10 +142,10 @@ TEST(as_many_as_there_are_places) {
 TEST(words_of_a_broken_peer_are_only_read) {
   Session s;
   Value value(s);
-  s.board->slot(2)->hazards_used.store(UINT32_MAX);
-  for (auto& word : s.board->slot(2)->hazards) word.store(UINT64_MAX);
+  s.process_table->slot(2)->hazards_used.store(UINT32_MAX);
+  for (auto& word : s.process_table->slot(2)->hazards) word.store(UINT64_MAX);
   CHECK(!s.arena.is_read(kNumber));
-  CHECK_EQ(announced_by(*s.board, 2).size(), size_t(kHazards));
+  CHECK_EQ(announced_by(*s.process_table, 2).size(), size_t(kHazards));
   value.let_go();
   CHECK(*value.gone);
 }
@@ -156,10 +156,10 @@ TEST(a_forked_child_takes_nothing_back) {
   auto hazard = s.announce();
   check::Child child([&] {
     hazard.reset();
-    CHECK(is_announced(*s.board, kNumber));
+    CHECK(is_announced(*s.process_table, kNumber));
   });
   CHECK(child.passed());
-  CHECK(is_announced(*s.board, kNumber));
+  CHECK(is_announced(*s.process_table, kNumber));
 }
 
 // What it holds at the session's end stays readable until it lets go.

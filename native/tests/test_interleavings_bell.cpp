@@ -22,7 +22,7 @@ struct OneBell : Bells {
 
   void publish(uint32_t bit) {
     published.fetch_add(1);
-    board->ring(0, bit);
+    process_table->ring(0, bit);
   }
   void wait_for(int enough) {
     Waiter waiter(&bell(0));
@@ -47,14 +47,14 @@ struct OneProcess : OneBell {
 
   void reset() {
     OneBell::reset();
-    board->set_eventfd(0, event.get(), incarnation());
+    process_table->set_eventfd(0, event.get(), incarnation());
     uint64_t n;
     while (::read(event.get(), &n, sizeof n) > 0 || ::read(relay.get(), &n, sizeof n) > 0) {
     }
-    inbox = std::make_unique<Inbox>(board, 0, event.get(), 1ul);  // body 0 is the main thread
+    inbox = std::make_unique<Inbox>(process_table, 0, event.get(), 1ul);  // body 0 is the main thread
     if (has_loop) inbox->add_relay(relay.get());
   }
-  uint32_t incarnation() const { return board->slot(0)->incarnation.load(); }
+  uint32_t incarnation() const { return process_table->slot(0)->incarnation.load(); }
   void wait(int enough) {
     for (;;) {
       const uint32_t seen = inbox->count();
@@ -88,7 +88,7 @@ TEST(a_bell_that_looks_before_it_counts_is_caught) {
   const Scene scene{&b, {[&] { b.wait_for(1); },
                          [&] {
                            b.published.store(1);
-                           const bool wake = bell.sleepers.load() != 0;  // the two lines of Board::ring in
+                           const bool wake = bell.sleepers.load() != 0;  // the two lines of ProcessTable::ring in
                            bell.count.fetch_add(1);                    // the wrong order
                            if (wake) model::system_call(SYS_futex, &bell.count, FUTEX_WAKE, 1);
                          }}, [&] { b.reset(); }};
@@ -97,7 +97,7 @@ TEST(a_bell_that_looks_before_it_counts_is_caught) {
 
 TEST(one_ringer_one_sleeper) {
   Bells b;
-  const Scene scene{&b, {[&] { take_bits(b.bell(0), 6); }, [&] { b.board->ring(0, 1), b.board->ring(0, 2); }}, [&] { b.reset(); }};
+  const Scene scene{&b, {[&] { take_bits(b.bell(0), 6); }, [&] { b.process_table->ring(0, 1), b.process_table->ring(0, 2); }}, [&] { b.reset(); }};
   scene.holds(model::kAll, 100);
   Bell& bell = b.bell(0);
   CHECK(scene.fails(kOmitted, "fetch_add", &bell.sleepers));
@@ -110,7 +110,7 @@ TEST(one_ringer_one_sleeper) {
 
 TEST(two_ringers_one_sleeper) {
   Bells b;
-  const Scene scene{&b, {[&] { take_bits(b.bell(0), 6); }, [&] { b.board->ring(0, 1); }, [&] { b.board->ring(0, 2); }}, [&] { b.reset(); }};
+  const Scene scene{&b, {[&] { take_bits(b.bell(0), 6); }, [&] { b.process_table->ring(0, 1); }, [&] { b.process_table->ring(0, 2); }}, [&] { b.reset(); }};
   scene.holds(kThorough ? model::kAll : 2, 100);
   CHECK(scene.fails(kLate, "fetch_add", &b.bell(0).count));
 }
@@ -176,7 +176,7 @@ TEST(the_main_thread_and_an_event_loop_and_two_rings) {
 
 namespace {
 
-// Board::ring as it was: whoever rings takes the flag down, and writes the descriptor that it has.
+// ProcessTable::ring as it was: whoever rings takes the flag down, and writes the descriptor that it has.
 void ring_and_take_the_flag(Bell& bell, int eventfd) {
   bell.count.fetch_add(1);
   if (bell.sleepers.load() != 0) model::system_call(SYS_futex, &bell.count, FUTEX_WAKE, 1);
@@ -201,20 +201,20 @@ struct Ringers : OneProcess {
     for (int i = 0; i < 2; ++i) {
       OtherProcess& p = i == 0 ? first : second;
       switch (has[i]) {
-        case kNothing: p.board->forget_eventfd(0); break;
+        case kNothing: p.process_table->forget_eventfd(0); break;
         case kFormer: p.knows(0, former.get(), incarnation() - 1); break;
         case kRight: p.knows(0, event.get(), incarnation()); break;
         case kFormerForRight: p.knows(0, former.get(), incarnation()); break;  // a mistake
       }
     }
     // Alive, with a life word that has an owner.
-    life_word(board->slot(0))->store(1234);
-    watch = std::make_unique<DeathWatch>(board);
+    life_word(process_table->slot(0))->store(1234);
+    watch = std::make_unique<DeathWatch>(process_table);
     watch->add(0);
   }
   void publish_by(OtherProcess& process, uint32_t bit) {
     published.fetch_add(1);
-    process.board->ring(0, bit);
+    process.process_table->ring(0, bit);
   }
   std::vector<model::Explorer::Alias> aliases() const { return {first.alias(*this), second.alias(*this)}; }
 
@@ -228,7 +228,7 @@ struct Ringers : OneProcess {
 TEST(a_ringer_that_stops_silences_no_other) {
   Ringers p;
   const auto sleeper = [&] { p.wait(1); };
-  const Scene scene = p.scene({sleeper, [&] { p.first.board->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }}, 1 << 1);
+  const Scene scene = p.scene({sleeper, [&] { p.first.process_table->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }}, 1 << 1);
   scene.holds(kThorough ? model::kAll : 2, 100);
   CHECK(scene.fails(kOmitted, "store", &p.bell(0).armed));
   // The explorer sees it where ringers take the flag down, and only because one of them may stop.
@@ -242,7 +242,7 @@ TEST(a_ringer_that_stops_silences_no_other) {
 
 TEST(a_ringer_that_stops_silences_no_other_for_a_sleeper_in_the_futex) {
   Ringers p;
-  const Scene scene = p.scene({[&] { p.wait_for(1); }, [&] { p.first.board->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }}, 1 << 1);
+  const Scene scene = p.scene({[&] { p.wait_for(1); }, [&] { p.first.process_table->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }}, 1 << 1);
   scene.holds(kThorough ? model::kAll : 2, 100);
   CHECK(scene.fails(kOmitted, "futex wake", &p.bell(0).count));
 }
@@ -250,7 +250,7 @@ TEST(a_ringer_that_stops_silences_no_other_for_a_sleeper_in_the_futex) {
 TEST(a_ringer_that_stops_silences_no_other_for_an_event_loop) {
   Ringers p;
   p.has_loop = true;
-  const Scene scene = p.scene({[&] { p.wait(1); }, [&] { p.first.board->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }, [&] { p.loop(1); }}, 1 << 1);
+  const Scene scene = p.scene({[&] { p.wait(1); }, [&] { p.first.process_table->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }, [&] { p.loop(1); }}, 1 << 1);
   scene.holds(1, 100);
 }
 
@@ -260,7 +260,7 @@ TEST(a_ringer_with_a_former_process_s_descriptor_silences_no_other) {
   p.has[0] = Ringers::kFormer;
   const auto sleeper = [&] { p.wait(1); };
   for (uint64_t may_stop : {0, 1 << 1}) {
-    const Scene scene = p.scene({sleeper, [&] { p.first.board->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }}, may_stop);
+    const Scene scene = p.scene({sleeper, [&] { p.first.process_table->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }}, may_stop);
     scene.holds(kThorough ? model::kAll : 2, 100);
   }
   const auto old_first = [&] { ring_and_take_the_flag(p.bell(0), p.former.get()); };
@@ -277,10 +277,10 @@ TEST(a_ringer_with_a_former_process_s_descriptor_wakes_through_the_death_watch) 
     p.has[0] = p.has[1] = has;
     const Scene scene = p.scene({sleeper, [&] { p.publish_by(p.first, 1); }, service}, 0, 1);
     scene.holds(kThorough ? 2 : 1, 100);
-    CHECK(scene.fails(kOmitted, "store", &p.board->slot(0)->nudge));
-    CHECK(scene.fails(kOmitted, "fetch_add", &p.board->header()->alarm));
+    CHECK(scene.fails(kOmitted, "store", &p.process_table->slot(0)->nudge));
+    CHECK(scene.fails(kOmitted, "fetch_add", &p.process_table->header()->alarm));
     // Also if another has stopped in the middle of asking it.
-    const Scene two = p.scene({sleeper, [&] { p.first.board->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }, service}, 1 << 1, 1);
+    const Scene two = p.scene({sleeper, [&] { p.first.process_table->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }, service}, 1 << 1, 1);
     two.holds(1, 100);
   }
   // Did it believe that its descriptor were the right one, it would wake nobody.
@@ -293,8 +293,8 @@ TEST(a_slot_changes_hands_while_it_is_rung) {
   Ringers p;
   p.has[0] = Ringers::kRight;  // until the slot is prepared anew
   const auto next_process = [&] {
-    p.board->prepare(0, "");
-    p.board->slot(0)->condition.store(Condition::kAlive);
+    p.process_table->prepare(0, "");
+    p.process_table->slot(0)->condition.store(Condition::kAlive);
     p.wait(1);
   };
   const auto reset = [&] {
@@ -303,7 +303,7 @@ TEST(a_slot_changes_hands_while_it_is_rung) {
     p.second.knows(0, p.event.get(), p.incarnation() + 1);
   };
   for (uint64_t may_stop : {0, 1 << 1}) {
-    Scene scene = p.scene({next_process, [&] { p.first.board->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }, [] { model::started(); }}, may_stop, 1);
+    Scene scene = p.scene({next_process, [&] { p.first.process_table->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }, [] { model::started(); }}, may_stop, 1);
     scene.reset = reset;
     scene.holds(1, 100);
   }

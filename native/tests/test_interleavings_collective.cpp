@@ -68,11 +68,11 @@ struct Group : Bells {
     std::copy(fresh.begin(), fresh.end(), segment->at(0, fresh.size()));
     groups.clear();
     inboxes.clear();
-    for (uint32_t r = 0; r < members.size(); ++r) members[r] = {r, board->slot(r)->incarnation.load()};
+    for (uint32_t r = 0; r < members.size(); ++r) members[r] = {r, process_table->slot(r)->incarnation.load()};
     for (uint32_t r = 0; r < members.size(); ++r) {
-      inboxes.emplace_back(board, r, event.get(), 0ul);
+      inboxes.emplace_back(process_table, r, event.get(), 0ul);
       inboxes.back().set_spin_limit(0);
-      groups.emplace_back(segment, board, inboxes.back(), r, members);
+      groups.emplace_back(segment, process_table, inboxes.back(), r, members);
       ends[r].clear();
     }
   }
@@ -94,7 +94,7 @@ struct Group : Bells {
   // Rank `rank` dies, and somebody says so.
   void dies(uint32_t rank) {
     model::explorer->kill(uint64_t(1) << rank);
-    board->announce_death(rank);
+    process_table->announce_death(rank);
   }
   // So many operations are done at this rank, and the next one is broken.
   bool ended(uint32_t rank, uint64_t done) const {
@@ -145,7 +145,7 @@ TEST(a_rank_that_dies_at_any_step_ends_it_at_the_other) {
                     }};
   scene.holds(1, 100);
   for (const size_t schedules : died_after) CHECK(schedules != 0);
-  CHECK(scene.fails(kOmitted, "exchange", &g.board->slot(1)->condition, 1));
+  CHECK(scene.fails(kOmitted, "exchange", &g.process_table->slot(1)->condition, 1));
   scene.buffered().holds(1, 100);
 }
 

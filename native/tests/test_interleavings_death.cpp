@@ -20,37 +20,37 @@ struct Deaths : Bells {
   }
   void reset_starting() {
     reset();
-    board->slot(1)->condition.store(Condition::kStarting);
+    process_table->slot(1)->condition.store(Condition::kStarting);
   }
   // With a life word that has an owner.
   void reset_watched() {
     reset();
-    life_word(board->slot(1))->store(1234);
-    watch = std::make_unique<DeathWatch>(board);
+    life_word(process_table->slot(1))->store(1234);
+    watch = std::make_unique<DeathWatch>(process_table);
     watch->add(1);
   }
   // One in its main thread until the end of the body.
   void start() {
-    board->live(1);
-    last = board->slot(1)->condition.load();
+    process_table->live(1);
+    last = process_table->slot(1)->condition.load();
   }
-  void end_of_thread() { pthread_mutex_unlock(&board->slot(1)->life); }
+  void end_of_thread() { pthread_mutex_unlock(&process_table->slot(1)->life); }
   void wait_for_a_death(uint32_t slot) {
     Waiter waiter(&bell(slot));
     for (;;) {
       const uint32_t seen = waiter.count();
-      if (board->header()->deaths.load() != 0) return;
+      if (process_table->header()->deaths.load() != 0) return;
       waiter.park(seen, 0);
     }
   }
   // What the kernel does when the thread that holds the life word ends.
   void die() {
-    auto* word = life_word(board->slot(1));
+    auto* word = life_word(process_table->slot(1));
     const uint32_t before = word->exchange(FUTEX_OWNER_DIED);
     if (before & FUTEX_WAITERS) futex_wake_all(word);
   }
-  bool is_dead(uint32_t slot) { return board->slot(slot)->condition.load() == Condition::kDead; }
-  uint32_t deaths() { return board->header()->deaths.load(); }
+  bool is_dead(uint32_t slot) { return process_table->slot(slot)->condition.load() == Condition::kDead; }
+  uint32_t deaths() { return process_table->header()->deaths.load(); }
 };
 
 }  // namespace
@@ -90,23 +90,23 @@ TEST(what_is_killed_stops_at_any_of_its_steps) {
 
 TEST(two_announce_one_death) {
   Deaths d;
-  const Scene scene{&d, {[&] { d.announced[0] = d.board->announce_death(1); }, [&] { d.announced[1] = d.board->announce_death(1); },
+  const Scene scene{&d, {[&] { d.announced[0] = d.process_table->announce_death(1); }, [&] { d.announced[1] = d.process_table->announce_death(1); },
                          [&] { d.wait_for_a_death(0); }},
                     [&] { d.reset(); }, [&] { return d.announced[0] + d.announced[1] == 1 && d.deaths() == 1 && d.is_dead(1); }};
   scene.holds(kThorough ? model::kAll : 2, 20);
-  CHECK(scene.fails(kOmitted, "exchange", &d.board->slot(1)->condition));
-  CHECK(scene.fails(kOmitted, "fetch_add", &d.board->header()->deaths));
+  CHECK(scene.fails(kOmitted, "exchange", &d.process_table->slot(1)->condition));
+  CHECK(scene.fails(kOmitted, "fetch_add", &d.process_table->header()->deaths));
   CHECK(scene.fails(kOmitted, "fetch_add", &d.bell(0).count));
 }
 
 TEST(every_waiter_wakes_at_a_death) {
   Deaths d;
-  const Scene scene{&d, {[&] { d.wait_for_a_death(0); }, [&] { d.wait_for_a_death(2); }, [&] { d.board->announce_death(1); }}, [&] { d.reset(); },
+  const Scene scene{&d, {[&] { d.wait_for_a_death(0); }, [&] { d.wait_for_a_death(2); }, [&] { d.process_table->announce_death(1); }}, [&] { d.reset(); },
                     [&] { return d.deaths() == 1; }};
   scene.holds(kThorough ? model::kAll : 2, 20);
   CHECK(scene.fails(kOmitted, "fetch_add", &d.bell(2).sleepers));
   CHECK(scene.fails(kOmitted, "futex wake", &d.bell(2).count));
-  CHECK(scene.fails(kOmitted, "fetch_add", &d.board->header()->deaths));
+  CHECK(scene.fails(kOmitted, "fetch_add", &d.process_table->header()->deaths));
 }
 
 // A ringer that dies before it has woken anybody: whoever sleeps, in the futex or in poll, wakes at its
@@ -119,20 +119,20 @@ TEST(a_ringer_that_dies_half_way_leaves_nobody_asleep) {
   const Scene scene{&d, {[&] {
                            for (;;) {
                              const uint32_t seen = inbox->count();
-                             if (d.board->header()->deaths.load() != 0) return;
+                             if (d.process_table->header()->deaths.load() != 0) return;
                              wait(*inbox, seen, 0);
                            }
                          },
-                         [&] { ringer.board->ring(0, 3); }, [&] { d.board->announce_death(1); }, [&] { d.wait_for_a_death(0); }},
+                         [&] { ringer.process_table->ring(0, 3); }, [&] { d.process_table->announce_death(1); }, [&] { d.wait_for_a_death(0); }},
                     [&] {
                       d.reset();
                       uint64_t n;
                       while (::read(event.get(), &n, sizeof n) > 0) {
                       }
-                      const uint32_t incarnation = d.board->slot(0)->incarnation.load();
-                      d.board->set_eventfd(0, event.get(), incarnation);
+                      const uint32_t incarnation = d.process_table->slot(0)->incarnation.load();
+                      d.process_table->set_eventfd(0, event.get(), incarnation);
                       ringer.knows(0, event.get(), incarnation);
-                      inbox = std::make_unique<Inbox>(d.board, 0, event.get(), 1ul);
+                      inbox = std::make_unique<Inbox>(d.process_table, 0, event.get(), 1ul);
                     },
                     [] { return true; }, 0, [&]() -> std::vector<model::Explorer::Alias> { return {ringer.alias(d)}; }, 1u << 1};
   scene.holds(1, 20);
@@ -142,11 +142,11 @@ TEST(a_ringer_that_dies_half_way_leaves_nobody_asleep) {
 
 TEST(a_process_that_starts_while_it_is_announced_dead_is_dead) {
   Deaths d;
-  const Scene scene{&d, {[&] { d.start(), d.end_of_thread(); }, [&] { d.announced[0] = d.board->announce_death(1); }, [&] { d.wait_for_a_death(0); }},
+  const Scene scene{&d, {[&] { d.start(), d.end_of_thread(); }, [&] { d.announced[0] = d.process_table->announce_death(1); }, [&] { d.wait_for_a_death(0); }},
                     [&] { d.reset_starting(); }, [&] { return d.announced[0] == 1 && d.is_dead(1) && d.deaths() == 1; }};
   scene.holds(kThorough ? model::kAll : 2, 20);
   // Were the condition stored and not exchanged, the dead would live again.
-  CHECK(scene.fails(kOmitted, "compare_exchange", &d.board->slot(1)->condition));
+  CHECK(scene.fails(kOmitted, "compare_exchange", &d.process_table->slot(1)->condition));
 }
 
 TEST(the_watch_sees_an_actor_die_and_wakes_who_waits) {
@@ -154,12 +154,12 @@ TEST(the_watch_sees_an_actor_die_and_wakes_who_waits) {
   const Scene scene{&d, {[&] { d.wait_for_a_death(0); }, [&] { d.die(); }, [&] { model::started(); }}, [&] { d.reset_watched(); },
                     [&] { return d.is_dead(1) && d.deaths() == 1; }, 1};
   scene.holds(kThorough ? model::kAll : 2, 20);
-  CHECK(scene.fails(kOmitted, "futex wake", life_word(d.board->slot(1))));
+  CHECK(scene.fails(kOmitted, "futex wake", life_word(d.process_table->slot(1))));
 }
 
 TEST(the_watch_and_another_see_the_same_death) {
   Deaths d;
-  const Scene scene{&d, {[&] { d.wait_for_a_death(0); }, [&] { d.die(), d.board->announce_death(1); }, [&] { model::started(); }},
+  const Scene scene{&d, {[&] { d.wait_for_a_death(0); }, [&] { d.die(), d.process_table->announce_death(1); }, [&] { model::started(); }},
                     [&] { d.reset_watched(); }, [&] { return d.is_dead(1) && d.deaths() == 1; }, 1};
   scene.holds(kThorough ? model::kAll : 1, 20);
 }
@@ -169,18 +169,18 @@ TEST(an_actor_that_dies_right_after_its_start_is_seen) {
   Deaths d;
   auto reset = [&] {
     d.reset();
-    life_word(d.board->slot(1))->store(0);
-    d.board->slot(1)->condition.store(Condition::kStarting);
-    d.watch = std::make_unique<DeathWatch>(d.board);
+    life_word(d.process_table->slot(1))->store(0);
+    d.process_table->slot(1)->condition.store(Condition::kStarting);
+    d.watch = std::make_unique<DeathWatch>(d.process_table);
     d.watch->add(1);
   };
   const Scene scene{&d, {[&] { d.wait_for_a_death(0); },
                            [&] {
-                             BoardSlot* slot = d.board->slot(1);
+                             ProcessTableSlot* slot = d.process_table->slot(1);
                              auto* word = life_word(slot);
-                             word->store(1234);  // Board::live, but that the lock is of this thread, which lives on
-                             d.board->header()->alarm.fetch_add(1);
-                             futex_wake_all(&d.board->header()->alarm);
+                             word->store(1234);  // ProcessTable::live, but that the lock is of this thread, which lives on
+                             d.process_table->header()->alarm.fetch_add(1);
+                             futex_wake_all(&d.process_table->header()->alarm);
                              Condition starting = Condition::kStarting;
                              slot->condition.compare_exchange_strong(starting, Condition::kAlive);
                              d.die();
@@ -188,8 +188,8 @@ TEST(an_actor_that_dies_right_after_its_start_is_seen) {
                            [&] { model::started(); }},
                       reset, [&] { return d.is_dead(1) && d.deaths() == 1; }, 1};
   scene.holds(kThorough ? model::kAll : 2, 20);
-  CHECK(scene.fails(kOmitted, "fetch_add", &d.board->header()->alarm));
-  CHECK(scene.fails(kOmitted, "futex wake", &d.board->header()->alarm));
+  CHECK(scene.fails(kOmitted, "fetch_add", &d.process_table->header()->alarm));
+  CHECK(scene.fails(kOmitted, "futex wake", &d.process_table->header()->alarm));
 }
 
 // A ringer that has no descriptor of a sleeper in poll asks the watch to wake it.
@@ -197,9 +197,9 @@ TEST(a_nudge_reaches_who_sleeps_in_poll) {
   Deaths d;
   Fd event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   model::Atomic<int> published{0};
-  // The ringer's own view of the board, without the descriptor; the watch's has it.
+  // The ringer's own view of the process table, without the descriptor; the watch's has it.
   OtherProcess stranger(d);
-  auto& other = stranger.board;
+  auto& other = stranger.process_table;
   const Scene scene{&d, {[&] {
                            Waiter waiter(&d.bell(1));
                            for (;;) {
@@ -215,7 +215,7 @@ TEST(a_nudge_reaches_who_sleeps_in_poll) {
                          [&] { published.store(1), other->ring(1, 3); }, [&] { model::started(); }},
                     [&] {
                       d.reset_watched();
-                      d.board->set_eventfd(1, event.get(), d.board->slot(1)->incarnation.load());
+                      d.process_table->set_eventfd(1, event.get(), d.process_table->slot(1)->incarnation.load());
                       published.store(0);
                       uint64_t n;
                       while (::read(event.get(), &n, sizeof n) > 0) {

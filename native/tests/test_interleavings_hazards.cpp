@@ -20,7 +20,7 @@ struct Kept : Bells {
   bool gone = false;
   bool over = false;  // of a schedule that was given up the arena is destroyed with what lingers in it
   size_t looks = 0;
-  Returns& returns() { return board->slot(0)->returns; }
+  Returns& returns() { return process_table->slot(0)->returns; }
   ~Kept() { over = true; }
 
   void reset() {
@@ -30,9 +30,9 @@ struct Kept : Bells {
     arena.reset();
     over = false;
     Bells::reset();
-    board->header()->memory.bytes.store(0);
-    view = std::make_shared<ArenaView>(file.get(), kFile, board, 0);
-    arena = std::make_unique<Arena>(file.get(), kFile, kFile, board, 0, 1'000'000);
+    process_table->header()->memory.bytes.store(0);
+    view = std::make_shared<ArenaView>(file.get(), kFile, process_table, 0);
+    arena = std::make_unique<Arena>(file.get(), kFile, kFile, process_table, 0, 1'000'000);
     Block* block = arena->allocate(64);
     anchor.store(kNumber);
     gone = false;
@@ -52,7 +52,7 @@ struct Kept : Bells {
     if (arena->is_read(kNumber)) return arena->linger(one);
     one.clear();
   }
-  void announce(uint32_t slot) { hazards[slot] = Hazard::announce(board, slot, kNumber, view->returns()); }
+  void announce(uint32_t slot) { hazards[slot] = Hazard::announce(process_table, slot, kNumber, view->returns()); }
   void look() {
     model::reads(&gone);
     ++looks;
@@ -115,10 +115,10 @@ TEST(of_two_readers_the_second_may_come_late_or_die) {
   const Scene two = k.scene({[&] { k.read(1); }, [&] { k.read(2); }, [&] { k.let_go(); }});
   two.holds(1, 10);
   const auto before = [&] { k.announce(2); };
-  const auto dies = [&] { k.board->announce_death(2); };
+  const auto dies = [&] { k.process_table->announce_death(2); };
   const Scene killed = k.scene({[&] { k.read(1); }, dies, [&] { k.let_go(); }}, before);
   killed.holds(1, 10);
-  CHECK(killed.fails(kOmitted, "exchange", &k.board->slot(2)->condition));
+  CHECK(killed.fails(kOmitted, "exchange", &k.process_table->slot(2)->condition));
 }
 
 // Two threads of one process, which look for a place at the same time.
@@ -126,7 +126,7 @@ TEST(two_threads_do_not_get_the_same_place) {
   Kept k;
   const auto read = [&](size_t which) {
     return [&k, which] {
-      k.hazards[which] = Hazard::announce(k.board, 1, kNumber, k.view->returns());
+      k.hazards[which] = Hazard::announce(k.process_table, 1, kNumber, k.view->returns());
       if (k.anchor.load() == kNumber) k.look();
       k.hazards[which].reset();
     };

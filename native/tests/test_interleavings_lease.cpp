@@ -27,7 +27,7 @@ struct Blocks : Bells {
   }
   std::shared_ptr<ReaderSet> set(std::vector<uint32_t> slots) {
     auto readers = std::make_shared<ReaderSet>();
-    readers->board = board;
+    readers->process_table = process_table;
     for (uint32_t slot : slots) readers->add(slot, &cursors[slot]);
     return readers;
   }
@@ -123,10 +123,10 @@ TEST(a_block_comes_back_when_its_reader_is_done) {
 
 TEST(a_dead_reader_s_block_comes_back_and_a_live_one_s_does_not) {
   Blocks b;
-  const Scene scene = b.scene({[&] { b.write(2); }, [&] { b.read(0); }, [&] { b.board->announce_death(2); }}, [&] { b.reset({1, 2}); },
+  const Scene scene = b.scene({[&] { b.write(2); }, [&] { b.read(0); }, [&] { b.process_table->announce_death(2); }}, [&] { b.reset({1, 2}); },
                     [&] { return b.all_are_back(); });
   scene.holds(kThorough ? model::kAll : 1, 10);
-  CHECK(scene.fails(kOmitted, "exchange", &b.board->slot(2)->condition));
+  CHECK(scene.fails(kOmitted, "exchange", &b.process_table->slot(2)->condition));
 }
 
 // A reader that leaves, with frames in the ring that it has not taken, and others still to come: all of
@@ -172,8 +172,8 @@ TEST(what_a_reader_leaves_behind_comes_back) {
     header->head.store(0);
     header->cursors()[0].next.store(0);
     header->cursors()[0].end.store(0);
-    writer = std::make_unique<RingWriter>(segment, 0, b.board, std::vector<Target>{{1, 1}});
-    reader = std::make_unique<RingReader>(segment, 0, 0, b.board, Target{0, 1});
+    writer = std::make_unique<RingWriter>(segment, 0, b.process_table, std::vector<Target>{{1, 1}});
+    reader = std::make_unique<RingReader>(segment, 0, 0, b.process_table, Target{0, 1});
     send(2);
   };
   const auto judge = [&] { return b.all_are_back(); };
@@ -211,7 +211,7 @@ TEST(a_late_end_ends_no_newer_lease) {
   Blocks b;
   std::unique_ptr<Lease> late;
   const Scene scene = b.scene({[&] {
-                           b.board->announce_death(1);
+                           b.process_table->announce_death(1);
                            // The block's second life, for a reader in another slot at the same place of its set.
                            b.write(1, [&] { b.arena->publish(b.block, b.set({2}), 0, 0), b.published.store(1); });
                            b.write(1);
@@ -231,7 +231,7 @@ TEST(a_late_end_ends_no_newer_lease) {
                     [&] {
                       late.reset();
                       // A value that nobody took is held by its reader still: that one dies now.
-                      b.board->announce_death(2);
+                      b.process_table->announce_death(2);
                       return b.all_are_back();
                     });
   scene.holds(kThorough ? model::kAll : 1, 10);
@@ -292,22 +292,22 @@ TEST(a_forked_child_keeps_the_block_and_ends_nothing) {
 
 namespace {
 
-// An arena of the process in slot 0 of the board, with its thread.
+// An arena of the process in slot 0 of the process table, with its thread.
 struct Counted : Blocks {
   std::shared_ptr<ReaderSet> readers;
-  Returns& returns() { return board->slot(0)->returns; }
-  uint64_t in_session() { return board->header()->memory.bytes.load(); }
-  uint64_t in_process() { return board->slot(0)->memory.load(); }
+  Returns& returns() { return process_table->slot(0)->returns; }
+  uint64_t in_session() { return process_table->header()->memory.bytes.load(); }
+  uint64_t in_process() { return process_table->slot(0)->memory.load(); }
 
   void reset() {
     arena.reset();
     Bells::reset();
-    board->header()->memory.bytes.store(0);
+    process_table->header()->memory.bytes.store(0);
     for (ReaderCursor& cursor : cursors) {
       cursor.next.store(0);
       cursor.end.store(0);
     }
-    arena = std::make_unique<Arena>(file.get(), kFile, kFile, board, 0, 1'000'000);
+    arena = std::make_unique<Arena>(file.get(), kFile, kFile, process_table, 0, 1'000'000);
     block = arena->allocate(64);
     readers = set({1});
   }
@@ -335,7 +335,7 @@ TEST(what_is_published_while_its_reader_leaves_goes_back) {
   const Scene buffered = scene.buffered();
   buffered.holds(1, 10);
   CHECK(buffered.fails(kRelaxed, "store", &b.cursors[1].end));
-  const Scene died = b.scene({publish, [&] { b.board->announce_death(1); }, thread}, judge, 1);
+  const Scene died = b.scene({publish, [&] { b.process_table->announce_death(1); }, thread}, judge, 1);
   died.holds(kThorough ? 2 : 1, 10);
 }
 
@@ -378,12 +378,12 @@ TEST(what_a_killed_process_had_is_the_session_s_again) {
                          },
                          [&] {
                            model::explorer->kill(1);
-                           b.board->announce_death(0);
-                           b.board->forget_memory(0);
+                           b.process_table->announce_death(0);
+                           b.process_table->forget_memory(0);
                          }},
                     [&] {
                       b.reset();
-                      b.board->header()->memory.bytes.fetch_add(others);
+                      b.process_table->header()->memory.bytes.fetch_add(others);
                     },
                     [&] {
                       if (b.in_process() != 0 || b.in_session() < others) return false;
@@ -394,6 +394,6 @@ TEST(what_a_killed_process_had_is_the_session_s_again) {
                     }};
   scene.holds(2, 20);
   CHECK(exact > 20 && most != 0);
-  CHECK(scene.fails(kOmitted, "exchange", &b.board->slot(0)->memory));
-  CHECK(scene.fails(kOmitted, "fetch_sub", &b.board->header()->memory.bytes));
+  CHECK(scene.fails(kOmitted, "exchange", &b.process_table->slot(0)->memory));
+  CHECK(scene.fails(kOmitted, "fetch_sub", &b.process_table->header()->memory.bytes));
 }

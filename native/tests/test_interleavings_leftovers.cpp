@@ -17,11 +17,11 @@ struct Dropped : Bells {
   // `before`: it is dropped before anything else happens.
   void reset(bool before, bool arrived) {
     Bells::reset();
-    Returns& words = board->slot(0)->leftovers;
+    Returns& words = process_table->slot(0)->leftovers;
     for (auto* word : {&words.count, &words.wanted, &words.asked, &words.answered}) word->store(0);
-    board->header()->memory.given.store(0);
+    process_table->header()->memory.given.store(0);
     gate.leave();
-    leftovers = std::make_unique<Leftovers>(board, 0);
+    leftovers = std::make_unique<Leftovers>(process_table, 0);
     here = arrived;
     looked = 0;
     if (before) leftovers->enter(gate, [&] { return here; });
@@ -33,7 +33,7 @@ struct Dropped : Bells {
   void arrive() {
     model::writes(&here);
     here = true;
-    board->ring(0, 3);
+    process_table->ring(0, 3);
   }
   void sweeper() {
     while (leftovers->wait(0)) {
@@ -50,14 +50,14 @@ struct Dropped : Bells {
   }
   // As Arena::take_memory, with patience that never ends.
   void ask() {
-    std::vector<Board::Asked> asked;
+    std::vector<ProcessTable::Asked> asked;
     asked.reserve(1);
-    board->ask_for_leftovers(0, asked);
+    process_table->ask_for_leftovers(0, asked);
     for (;;) {
-      const uint32_t seen = board->header()->memory.given.load();
-      board->still_asked_for_leftovers(asked);
+      const uint32_t seen = process_table->header()->memory.given.load();
+      process_table->still_asked_for_leftovers(asked);
       if (asked.empty()) return;
-      model::system_call(SYS_futex, &board->header()->memory.given, FUTEX_WAIT, seen, nullptr);
+      model::system_call(SYS_futex, &process_table->header()->memory.given, FUTEX_WAIT, seen, nullptr);
     }
   }
   bool done() { return !gate.entered() && looked != 0; }
@@ -73,7 +73,7 @@ TEST(who_asks_while_the_last_of_it_is_looked_at_is_answered) {
   Dropped b;
   const Scene scene = b.scene({[&] { b.ask(); }}, true, true);
   scene.holds(kThorough ? model::kAll : 2, 10);
-  CHECK(scene.fails(kOmitted, "futex wake", &b.board->header()->memory.given, model::kAll));
+  CHECK(scene.fails(kOmitted, "futex wake", &b.process_table->header()->memory.given, model::kAll));
   scene.buffered().holds(2, 10);
 }
 
@@ -95,7 +95,7 @@ TEST(what_is_dropped_while_nothing_is_left_is_looked_at) {
   Dropped b;
   const Scene scene = b.scene({[&] { b.drop(); }, [&] { b.ask(); }}, false, true);
   scene.holds(kThorough ? 2 : 1, 10);
-  CHECK(scene.fails(kOmitted, "futex wake", &b.board->slot(0)->leftovers.count));
+  CHECK(scene.fails(kOmitted, "futex wake", &b.process_table->slot(0)->leftovers.count));
   scene.buffered().holds(1, 10);
 }
 

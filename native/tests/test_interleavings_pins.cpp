@@ -18,22 +18,22 @@ struct Marked : Bells {
   std::unique_ptr<Lease> lease;
   std::vector<std::unique_ptr<BlockPin>> pins;
   ReaderCursor cursor{};
-  Returns& returns() { return board->slot(0)->returns; }
+  Returns& returns() { return process_table->slot(0)->returns; }
 
   void reset() {
     lease.reset();
     pins.clear();
     arena.reset();
     Bells::reset();
-    board->header()->memory.bytes.store(0);
-    view = std::make_shared<ArenaView>(file.get(), kFile, board, 0);
-    arena = std::make_unique<Arena>(file.get(), kFile, kFile, board, 0, 1'000'000);
+    process_table->header()->memory.bytes.store(0);
+    view = std::make_shared<ArenaView>(file.get(), kFile, process_table, 0);
+    arena = std::make_unique<Arena>(file.get(), kFile, kFile, process_table, 0, 1'000'000);
     block = arena->allocate(64);
     offset = block->offset, size = block->size;
     for (auto& mark : block->header()->pins) mark.store(0);
     block->data()[0] = 1;
     auto readers = std::make_shared<ReaderSet>();
-    readers->board = board;
+    readers->process_table = process_table;
     readers->add(1, &cursor);
     arena->publish(block, readers, 0, 0);
   }
@@ -46,7 +46,7 @@ struct Marked : Bells {
     return {this, std::move(bodies), [this, more] { reset(), more ? more() : void(); }, std::move(judge), 1, [this] { return aliases(); }};
   }
   void take() { lease = std::make_unique<Lease>(*view, offset, size, 0); }
-  void mark(uint32_t slot) { pins.push_back(std::make_unique<BlockPin>(lease->shared_mapping(), lease->block(), lease->returns(), board, slot)); }
+  void mark(uint32_t slot) { pins.push_back(std::make_unique<BlockPin>(lease->shared_mapping(), lease->block(), lease->returns(), process_table, slot)); }
   // As the device sees it: zero where a hole was punched.
   void look(const BlockPin& pin) {
     model::step("look", this, true);
@@ -97,7 +97,7 @@ TEST(the_last_of_two_who_pin_a_block_wakes_the_thread) {
   const Scene scene = m.scene({give_up(0), give_up(1)}, [&] { return m.is_back(); }, before);
   scene.holds(kThorough ? 2 : 1, 10);
   // Or dies.
-  const Scene dies = m.scene({give_up(0), [&] { m.board->announce_death(2); }}, [&] { return m.is_back(); }, before);
+  const Scene dies = m.scene({give_up(0), [&] { m.process_table->announce_death(2); }}, [&] { return m.is_back(); }, before);
   dies.holds(kThorough ? 2 : 1, 10);
   dies.buffered().holds(1, 10);
   // The judge sees one that stays.
@@ -112,13 +112,13 @@ TEST(two_who_find_the_place_of_a_dead_process_do_not_both_get_it) {
     m.take();
     m.pins.resize(2);
     // Every place but one is of somebody who lives.
-    for (uint32_t i = 0; i < kMaxPins; ++i) m.block->header()->pins[i].store(pinner(i == 5 ? 3 : 0, m.board->slot(i == 5 ? 3 : 0)->incarnation.load()));
-    m.board->announce_death(3);
+    for (uint32_t i = 0; i < kMaxPins; ++i) m.block->header()->pins[i].store(pinner(i == 5 ? 3 : 0, m.process_table->slot(i == 5 ? 3 : 0)->incarnation.load()));
+    m.process_table->announce_death(3);
   };
   const auto mark = [&](uint32_t slot) {
     return [&m, &refused, slot] {
       try {
-        m.pins[slot - 1] = std::make_unique<BlockPin>(m.lease->shared_mapping(), m.lease->block(), m.lease->returns(), m.board, slot);
+        m.pins[slot - 1] = std::make_unique<BlockPin>(m.lease->shared_mapping(), m.lease->block(), m.lease->returns(), m.process_table, slot);
       } catch (const std::system_error&) {
         ++refused;
       }
@@ -135,23 +135,23 @@ TEST(whoever_asks_for_what_is_pinned_is_answered) {
   model::Atomic<int> released{0};
   const auto before = [&] {
     released.store(0);
-    Returns& asked = m.board->slot(1)->pins;
+    Returns& asked = m.process_table->slot(1)->pins;
     for (auto* word : {&asked.count, &asked.wanted, &asked.asked, &asked.answered}) word->store(0);
-    m.board->header()->memory.given.store(0);
+    m.process_table->header()->memory.given.store(0);
     m.take();
     m.mark(1);
     m.lease.reset();
-    words = std::make_unique<PinWords>(m.board, 1);
+    words = std::make_unique<PinWords>(m.process_table, 1);
     words->hold(true);
   };
   // As Arena::wait_for does.
   const auto ask = [&] {
-    std::vector<Board::Asked> asked;
-    m.board->ask_for_pins(1, asked);
+    std::vector<ProcessTable::Asked> asked;
+    m.process_table->ask_for_pins(1, asked);
     while (!asked.empty()) {
-      const uint32_t given = m.board->header()->memory.given.load(std::memory_order_seq_cst);
-      m.board->still_asked_for_pins(asked);
-      if (!asked.empty()) futex_wait(&m.board->header()->memory.given, given, nullptr);
+      const uint32_t given = m.process_table->header()->memory.given.load(std::memory_order_seq_cst);
+      m.process_table->still_asked_for_pins(asked);
+      if (!asked.empty()) futex_wait(&m.process_table->header()->memory.given, given, nullptr);
     }
     if (released.load() == 0) throw model::Wrong{"answers before it has let go"};
   };
@@ -164,5 +164,5 @@ TEST(whoever_asks_for_what_is_pinned_is_answered) {
   };
   const Scene scene = m.scene({ask, serve}, [&] { return true; }, before);
   scene.holds(kThorough ? 2 : 1, 10);
-  CHECK(scene.fails(kOmitted, "futex wake", &m.board->header()->memory.given));
+  CHECK(scene.fails(kOmitted, "futex wake", &m.process_table->header()->memory.given));
 }

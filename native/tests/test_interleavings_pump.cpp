@@ -18,8 +18,8 @@ struct Pumped : Bells {
 
   void reset() {
     Bells::reset();
-    board->set_eventfd(0, event.get(), board->slot(0)->incarnation.load());
-    inbox = std::make_unique<Inbox>(board, 0, event.get(), 1ul);
+    process_table->set_eventfd(0, event.get(), process_table->slot(0)->incarnation.load());
+    inbox = std::make_unique<Inbox>(process_table, 0, event.get(), 1ul);
     wait = std::make_unique<PumpWait>(*inbox);
     come.store(0), sent.store(0);
   }
@@ -40,7 +40,7 @@ struct Pumped : Bells {
   // The argument comes.
   void bring() {
     come.store(1);
-    board->ring(0, 2);
+    process_table->ring(0, 2);
   }
   // Calls, and sends once more itself, since it may have come before the pump was told.
   void call() {

@@ -23,11 +23,11 @@ struct Pipe : Bells {
     for (uint32_t r = 0; r < header->readers; ++r) {
       header->cursors()[r].next.store(0);
       header->cursors()[r].end.store(0);
-      readers.push_back(std::make_unique<RingReader>(segment, 0, r, board, Target{0, 1}));
+      readers.push_back(std::make_unique<RingReader>(segment, 0, r, process_table, Target{0, 1}));
       targets.push_back({r + 1, 1});
       received[r] = 0;
     }
-    writer = std::make_unique<RingWriter>(segment, 0, board, targets);
+    writer = std::make_unique<RingWriter>(segment, 0, process_table, targets);
   }
 
   void write(uint64_t frames) {
@@ -273,16 +273,16 @@ TEST(what_a_frame_brings_is_seen_to_once_for_each_reader) {
 // Whoever announces the death may do so at any moment of what the reader did before.
 TEST(a_reader_that_dies_frees_its_writer) {
   Pipe p(1, 1);
-  const Scene scene = p.scene({[&] { p.write(2); }, [&] { p.board->announce_death(1); }}, {});
+  const Scene scene = p.scene({[&] { p.write(2); }, [&] { p.process_table->announce_death(1); }}, {});
   scene.holds(model::kAll, 10);
-  CHECK(scene.fails(kOmitted, "exchange", &p.board->slot(1)->condition));
-  const Scene later = p.scene({[&] { p.write(3); }, [&] { p.read(0, 1), p.board->announce_death(1); }}, {1});
+  CHECK(scene.fails(kOmitted, "exchange", &p.process_table->slot(1)->condition));
+  const Scene later = p.scene({[&] { p.write(3); }, [&] { p.read(0, 1), p.process_table->announce_death(1); }}, {1});
   later.holds(2, 50);
 }
 
 TEST(a_reader_that_dies_leaves_the_other_one_its_frames) {
   Pipe p(1, 2);
-  const Scene scene = p.scene({[&] { p.write(2); }, [&] { p.read(0, 2); }, [&] { p.board->announce_death(2); }}, {2});
+  const Scene scene = p.scene({[&] { p.write(2); }, [&] { p.read(0, 2); }, [&] { p.process_table->announce_death(2); }}, {2});
   scene.holds(1, 50);
-  CHECK(scene.fails(kOmitted, "exchange", &p.board->slot(2)->condition));
+  CHECK(scene.fails(kOmitted, "exchange", &p.process_table->slot(2)->condition));
 }

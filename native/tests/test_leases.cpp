@@ -13,7 +13,7 @@ TEST(a_dead_reader_is_done) {
   Block* block = s.publish(5'000, 2);
   auto mine = s.lease(block, 0);
   CHECK(s.is_out(block));
-  s.board->announce_death(2);  // reader 1
+  s.process_table->announce_death(2);  // reader 1
   CHECK(s.is_out(block));
   mine.reset();
   CHECK(!s.is_out(block));
@@ -59,7 +59,7 @@ TEST(a_late_end_of_an_old_lease_frees_no_new_value) {
   Setup s;
   Block* block = s.publish(5'000);
   auto late = s.lease(block);
-  s.board->announce_death(1);  // announced; it is still running
+  s.process_table->announce_death(1);  // announced; it is still running
   CHECK(!s.is_out(block));
   s.start(1);
   Block* again = s.publish(5'000);
@@ -72,7 +72,7 @@ TEST(a_late_end_of_an_old_lease_frees_no_new_value) {
   // Also when the late end comes before the new reader looks.
   block = s.publish(5'000);
   late = s.lease(block);
-  s.board->announce_death(1);
+  s.process_table->announce_death(1);
   CHECK(!s.is_out(block));
   s.start(1);
   again = s.publish(5'000);
@@ -218,21 +218,21 @@ TEST(nothing_is_held_where_the_file_has_been_let_go_of) {
 TEST(a_file_has_one_view_in_a_process) {
   install_fork_handlers();
   Setup s;
-  auto view = ArenaView::of(s.file.get(), kFile, s.board, 0);
-  const auto lease = [&](const Block* block) { return std::make_unique<Lease>(*ArenaView::of(dup_cloexec(s.file.get()).get(), kFile, s.board, 0), block->offset, block->size, 0); };
+  auto view = ArenaView::of(s.file.get(), kFile, s.process_table, 0);
+  const auto lease = [&](const Block* block) { return std::make_unique<Lease>(*ArenaView::of(dup_cloexec(s.file.get()).get(), kFile, s.process_table, 0), block->offset, block->size, 0); };
   const auto first = lease(s.publish(1'000)), other = lease(s.publish(kMiB));
   const size_t before = mappings();
-  CHECK(ArenaView::of(s.file.get(), kFile, s.board, 0) == view);
+  CHECK(ArenaView::of(s.file.get(), kFile, s.process_table, 0) == view);
   CHECK(first->block() - first->offset() == other->block() - other->offset());  // one window
   CHECK_EQ(mappings(), before);
   Fd another = Arena::create_file(kFile);
-  CHECK(ArenaView::of(another.get(), kFile, s.board, 1) != view);
-  check::Child child([&] { CHECK(ArenaView::of(s.file.get(), kFile, s.board, 0) != view); });
+  CHECK(ArenaView::of(another.get(), kFile, s.process_table, 1) != view);
+  check::Child child([&] { CHECK(ArenaView::of(s.file.get(), kFile, s.process_table, 0) != view); });
   CHECK(child.passed());
   const std::weak_ptr<ArenaView> gone = view;
   view.reset();
   CHECK(gone.expired());  // leases keep mappings, not the view
-  CHECK(ArenaView::of(s.file.get(), kFile, s.board, 0) != nullptr);
+  CHECK(ArenaView::of(s.file.get(), kFile, s.process_table, 0) != nullptr);
 }
 
 namespace {

@@ -94,13 +94,13 @@ TEST(frames_that_no_writer_makes_are_not_sent_and_cost_nobody_his_host) {
   stray(Kind::kValue, kExternal);  // and there is no block
   send(t.a, 0, *sender, ++n, 100);
   for (uint64_t i = 1; i < n; ++i) {
-    REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty() || t.b.board->gone(0, 1); }));
-    REQUIRE(!t.b.board->gone(0, 1));
+    REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty() || t.b.process_table->gone(0, 1); }));
+    REQUIRE(!t.b.process_table->gone(0, 1));
     const Frame frame = receiver->take();
     CHECK(frame.kind == Kind::kError);
     CHECK_EQ(frame.tag, i);
   }
   REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
   CHECK(is_whole(receiver->take(), n, 100));
-  CHECK(!t.a.board->gone(1, 1) && !t.b.board->gone(0, 1));
+  CHECK(!t.a.process_table->gone(1, 1) && !t.b.process_table->gone(0, 1));
 }

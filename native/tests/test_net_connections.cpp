@@ -153,13 +153,13 @@ TEST(a_death_while_there_is_no_connection_is_told_over_the_next_one) {
     CHECK(check::soon([&] { return a.pump->connected(1) && b.pump->connected(0); }));
   }
   CHECK(check::soon([&] { return !a.pump->connected(1) && !b.pump->connected(0); }));
-  a.board->slot(1)->status.signal.store(11);
-  a.board->announce_death(1);
+  a.process_table->slot(1)->status.signal.store(11);
+  a.process_table->announce_death(1);
   a.mirror(kId + 1, rings);  // when the pump has done that, and is to connect, it has seen the death
   join(a, b);
-  CHECK(b.wait(2, [&] { return b.board->gone(1, 1); }));
-  CHECK_EQ(b.board->slot(1)->status.signal.load(), 11u);
-  CHECK(!b.board->gone(0, 1));
+  CHECK(b.wait(2, [&] { return b.process_table->gone(1, 1); }));
+  CHECK_EQ(b.process_table->slot(1)->status.signal.load(), 11u);
+  CHECK(!b.process_table->gone(0, 1));
 }
 
 // Also where the connection breaks in the middle of it.
@@ -174,13 +174,13 @@ TEST(a_death_comes_behind_what_the_process_has_written_over_a_connection_before)
     Cable cable(a, b, 2 * kMiB, 1);
     CHECK(check::soon([&] { return a.pump->connected(1) && b.pump->connected(0); }));
     send(a, 0, *sender, 5, 17 * kMiB);
-    a.board->announce_death(0);
+    a.process_table->announce_death(0);
     CHECK(check::soon([&] { return cable.is_cut(); }));
   }
   CHECK(check::soon([&] { return !a.pump->connected(1) && !b.pump->connected(0); }));
-  CHECK(!b.board->gone(0, 1));
+  CHECK(!b.process_table->gone(0, 1));
   join(a, b);
-  REQUIRE(b.wait(1, [&] { return b.board->gone(0, 1); }));
+  REQUIRE(b.wait(1, [&] { return b.process_table->gone(0, 1); }));
   REQUIRE(!receiver->ring.empty());
   CHECK(is_whole(receiver->take(), 5, 17 * kMiB));
 }
@@ -192,7 +192,7 @@ TEST(a_host_that_stays_away_is_dead) {
   CHECK(check::soon([&] { return a.pump->connected(1) && b.pump->connected(0); }));
   const uint64_t start = now_ns();
   b.pump->stop();  // it says so
-  CHECK(a.wait(0, [&] { return a.board->gone(1, 1) && a.board->gone(2, 1); }));
+  CHECK(a.wait(0, [&] { return a.process_table->gone(1, 1) && a.process_table->gone(2, 1); }));
   CHECK(now_ns() - start < 10 * kSecond);  // and not when its time is over
   bool told = false;
   CHECK(check::soon([&] {
@@ -215,7 +215,7 @@ TEST(a_host_whose_connection_breaks_is_dead_after_the_window) {
       if (e.kind == net::Event::kDisconnected) return true;
     return false;
   }));
-  CHECK(!s.host.board->gone(1, 1));
+  CHECK(!s.host.process_table->gone(1, 1));
   CHECK(s.lost());
   CHECK(now_ns() - start > window * 9 / 10);
 }
@@ -227,7 +227,7 @@ TEST(a_host_is_dead_after_the_window_though_it_can_be_connected_to) {
   CHECK(check::soon([&] { return s.host.pump->connected(1); }));
   s.own.reset();
   CHECK(check::soon([&] {
-    if (s.host.board->gone(1, 1)) return true;
+    if (s.host.process_table->gone(1, 1)) return true;
     auto [ours, theirs] = socket_pair();
     ours.reset();
     try {
@@ -260,7 +260,7 @@ TEST(a_connection_that_breaks_at_once_is_told_of) {
 TEST(the_processes_of_a_host_that_is_given_up_are_dead_at_once) {
   Stranger s;
   s.host.pump->give_up(1, "for a test");
-  CHECK(s.host.board->gone(1, 1));
+  CHECK(s.host.process_table->gone(1, 1));
 }
 
 TEST(a_silent_host_is_dead_after_the_window) {
@@ -300,7 +300,7 @@ TEST(a_host_that_is_silent_while_a_large_frame_goes_to_it_is_dead_after_the_wind
   s.say(What::kOpen, open);
   const auto sender = s.host.sender(kId, {{1, {0}}, {0, {1}}}, 1);
   send(s.host, 0, *sender, 0, 17 * kMiB);
-  CHECK(s.host.wait(0, [&] { return s.host.board->gone(1, 1); }, 20 * kSecond));
+  CHECK(s.host.wait(0, [&] { return s.host.process_table->gone(1, 1); }, 20 * kSecond));
   CHECK(s.host.pump->counts(1).bytes_sent > 0);
 }
 
@@ -414,5 +414,5 @@ TEST(a_segment_that_one_host_has_left_is_nothing_to_the_other) {
   const auto receiver = b.receiver(99, rings, 0, 0);
   send(a, 0, *sender, 4, size_of(4));
   CHECK(b.wait(1, [&] { return !receiver->ring.empty(); }));
-  CHECK(!a.board->gone(1, 1) && !b.board->gone(0, 1));
+  CHECK(!a.process_table->gone(1, 1) && !b.process_table->gone(0, 1));
 }

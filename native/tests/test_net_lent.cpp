@@ -132,7 +132,7 @@ TEST(what_a_process_of_another_host_had_goes_with_it) {
   t.send(0, 1'000, {5});
   const Frame frame = taken(t.b, 1, *t.receiver);
   CHECK(still_kept(t, t.gone));
-  t.b.board->announce_death(1);
+  t.b.process_table->announce_death(1);
   CHECK(soon_gone(t, t.gone));
 }
 

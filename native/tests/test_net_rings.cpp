@@ -214,7 +214,7 @@ TEST(what_a_reader_has_said_before_it_took_a_frame_is_known_where_that_is) {
     REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
     there.cancel(n);
     receiver->take();
-    t.b.board->ring(0, 3);
+    t.b.process_table->ring(0, 3);
     for (const uint64_t end = now_ns() + 30 * kSecond; cursor.next.load() <= n && now_ns() < end;) {
     }
     unknown += !here.cancelled(n);
@@ -261,7 +261,7 @@ TEST(cancellations_deadlines_and_failures_are_seen_on_both_hosts) {
   // Without a frame: whoever may have to look is rung.
   here.cancel(50);
   here.drop_stream(51, 33);
-  t.a.board->ring(1, 3);
+  t.a.process_table->ring(1, 3);
   CHECK(t.b.wait(1, [&] { return there.cancelled(50) && there.stream_dropped(51, 33) && there.cancellations() == 1; }));
 }
 
@@ -277,9 +277,9 @@ TEST(a_cancellation_is_told_to_all_hosts_though_one_is_rung) {
   for (uint64_t n = 0; n < 20; ++n) {
     here.cancel(n);
     there.count_failure();
-    b.board->ring(0, 3);
+    b.process_table->ring(0, 3);
     REQUIRE(a.wait(0, [&] { return here.failures() == n + 1; }));
-    a.board->ring(1, 3);
+    a.process_table->ring(1, 3);
     REQUIRE(b.wait(1, [&] { return there.cancelled(n); }));
     REQUIRE(c.wait(2, [&] { return third.cancelled(n); }, 5 * kSecond));
   }
@@ -288,18 +288,18 @@ TEST(a_cancellation_is_told_to_all_hosts_though_one_is_rung) {
 TEST(bells_without_a_ring_are_rung_on_the_other_host) {
   Two t({0, 1}, {{0, {1}}});
   join(t.a, t.b);
-  t.a.board->ring(1, 200);
-  CHECK(t.b.wait(1, [&] { return t.b.board->slot(1)->bell.ready[3].load() >> (200 - 192) & 1; }));
+  t.a.process_table->ring(1, 200);
+  CHECK(t.b.wait(1, [&] { return t.b.process_table->slot(1)->bell.ready[3].load() >> (200 - 192) & 1; }));
 }
 
 TEST(a_death_is_known_on_the_other_host) {
   Two t({0, 1, 1}, {{0, {1, 2}}});
   join(t.a, t.b);
-  t.b.board->slot(2)->status.signal.store(11);
-  t.b.board->announce_death(2);
-  CHECK(t.a.wait(0, [&] { return t.a.board->gone(2, 1); }));
-  CHECK_EQ(t.a.board->slot(2)->status.signal.load(), 11u);
-  CHECK(!t.a.board->gone(1, 1));
+  t.b.process_table->slot(2)->status.signal.store(11);
+  t.b.process_table->announce_death(2);
+  CHECK(t.a.wait(0, [&] { return t.a.process_table->gone(2, 1); }));
+  CHECK_EQ(t.a.process_table->slot(2)->status.signal.load(), 11u);
+  CHECK(!t.a.process_table->gone(1, 1));
   // The writer waits for it no more.
   const auto sender = t.a.sender(kId, t.rings, 0);
   const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
@@ -315,8 +315,8 @@ TEST(a_death_comes_behind_what_the_process_has_written) {
     const auto sender = t.a.sender(kId, t.rings, 0);
     const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
     for (uint64_t n = 0; n < 4; ++n) send(t.a, 0, *sender, n, size);
-    t.a.board->announce_death(0);
-    REQUIRE(t.b.wait(1, [&] { return t.b.board->gone(0, 1); }));
+    t.a.process_table->announce_death(0);
+    REQUIRE(t.b.wait(1, [&] { return t.b.process_table->gone(0, 1); }));
     for (uint64_t n = 0; n < 4; ++n) {
       REQUIRE(!receiver->ring.empty());
       CHECK(is_whole(receiver->take(), n, size));

@@ -222,7 +222,7 @@ TEST(what_was_heard_over_a_connection_before_is_no_lie) {
     return p.what == What::kClockIs;
   });
   CHECK_EQ(again, uint64_t(0));
-  CHECK(!s.host.board->gone(1, 1));
+  CHECK(!s.host.process_table->gone(1, 1));
   // And it goes on where that was.
   lend(s, kFrames);
   REQUIRE(s.host.wait(0, [&] { return !receiver->ring.empty(); }));

@@ -12,32 +12,32 @@ namespace {
 
 // An arena of slot 0 whose memory is the session's, and what slots 1 and 2 see of it.
 struct Session {
-  std::shared_ptr<Board> board = Board::create(kMaxPins + 4);
+  std::shared_ptr<ProcessTable> process_table = ProcessTable::create(kMaxPins + 4);
   Fd file = Arena::create_file(kFile);
   Arena arena;
-  std::shared_ptr<ArenaView> view = std::make_shared<ArenaView>(file.get(), kFile, board, 0);
+  std::shared_ptr<ArenaView> view = std::make_shared<ArenaView>(file.get(), kFile, process_table, 0);
   ReaderCursor cursors[3] = {};
 
-  explicit Session(uint64_t idle_ns = kNever, size_t cap = 64 * kMiB) : arena(file.get(), kFile, cap, with_processes(board), 0, idle_ns) {}
-  static const std::shared_ptr<Board>& with_processes(const std::shared_ptr<Board>& board) {
-    for (uint32_t i = 0; i < board->slots(); ++i) start(*board, i);
-    return board;
+  explicit Session(uint64_t idle_ns = kNever, size_t cap = 64 * kMiB) : arena(file.get(), kFile, cap, with_processes(process_table), 0, idle_ns) {}
+  static const std::shared_ptr<ProcessTable>& with_processes(const std::shared_ptr<ProcessTable>& process_table) {
+    for (uint32_t i = 0; i < process_table->slots(); ++i) start(*process_table, i);
+    return process_table;
   }
-  static void start(Board& board, uint32_t slot) {
-    board.prepare(slot, "");
-    board.slot(slot)->condition.store(Condition::kAlive);
+  static void start(ProcessTable& process_table, uint32_t slot) {
+    process_table.prepare(slot, "");
+    process_table.slot(slot)->condition.store(Condition::kAlive);
   }
   std::unique_ptr<Lease> send(size_t size) {
     Block* block = arena.allocate(size);
     std::memset(block->data(), 1, size);
     auto set = std::make_shared<ReaderSet>();
-    set->board = board;
+    set->process_table = process_table;
     set->add(1, &cursors[1]);
     arena.publish(block, set, 0, 0);
     return std::make_unique<Lease>(*view, block->offset, block->size, 0);
   }
   std::unique_ptr<BlockPin> pin(const Lease& lease, uint32_t slot = 1) {
-    return std::make_unique<BlockPin>(lease.shared_mapping(), lease.block(), lease.returns(), board, slot);
+    return std::make_unique<BlockPin>(lease.shared_mapping(), lease.block(), lease.returns(), process_table, slot);
   }
   std::unique_ptr<BlockPin> pinned(size_t size, uint32_t slot = 1) { return pin(*send(size), slot); }
   size_t memory() const {
@@ -112,7 +112,7 @@ TEST(a_block_that_is_pinned_is_used_again) {
   for (int i = 0; i < 3; ++i) {
     lease = s.send(2 * kMiB);
     CHECK(lease->block() == block);
-    CHECK(pinned(*s.board, *reinterpret_cast<BlockHeader*>(block)));
+    CHECK(pinned(*s.process_table, *reinterpret_cast<BlockHeader*>(block)));
     lease.reset();
     s.arena.give_back(0);
   }
@@ -125,7 +125,7 @@ TEST(several_processes_pin_a_block_and_the_last_lets_it_go) {
   for (uint32_t i = 0; i < kMaxPins; ++i) pins.push_back(s.pin(*lease, i + 1));
   CHECK_THROWS(std::system_error, s.pin(*lease, kMaxPins + 1));
   // The place of one that has died is another's; what the dead one does late changes nothing.
-  s.board->announce_death(4);
+  s.process_table->announce_death(4);
   auto other = s.pin(*lease, kMaxPins + 1);
   CHECK_THROWS(std::system_error, s.pin(*lease, kMaxPins + 2));
   pins[3].reset();
@@ -162,8 +162,8 @@ TEST(a_death_takes_the_marks) {
     const auto pin = s.pinned(2 * kMiB, 2);
     s.arena.give_back(0);
     CHECK(s.memory() != 0);
-    s.board->announce_death(2);
-    if (succeeded) Session::start(*s.board, 2);  // another process of the same slot
+    s.process_table->announce_death(2);
+    if (succeeded) Session::start(*s.process_table, 2);  // another process of the same slot
     s.arena.give_back(0);
     CHECK_EQ(s.memory(), 0u);
   }
@@ -178,7 +178,7 @@ TEST(what_a_broken_peer_marks_is_nobody_s) {
     const uint32_t mark = uint32_t(random.below(size_t(1) << 32));
     header->pins[random.below(kMaxPins)].store(mark);
     const uint32_t slot = (mark >> 16) - 1;
-    CHECK_EQ(pins(*s.board, mark), mark != 0 && slot < s.board->slots() && mark == pinner(slot, s.board->slot(slot)->incarnation.load()));
+    CHECK_EQ(pins(*s.process_table, mark), mark != 0 && slot < s.process_table->slots() && mark == pinner(slot, s.process_table->slot(slot)->incarnation.load()));
   }
   // Nor does a block reach beyond its mapping.
   header->backed = SIZE_MAX;
@@ -191,10 +191,10 @@ TEST(memory_goes_back_by_itself_when_it_is_given_up) {
     Session s(20'000'000);
     auto pin = s.pinned(2 * kMiB);
     // The thread has looked, found nothing that can go, and sleeps.
-    CHECK(check::soon([&] { return s.board->slot(0)->returns.wanted.load() == 1 && s.arena.blocks_out() == 0; }));
+    CHECK(check::soon([&] { return s.process_table->slot(0)->returns.wanted.load() == 1 && s.arena.blocks_out() == 0; }));
     CHECK(s.memory() != 0);
     if (dies)
-      s.board->announce_death(1);
+      s.process_table->announce_death(1);
     else
       pin.reset();
     CHECK(check::soon([&] { return s.memory() == 0; }));
@@ -206,7 +206,7 @@ TEST(at_the_cap_who_has_pinned_memory_is_asked_for_it) {
   std::vector<std::unique_ptr<BlockPin>> pins;
   for (int i = 0; i < 3; ++i) pins.push_back(s.pin(*s.send((size_t(1) + i) * kMiB)));
   CHECK_THROWS(ArenaFull, s.arena.allocate(7 * kMiB));  // nobody listens
-  PinWords words(s.board, 1);
+  PinWords words(s.process_table, 1);
   words.hold(true);
   std::atomic<bool> stop{false};
   std::thread thread([&] {
@@ -228,14 +228,14 @@ TEST(a_budget_that_is_used_up_has_those_asked_who_read) {
   Session s;
   const auto budget = std::make_shared<Budget>(3 * kMiB);
   auto set = std::make_shared<ReaderSet>();
-  set->board = s.board;
+  set->process_table = s.process_table;
   set->budget = budget;
   set->add(1, &s.cursors[1]);
   Block* block = s.arena.allocate(2 * kMiB, budget);
   s.arena.publish(block, set, 0, 0);
   // On its way to a device.
   auto lease = std::make_unique<Lease>(*s.view, block->offset, block->size, 0);
-  PinWords words(s.board, 1);
+  PinWords words(s.process_table, 1);
   words.hold(true);
   std::thread thread([&] {
     while (!words.wait(0)) {
@@ -249,11 +249,11 @@ TEST(a_budget_that_is_used_up_has_those_asked_who_read) {
 
 TEST(a_thread_that_waits_is_woken_once_for_what_came_before) {
   Session s;
-  PinWords words(s.board, 1);
+  PinWords words(s.process_table, 1);
   words.wake();
   CHECK(!words.wait(0));
   CHECK(!words.wait(1'000'000));  // its time is over
-  s.board->slot(1)->pins.ask();
+  s.process_table->slot(1)->pins.ask();
   CHECK(words.wait(0));
   CHECK(words.wait(0));  // until it is answered
   words.answer();

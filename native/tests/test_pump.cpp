@@ -13,7 +13,7 @@ namespace {
 constexpr uint64_t kLink = 7;
 
 struct Pumped {
-  std::shared_ptr<Board> board = Board::create(1);
+  std::shared_ptr<ProcessTable> process_table = ProcessTable::create(1);
   Fd event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::unique_ptr<Inbox> inbox;
   std::unique_ptr<PumpWait> wait;
@@ -23,9 +23,9 @@ struct Pumped {
   std::thread thread;
 
   Pumped() {
-    board->prepare(0, "");
-    board->set_eventfd(0, event.get(), board->slot(0)->incarnation.load());
-    inbox = std::make_unique<Inbox>(board, 0, event.get(), 1ul);
+    process_table->prepare(0, "");
+    process_table->set_eventfd(0, event.get(), process_table->slot(0)->incarnation.load());
+    inbox = std::make_unique<Inbox>(process_table, 0, event.get(), 1ul);
     wait = std::make_unique<PumpWait>(*inbox);
     wait->open();
     thread = std::thread([this] {

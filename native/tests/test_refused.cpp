@@ -49,7 +49,7 @@ struct NoMemory {
 };
 
 struct Setup {
-  std::shared_ptr<Board> board = Board::create(4);
+  std::shared_ptr<ProcessTable> process_table = ProcessTable::create(4);
   Fd file = Arena::create_file(kFile);
   Arena arena;
   std::shared_ptr<ArenaView> view = std::make_shared<ArenaView>(file.get(), kFile);
@@ -57,13 +57,13 @@ struct Setup {
 
   Setup() : arena(file.get(), kFile, 512 * kMiB) {
     for (uint32_t i = 0; i < 4; ++i) {
-      board->prepare(i, "");
-      board->slot(i)->condition.store(Condition::kAlive);
+      process_table->prepare(i, "");
+      process_table->slot(i)->condition.store(Condition::kAlive);
     }
   }
   std::shared_ptr<ReaderSet> readers() {
     auto set = std::make_shared<ReaderSet>();
-    set->board = board;
+    set->process_table = process_table;
     set->add(1, &cursor);
     return set;
   }
@@ -190,12 +190,12 @@ TEST(blocks_whose_memory_went_before_a_hole_was_refused_are_cold) {
 TEST(a_thread_that_cannot_be_started_leaves_signals_as_they_were) {
   Setup s;
   Fd file = Arena::create_file(kFile);
-  Arena arena(file.get(), kFile, 64 * kMiB, s.board, 0, 20'000'000);
-  Returns& returns = s.board->slot(0)->returns;
+  Arena arena(file.get(), kFile, 64 * kMiB, s.process_table, 0, 20'000'000);
+  Returns& returns = s.process_table->slot(0)->returns;
   CHECK(!signals_are_blocked());
   {
     NoThreads none;
-    CHECK_THROWS(std::system_error, DeathWatch(s.board));
+    CHECK_THROWS(std::system_error, DeathWatch(s.process_table));
     CHECK(!signals_are_blocked());
     arena.release(arena.allocate(kMiB));
     CHECK(!signals_are_blocked());
@@ -206,6 +206,6 @@ TEST(a_thread_that_cannot_be_started_leaves_signals_as_they_were) {
   CHECK(!signals_are_blocked());
   check::soon([&] { return arena.bytes_touched() == 0; });
   CHECK_EQ(arena.bytes_touched(), 0u);
-  DeathWatch watch(s.board);
+  DeathWatch watch(s.process_table);
   CHECK(!signals_are_blocked());
 }

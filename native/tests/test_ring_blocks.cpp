@@ -95,8 +95,8 @@ TEST(killed_readers_give_back_what_they_held) {
     c.header->head.store(0);
     for (uint32_t r = 0; r < 2; ++r) {
       c.header->cursors()[r].next.store(0);
-      c.board->prepare(r + 1, "");
-      c.board->slot(r + 1)->condition.store(Condition::kAlive);
+      c.process_table->prepare(r + 1, "");
+      c.process_table->slot(r + 1)->condition.store(Condition::kAlive);
     }
     std::vector<check::Child> children;
     for (uint32_t r = 0; r < 2; ++r) children.emplace_back([&, r] { read_blocks(c, r, file.get(), UINT64_MAX, 10); });
@@ -108,7 +108,7 @@ TEST(killed_readers_give_back_what_they_held) {
         if (writer.head() == (r == 0 ? first : second) && children[r].pid() > 0) {
           children[r].kill(SIGKILL);
           children[r].wait();
-          c.board->announce_death(r + 1);
+          c.process_table->announce_death(r + 1);
         }
       if (!wait_for_room(c, writer, waiter)) return;
       write_block(writer, arena, 8 * (1 + random.below(4'000)));

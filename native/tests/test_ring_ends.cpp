@@ -146,7 +146,7 @@ TEST(a_writer_asleep_is_woken_by_a_death) {
   c.reader(0).advance();
   std::thread other([&] {
     ::usleep(20'000);
-    c.board->announce_death(2);
+    c.process_table->announce_death(2);
   });
   Waiter waiter(&c.bell(0));
   CHECK(wait_for_room(c, writer, waiter));
@@ -154,7 +154,7 @@ TEST(a_writer_asleep_is_woken_by_a_death) {
   CHECK(!all_gone(writer));
   write_frame(writer);
   CHECK(!writer.has_room());  // the living one counts
-  c.board->announce_death(1);
+  c.process_table->announce_death(1);
   CHECK(all_gone(writer));
   CHECK(writer.has_room());
 }
@@ -164,8 +164,8 @@ TEST(another_process_in_a_dead_reader_s_slot_holds_nobody_up) {
   RingWriter writer = c.writer();
   REQUIRE(writer.has_room());
   write_frame(writer);
-  c.board->announce_death(1);
-  c.board->prepare(1, "somebody else");
+  c.process_table->announce_death(1);
+  c.process_table->prepare(1, "somebody else");
   CHECK(writer.has_room());
   CHECK(all_gone(writer));
 }

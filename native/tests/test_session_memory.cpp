@@ -8,11 +8,11 @@ using namespace conveyor;
 
 namespace {
 
-// Another process of the session: here, another arena on the same board.
+// Another process of the session: here, another arena on the same process table.
 struct Peer {
   Fd file = Arena::create_file(kFile);
   Arena arena;
-  Peer(Setup& s, uint32_t slot, size_t cap, uint64_t idle_ns = Arena::kIdleNs) : arena(file.get(), kFile, cap, s.board, slot, idle_ns) {}
+  Peer(Setup& s, uint32_t slot, size_t cap, uint64_t idle_ns = Arena::kIdleNs) : arena(file.get(), kFile, cap, s.process_table, slot, idle_ns) {}
   size_t memory() const {
     struct stat st;
     ::fstat(file.get(), &st);
@@ -25,7 +25,7 @@ struct Peer {
 TEST(what_is_idle_goes_back_by_itself) {
   Setup s;
   Peer peer(s, 0, 64 * kMiB, 600'000'000);
-  const auto view = std::make_shared<ArenaView>(peer.file.get(), kFile, s.board, 0);
+  const auto view = std::make_shared<ArenaView>(peer.file.get(), kFile, s.process_table, 0);
   const auto set = s.readers();
   const auto send = [&](size_t size) {
     Block* block = peer.arena.allocate(size);
@@ -37,16 +37,16 @@ TEST(what_is_idle_goes_back_by_itself) {
   auto kept = send(kMiB);
   Block* made = peer.arena.allocate(2 * kMiB);
   CHECK(peer.memory() >= 35 * kMiB);
-  CHECK_EQ(s.board->header()->memory.bytes.load(), peer.arena.bytes_touched());
+  CHECK_EQ(s.process_table->header()->memory.bytes.load(), peer.arena.bytes_touched());
   // The thread sleeps while nothing is free.
-  CHECK(check::soon([&] { return s.board->slot(0)->returns.wanted.load() == 1; }));
+  CHECK(check::soon([&] { return s.process_table->slot(0)->returns.wanted.load() == 1; }));
   const uint64_t start = now_ns();  // before: other programs may have the cores behind it
   held.clear();
   peer.arena.release(made);
   CHECK(check::soon([&] { return peer.memory() < 2 * kMiB; }));
   CHECK(now_ns() - start > 200'000'000);  // not at once: what is used again is warm
   // The pages go first, and are counted afterwards.
-  CHECK(check::soon([&] { return s.board->slot(0)->memory.load() == peer.arena.bytes_touched(); }));
+  CHECK(check::soon([&] { return s.process_table->slot(0)->memory.load() == peer.arena.bytes_touched(); }));
   kept.reset();
   peer.arena.give_back_soon();
   CHECK(check::soon([&] { return peer.memory() == 0; }));
@@ -60,12 +60,12 @@ TEST(what_is_published_for_readers_that_are_gone_goes_back_by_itself) {
   const auto publish = [&] {
     Block* block = peer.arena.allocate(kMiB);
     // The thread has looked, found nothing that is free, and sleeps.
-    CHECK(check::soon([&] { return s.board->slot(0)->returns.wanted.load() == 1; }));
+    CHECK(check::soon([&] { return s.process_table->slot(0)->returns.wanted.load() == 1; }));
     ::usleep(20'000);
     peer.arena.publish(block, set, 0, 7);
     CHECK(check::soon([&] { return peer.memory() == 0; }));
   };
-  s.board->announce_death(1);
+  s.process_table->announce_death(1);
   s.cursors[1].end.store(1);  // left, before it took anything
   publish();
   s.start(1);  // another process
@@ -105,16 +105,16 @@ TEST(the_cap_is_the_session_s) {
     CHECK(std::strstr(error.what(), " 2097152") != nullptr);
   }
   CHECK_THROWS(ArenaFull, a.arena.allocate(size));
-  CHECK_EQ(s.board->header()->memory.bytes.load(), kCap);
+  CHECK_EQ(s.process_table->header()->memory.bytes.load(), kCap);
   // What is free in another process is asked for, warm as it is.
   a.arena.release(blocks.back());
   blocks.pop_back();
   Block* third = b.arena.allocate(size);
-  CHECK_EQ(s.board->header()->memory.bytes.load(), kCap);
+  CHECK_EQ(s.process_table->header()->memory.bytes.load(), kCap);
   // And what a process had that has ended.
   CHECK_THROWS(ArenaFull, b.arena.allocate(size));
-  s.board->announce_death(0);
-  s.board->forget_memory(0);
+  s.process_table->announce_death(0);
+  s.process_table->forget_memory(0);
   for (int i = 0; i < 5; ++i) b.arena.release(b.arena.allocate(size));
   for (Block* block : {two[0], two[1], third}) b.arena.release(block);
 }
@@ -123,26 +123,26 @@ TEST(the_cap_is_the_session_s) {
 // may be what the earlier one takes.
 TEST(each_who_asks_for_memory_has_its_own_answer) {
   Setup s;
-  Returns& returns = s.board->slot(3)->returns;
-  s.board->slot(3)->memory.store(1);
-  auto first = s.board->ask_for_memory(0);
+  Returns& returns = s.process_table->slot(3)->returns;
+  s.process_table->slot(3)->memory.store(1);
+  auto first = s.process_table->ask_for_memory(0);
   const uint32_t looks_for = returns.asked.load();
-  auto second = s.board->ask_for_memory(1);
+  auto second = s.process_table->ask_for_memory(1);
   returns.answered.store(looks_for);
-  s.board->still_asked(first);
+  s.process_table->still_asked(first);
   CHECK(first.empty());
-  s.board->still_asked(second);
+  s.process_table->still_asked(second);
   CHECK_EQ(second.size(), 1u);
   returns.answered.store(returns.asked.load());
-  s.board->still_asked(second);
+  s.process_table->still_asked(second);
   CHECK(second.empty());
   // A process that has the slot after it counts from the beginning: nobody waits for its answer.
-  auto late = s.board->ask_for_memory(0);
-  s.board->prepare(3, "later");
-  s.board->slot(3)->memory.store(1);
-  s.board->still_asked(late);
+  auto late = s.process_table->ask_for_memory(0);
+  s.process_table->prepare(3, "later");
+  s.process_table->slot(3)->memory.store(1);
+  s.process_table->still_asked(late);
   CHECK(late.empty());
-  s.board->slot(3)->memory.store(0);
+  s.process_table->slot(3)->memory.store(0);
 }
 
 // Others may take what has come back before who has asked for it does.
@@ -150,8 +150,8 @@ TEST(who_asks_for_memory_asks_again_as_long_as_some_comes_back) {
   Setup s;
   constexpr uint64_t kCap = 8 * kMiB, kOthers = 6 * kMiB;
   Peer peer(s, 0, kCap);
-  SessionMemory& memory = s.board->header()->memory;
-  BoardSlot* other = s.board->slot(3);
+  SessionMemory& memory = s.process_table->header()->memory;
+  ProcessTableSlot* other = s.process_table->slot(3);
   Returns& returns = other->returns;
   // What the other process does when it is asked: that often it gives back, and takes again at once.
   const auto answer = [&](uint32_t rounds, bool at_last) {
@@ -203,7 +203,7 @@ TEST(no_two_get_the_last_of_the_memory) {
           mine.push_back(arena.allocate(1 + random.below(200'000), {}, false, false));
         } catch (const ArenaFull&) {
         }
-        CHECK(s.board->header()->memory.bytes.load() <= kCap);
+        CHECK(s.process_table->header()->memory.bytes.load() <= kCap);
         while (mine.size() > random.below(16)) {
           arena.release(mine.back());
           mine.pop_back();
@@ -213,7 +213,7 @@ TEST(no_two_get_the_last_of_the_memory) {
     });
   for (auto& thread : threads) thread.join();
   for (auto& peer : peers) peer->arena.give_back(0);
-  CHECK_EQ(s.board->header()->memory.bytes.load(), 0u);
+  CHECK_EQ(s.process_table->header()->memory.bytes.load(), 0u);
   for (auto& peer : peers) CHECK_EQ(peer->memory(), 0u);
 }
 
@@ -256,7 +256,7 @@ TEST(an_arena_is_closed_while_others_allocate) {
     CHECK_THROWS(ArenaFull, peer.arena.allocate(1));
     peer.arena.close();
     CHECK_EQ(peer.memory(), 0u);
-    CHECK_EQ(s.board->header()->memory.bytes.load(), 0u);
+    CHECK_EQ(s.process_table->header()->memory.bytes.load(), 0u);
   }
 }
 
@@ -270,28 +270,28 @@ TEST(what_is_released_when_the_arena_is_closed_goes_back_at_once) {
   peer.arena.close();
   CHECK(peer.memory() >= 23 * kMiB);
   std::memset(blocks[2]->data(), 7, 2 * kMiB);
-  s.board->slot(1)->condition.store(Condition::kDead);
+  s.process_table->slot(1)->condition.store(Condition::kDead);
   peer.arena.publish(blocks[0], set, 0, 0);
   peer.arena.release(blocks[1]);
   CHECK(peer.memory() < 3 * kMiB);
   CHECK_EQ(blocks[2]->data()[2 * kMiB - 1], 7);
   peer.arena.release(blocks[2]);
   CHECK_EQ(peer.memory(), 0u);
-  CHECK_EQ(s.board->header()->memory.bytes.load(), 0u);
+  CHECK_EQ(s.process_table->header()->memory.bytes.load(), 0u);
 }
 
 TEST(an_arena_is_its_parent_s_in_a_forked_child) {
   Setup s;
   auto peer = std::make_unique<Peer>(s, 0, 64 * kMiB);
   Block* block = peer->arena.allocate(kMiB);
-  const uint64_t counted = s.board->header()->memory.bytes.load();
+  const uint64_t counted = s.process_table->header()->memory.bytes.load();
   for (int i = 0; i < 20; ++i)
     CHECK(check::Child([&] {
             CHECK_THROWS(ArenaFull, peer->arena.allocate(1));
             peer->arena.release(block);
             peer.reset();
           }).passed());
-  CHECK_EQ(s.board->header()->memory.bytes.load(), counted);
+  CHECK_EQ(s.process_table->header()->memory.bytes.load(), counted);
   peer->arena.release(block);
   CHECK(peer->arena.allocate(kMiB) == block);
 }
@@ -299,17 +299,17 @@ TEST(an_arena_is_its_parent_s_in_a_forked_child) {
 // Blocks come and go one by one, so none is free whenever the thread looks. Who frees the next one is not to wake it
 // out of the pause that it takes between two looks.
 TEST(what_is_attached_to_one_block_after_the_other_wakes_the_thread_now_and_then) {
-  const auto board = Board::create(2);
-  board->prepare(1, "");
-  board->slot(1)->condition.store(Condition::kAlive);
+  const auto process_table = ProcessTable::create(2);
+  process_table->prepare(1, "");
+  process_table->slot(1)->condition.store(Condition::kAlive);
   Setup setup;
-  Arena arena(setup.file.get(), kFile, 64 * kMiB, board, 0, 1'000'000'000);
-  const auto view = std::make_shared<ArenaView>(setup.file.get(), kFile, board, 0);
+  Arena arena(setup.file.get(), kFile, 64 * kMiB, process_table, 0, 1'000'000'000);
+  const auto view = std::make_shared<ArenaView>(setup.file.get(), kFile, process_table, 0);
   const auto readers = std::make_shared<ReaderSet>();
-  readers->board = board;
+  readers->process_table = process_table;
   readers->add(1, &setup.cursors[0]);
   std::atomic<int> freed{0};
-  Returns& returns = board->slot(0)->returns;
+  Returns& returns = process_table->slot(0)->returns;
   std::unique_ptr<Lease> held;
   constexpr int kValues = 2'000;
   const uint32_t before = returns.count.load();
@@ -331,20 +331,20 @@ TEST(what_is_attached_to_one_block_after_the_other_wakes_the_thread_now_and_then
 TEST(while_a_process_starves_what_is_free_goes_back_at_once_and_it_is_rung) {
   Setup s;
   Peer peer(s, 0, 64 * kMiB);  // it would keep what is free for three seconds
-  const auto view = std::make_shared<ArenaView>(peer.file.get(), kFile, s.board, 0);
+  const auto view = std::make_shared<ArenaView>(peer.file.get(), kFile, s.process_table, 0);
   const auto set = s.readers();
   const auto send = [&] {
     Block* block = peer.arena.allocate(kMiB);
     peer.arena.publish(block, set, 0, 0);
     return std::make_unique<Lease>(*view, block->offset, block->size, 0);
   };
-  const auto rung = [&](uint32_t slot) { return s.board->slot(slot)->bell.count.load(); };
+  const auto rung = [&](uint32_t slot) { return s.process_table->slot(slot)->bell.count.load(); };
   std::vector<std::unique_ptr<Lease>> held;
   for (int i = 0; i < 4; ++i) held.push_back(send());
   // It has seen a lease end, and waits a second before it looks again.
   held.pop_back();
-  CHECK(check::soon([&] { return s.board->slot(0)->returns.wanted.load() == 0; }));
-  s.board->starve(3, true);
+  CHECK(check::soon([&] { return s.process_table->slot(0)->returns.wanted.load() == 0; }));
+  s.process_table->starve(3, true);
   CHECK(check::soon([&] { return peer.memory() < 4 * kMiB; }));
   for (uint64_t left = 3; left > 0; --left) {
     const uint32_t before = rung(3), others = rung(2);
@@ -355,19 +355,19 @@ TEST(while_a_process_starves_what_is_free_goes_back_at_once_and_it_is_rung) {
     CHECK(now_ns() - since < 500'000'000);
     CHECK_EQ(rung(2), others);
   }
-  // Who holds what of it, and runs something, is on the board.
+  // Who holds what of it, and runs something, is on the process table.
   held.push_back(send());
-  s.board->slot(1)->status.state.store(uint32_t(State::kRunning));
+  s.process_table->slot(1)->status.state.store(uint32_t(State::kRunning));
   peer.arena.give_back_soon();
-  CHECK(check::soon([&] { return s.board->slot(0)->holders[0].load() == 1 + 1; }));
+  CHECK(check::soon([&] { return s.process_table->slot(0)->holders[0].load() == 1 + 1; }));
   held.clear();
-  CHECK(check::soon([&] { return s.board->slot(0)->holders[0].load() == 0; }));
+  CHECK(check::soon([&] { return s.process_table->slot(0)->holders[0].load() == 0; }));
   // Its death is the end of it, and so is the last one's that does not starve any more.
-  s.board->starve(2, true);
-  s.board->announce_death(3);
-  CHECK(s.board->any_starving());
-  s.board->starve(2, false);
-  CHECK(!s.board->any_starving());
+  s.process_table->starve(2, true);
+  s.process_table->announce_death(3);
+  CHECK(s.process_table->any_starving());
+  s.process_table->starve(2, false);
+  CHECK(!s.process_table->any_starving());
 }
 
 TEST(what_is_taken_off_a_budget_is_news_for_who_starves) {
@@ -387,13 +387,13 @@ TEST(what_is_taken_off_a_budget_is_news_for_who_starves) {
   } catch (const ArenaFull& error) {
     CHECK(error.cap == ArenaFull::Cap::kNone);  // it never has room
   }
-  s.board->starve(3, true);
-  const uint32_t before = s.board->slot(3)->bell.count.load();
+  s.process_table->starve(3, true);
+  const uint32_t before = s.process_table->slot(3)->bell.count.load();
   const uint64_t news = peer.arena.news();
   peer.arena.uncharge(one);
   CHECK(peer.arena.news() != news);
-  CHECK(check::soon([&] { return s.board->slot(3)->bell.count.load() != before; }));
+  CHECK(check::soon([&] { return s.process_table->slot(3)->bell.count.load() != before; }));
   peer.arena.release(peer.arena.allocate(kMiB, budget));
   peer.arena.release(one);
-  s.board->starve(3, false);
+  s.process_table->starve(3, false);
 }

@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "board.h"
+#include "process_table.h"
 #include "check.h"
 
 using namespace conveyor;
@@ -111,13 +111,13 @@ TEST(a_writer_that_is_killed_leaves_nothing_that_is_believed) {
   }
 }
 
-TEST(a_slot_of_the_board_begins_without_notes) {
-  auto board = Board::create(2);
-  board->prepare(1, "one");
-  WaitNotes& notes = board->slot(1)->waits;
+TEST(a_slot_of_the_process_table_begins_without_notes) {
+  auto process_table = ProcessTable::create(2);
+  process_table->prepare(1, "one");
+  WaitNotes& notes = process_table->slot(1)->waits;
   notes.note(notes_of(3));
   CHECK(!notes.of(kWork)->empty());
-  board->prepare(1, "another");
+  process_table->prepare(1, "another");
   CHECK(notes.of(kWork)->empty());
-  CHECK(board->slot(0)->waits.of(kWork)->empty());
+  CHECK(process_table->slot(0)->waits.of(kWork)->empty());
 }

@@ -7,9 +7,9 @@ TEST(actors_may_be_watched_at_any_time) {
   Session s;
   // From before it lives, later, and when it is dead already.
   for (uint32_t slot : {1u, 2u}) {
-    s.board->prepare(slot, "actor");
+    s.process_table->prepare(slot, "actor");
     check::Child child([&] {
-      s.board->live(slot);
+      s.process_table->live(slot);
       for (;;) ::pause();
     });
     s.await_condition(slot, Condition::kAlive);
@@ -38,10 +38,10 @@ TEST(a_slot_is_watched_for_one_process_after_the_other) {
   Session s;
   for (uint32_t i = 0; i < 30; ++i) {
     auto child = s.start(1);
-    CHECK(!s.board->gone(1, i + 1));
+    CHECK(!s.process_table->gone(1, i + 1));
     child.kill(SIGKILL);
     s.await_death(1, now_ns());
-    CHECK(s.board->gone(1, i + 1));
+    CHECK(s.process_table->gone(1, i + 1));
   }
   s.check_deaths(30u);
 }
@@ -59,14 +59,14 @@ TEST(a_watch_is_inert_in_a_forked_child) {
 TEST(one_that_has_left_goes_on) {
   Session s;
   auto child = s.start(1, [&] {
-    s.board->guard_signals(1);
-    s.board->retire(1);
+    s.process_table->guard_signals(1);
+    s.process_table->retire(1);
     for (;;) ::pause();
   });
   s.await_condition(1, Condition::kDead);
-  s.await([&] { return life_word(s.board->slot(1))->load() == 0; });  // nobody owns it, nor has died with it
+  s.await([&] { return life_word(s.process_table->slot(1))->load() == 0; });  // nobody owns it, nor has died with it
   s.watch.remove(1);
-  s.board->prepare(1, "its successor");
+  s.process_table->prepare(1, "its successor");
   child.kill(SIGABRT);
   child.wait();
   CHECK(s.condition(1) == Condition::kStarting);
@@ -81,7 +81,7 @@ TEST(a_death_known_twice_is_announced_once) {
     auto child = s.start(1);
     child.kill(SIGKILL);
     if (i % 2 == 0) child.wait();
-    s.board->announce_death(1);
+    s.process_table->announce_death(1);
     s.watch.remove(1);
     s.check_deaths(i + 1);
   }
@@ -92,14 +92,14 @@ TEST(no_death_is_announced_after_its_watch_ended) {
   Session s;
   const int rounds = check::kThreadSanitizer ? 2'000 : 20'000;
   for (int i = 0; i < rounds; ++i) {
-    s.board->prepare(1, "");
+    s.process_table->prepare(1, "");
     // Alive with a life word that nobody holds: dead, for whoever looks.
-    s.board->slot(1)->condition.store(Condition::kAlive);
+    s.process_table->slot(1)->condition.store(Condition::kAlive);
     s.watch.add(1);
     for (int spin = i % 50; spin > 0; --spin) (void)now_ns();
     s.watch.remove(1);
-    s.board->announce_death(1);
-    s.board->slot(1)->condition.store(Condition::kStarting);
+    s.process_table->announce_death(1);
+    s.process_table->slot(1)->condition.store(Condition::kStarting);
     for (int spin = 0; spin < 20; ++spin) (void)now_ns();
     if (!CHECK(s.condition(1) == Condition::kStarting)) return;
   }
@@ -108,10 +108,10 @@ TEST(no_death_is_announced_after_its_watch_ended) {
 TEST(actors_start_while_others_die) {
   Session s;
   for (int i = 0; i < 500; ++i) {
-    s.board->prepare(1, "");
-    s.board->slot(1)->condition.store(Condition::kAlive);  // and dead: nobody holds its life word
+    s.process_table->prepare(1, "");
+    s.process_table->slot(1)->condition.store(Condition::kAlive);  // and dead: nobody holds its life word
     s.watch.add(1);
-    for (uint32_t slot = 2; slot < 6; ++slot) s.board->prepare(slot, "actor");
+    for (uint32_t slot = 2; slot < 6; ++slot) s.process_table->prepare(slot, "actor");
     s.await_death(1, now_ns());
     for (uint32_t slot = 2; slot < 6; ++slot) CHECK(s.condition(slot) == Condition::kStarting);
   }
@@ -133,7 +133,7 @@ TEST(watches_come_and_go_while_actors_die) {
           s.watch.add(slot);
         else
           s.watch.remove(slot);
-        if (random.below(8) == 0) s.board->announce_death(slot);
+        if (random.below(8) == 0) s.process_table->announce_death(slot);
         if (random.below(4) == 0) ::usleep(100);
       }
     });
@@ -150,13 +150,13 @@ TEST(watches_come_and_go_while_actors_die) {
 }
 
 TEST(watches_may_be_made_and_stopped_at_any_moment) {
-  auto board = Session::make_board(8);
+  auto process_table = Session::make_process_table(8);
   for (uint32_t i = 1; i < 8; ++i) {
-    board->prepare(i, "");
-    board->slot(i)->condition.store(Condition::kStarting);
+    process_table->prepare(i, "");
+    process_table->slot(i)->condition.store(Condition::kStarting);
   }
   for (int i = 0; i < 1'000; ++i) {
-    DeathWatch watch(board);
+    DeathWatch watch(process_table);
     std::thread other([&] {
       for (uint32_t slot = 1; slot < 8; ++slot) watch.add(slot);
       for (uint32_t slot = 1; slot < 8; ++slot) watch.remove(slot);
@@ -165,34 +165,34 @@ TEST(watches_may_be_made_and_stopped_at_any_moment) {
     watch.stop();
     other.join();
   }
-  CHECK_EQ(board->header()->deaths.load(), 0u);
+  CHECK_EQ(process_table->header()->deaths.load(), 0u);
 }
 
 TEST(a_ringer_that_is_no_peer_wakes_through_the_death_watch) {
   Session s;
   auto child = s.start(1, [&] {
     const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    s.board->set_eventfd(1, event, 1);
+    s.process_table->set_eventfd(1, event, 1);
     for (;;) ::pause();
   });
   // The actor sleeps in poll, and this process does not have its eventfd.
-  const uint32_t alarm = s.board->header()->alarm.load();
-  Waiter waiter(&s.board->slot(1)->bell);
+  const uint32_t alarm = s.process_table->header()->alarm.load();
+  Waiter waiter(&s.process_table->slot(1)->bell);
   CHECK(waiter.arm_event(waiter.count()));
-  s.board->ring(1, 5);
-  CHECK(s.board->header()->alarm.load() != alarm);
+  s.process_table->ring(1, 5);
+  CHECK(s.process_table->header()->alarm.load() != alarm);
   // The death watch sees it; having no eventfd either, it can only ring the attention bit.
-  s.await([&] { return (s.board->slot(1)->bell.ready[0].load() & 1) != 0; });
+  s.await([&] { return (s.process_table->slot(1)->bell.ready[0].load() & 1) != 0; });
 }
 
 TEST(an_event_sleeper_is_woken_by_a_ringer_that_is_no_peer) {
   Session s;
   const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  s.board->set_eventfd(1, event, 1);
+  s.process_table->set_eventfd(1, event, 1);
   int ready[2];
   REQUIRE(::pipe2(ready, O_CLOEXEC) == 0);
   auto sleeper = s.start(1, [&] {
-    Waiter waiter(&s.board->slot(1)->bell);
+    Waiter waiter(&s.process_table->slot(1)->bell);
     const uint32_t seen = waiter.count();
     CHECK(waiter.arm_event(seen));
     CHECK(::write(ready[1], "", 1) == 1);
@@ -203,8 +203,8 @@ TEST(an_event_sleeper_is_woken_by_a_ringer_that_is_no_peer) {
   char c;
   CHECK(::read(ready[0], &c, 1) == 1);
   check::Child stranger([&] {
-    auto board = Board::attach(s.board->fd());  // knows nobody's eventfd
-    board->ring(1, 5);
+    auto process_table = ProcessTable::attach(s.process_table->fd());  // knows nobody's eventfd
+    process_table->ring(1, 5);
   });
   CHECK(stranger.passed());
   CHECK(sleeper.passed());
@@ -217,8 +217,8 @@ TEST(guarding_signals_twice_does_not_loop) {
   Session s;
   auto child = s.start(1, [&] {
     forget_handlers();
-    s.board->guard_signals(1);
-    s.board->guard_signals(1);
+    s.process_table->guard_signals(1);
+    s.process_table->guard_signals(1);
     ::alarm(5);
     ::raise(SIGSEGV);
   });
@@ -247,17 +247,17 @@ TEST(a_watch_that_may_not_wait_for_many_does_not_spin) {
         ::getrusage(RUSAGE_SELF, &used);
         return uint64_t(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1'000 * kMs + uint64_t(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1'000;
       };
-      s.board->prepare(1, "actor");
-      s.board->slot(1)->condition.store(Condition::kAlive);
-      life_word(s.board->slot(1))->store(uint32_t(::getpid()));
+      s.process_table->prepare(1, "actor");
+      s.process_table->slot(1)->condition.store(Condition::kAlive);
+      life_word(s.process_table->slot(1))->store(uint32_t(::getpid()));
       s.watch.add(1);
       const uint64_t before = cpu();
       ::usleep(100'000);
       CHECK(cpu() - before < 50 * kMs);
       // It is there for its alarm still: a fatal signal that its actor announces.
-      s.board->slot(1)->condition.store(Condition::kDying);
-      s.board->header()->alarm.fetch_add(1);
-      futex_wake_all(&s.board->header()->alarm);
+      s.process_table->slot(1)->condition.store(Condition::kDying);
+      s.process_table->header()->alarm.fetch_add(1);
+      futex_wake_all(&s.process_table->header()->alarm);
       s.await_condition(1, Condition::kDead);
     });
     CHECK(child.passed());

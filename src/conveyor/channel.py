@@ -22,12 +22,12 @@ from conveyor import _core
 from conveyor.checks import check_timeout
 from conveyor.exceptions import ChannelClosedError, RuntimeStateError
 from conveyor.runtime import context, ending
-from conveyor.runtime.meeting import (
+from conveyor.runtime.broker import (
     RECEIVING,
     SENDING,
     SIDES,
+    ChannelPeer,
     ClosedWord,
-    Meeting,
     Side,
     closed_error,
     other,
@@ -120,10 +120,10 @@ class End:
         "_depth",
         "_here",
         "_lock",
-        "_meeting",
         "_number",
         "_over",
         "_passed",
+        "_peer",
         "_ref",
         "_runtime",
         "_there",
@@ -145,7 +145,7 @@ class End:
         self._depth = depth
         #: Reentrant: a signal handler may close an end in the middle of anything.
         self._lock: threading.RLock | _InheritedLock = threading.RLock()
-        self._meeting: Meeting | None = None
+        self._peer: ChannelPeer | None = None
         self._here: ClosedWord | None = None
         self._there: ClosedWord | None = None
         self._used = self._passed = False
@@ -167,7 +167,7 @@ class End:
         end is told. Does nothing the second time."""
         if self._over:
             return
-        if self._meeting is None:
+        if self._peer is None:
             uninterrupted(self._close)
         else:
             self._close()
@@ -184,7 +184,7 @@ class End:
             if not self._runtime.ending:
                 self.hang_up()
                 if self._driver_knows:
-                    self._runtime.introductions.close(self._number, self._side)
+                    self._runtime.broker.close(self._number, self._side)
                 self._let_go()
                 self._runtime.process.ring()  # threads of this process may wait here
             self._over = True
@@ -231,7 +231,7 @@ class End:
         self.hang_up()
         if self._driver_knows and (self._closed or not self._passed):
             # Else another process has it.
-            runtime.chores.soon(partial(runtime.introductions.close, self._number, self._side))
+            runtime.cleanup.soon(partial(runtime.broker.close, self._number, self._side))
 
     def _key(self, side: Side) -> Key:
         """Return the key of the end of this channel on that side, by which this process finds it."""
@@ -242,7 +242,7 @@ class End:
     def _begin(self) -> None:
         """This end is about to be used for the first time: from then on the other one may be."""
 
-    def _open(self, meeting: Meeting) -> None:
+    def _open(self, meeting: ChannelPeer) -> None:
         """Open this end, since the process at the other end is known."""
         raise NotImplementedError
 
@@ -259,8 +259,8 @@ class End:
         """Whether both ends are used, so that something can be sent. Asks for it if that is not known, which
         no handler breaks off: an end is told of the other one once. Not with the lock, since this may be
         done by another thread: which is dear, so it is not done for each look of who waits."""
-        introductions = self._runtime.introductions
-        if self._partner is None and introductions.awaits(self._number, self._side):
+        broker = self._runtime.broker
+        if self._partner is None and broker.awaits(self._number, self._side):
             with self._lock:
                 self._check()
             return False
@@ -275,7 +275,7 @@ class End:
     def _meet(self) -> bool:
         with self._lock:
             self._check()
-            return self._meeting is not None or self._have_met()
+            return self._peer is not None or self._have_met()
 
     def _have_met(self) -> bool:
         if not self._used:
@@ -283,7 +283,7 @@ class End:
             self._begin()
         runtime, number = self._runtime, self._number
         there = self._partner
-        meeting = runtime.introductions.meet(number, self._side, there is not None)
+        meeting = runtime.broker.meet(number, self._side, there is not None)
         if meeting is None:
             return False
         if there is not None:
@@ -293,15 +293,15 @@ class End:
             self._there = ClosedWord(meeting.segment, other(self._side))
             self._open(meeting)
             # Without the view: who holds an end keeps no arena of a session that has ended.
-            self._meeting = replace(meeting, view=None)
+            self._peer = replace(meeting, view=None)
             self._runtime.process.hangs_up(self)
         except BaseException:
             # The channel is not introduced again: the other end is told.
             self._closed = True
             ClosedWord(meeting.segment, self._side).mark()
-            self._runtime.process.board.ring(meeting.slot, _core.ATTENTION_BIT)
+            self._runtime.process.process_table.ring(meeting.slot, _core.ATTENTION_BIT)
             if meeting.spread:
-                runtime.chores.soon(partial(runtime.introductions.close, number, self._side))
+                runtime.cleanup.soon(partial(runtime.broker.close, number, self._side))
             raise
         if self._closed:  # by a finalizer, in the midst of this
             self.hang_up()
@@ -316,15 +316,15 @@ class End:
 
     def hang_up(self) -> None:
         """Tell the process at the other end, if it is known, that nothing more is done at this one."""
-        meeting, here = self._meeting, self._here
+        meeting, here = self._peer, self._here
         if meeting is not None and here is not None:
             here.mark(self._sent)
-            self._runtime.process.board.ring(meeting.slot, _core.ATTENTION_BIT)
+            self._runtime.process.process_table.ring(meeting.slot, _core.ATTENTION_BIT)
 
     @property
     def _driver_knows(self) -> bool:
         """Whether the driver has to be told that this end is closed."""
-        meeting = self._meeting
+        meeting = self._peer
         return meeting is None or meeting.spread
 
     @property
@@ -335,18 +335,18 @@ class End:
     @property
     def _gone(self) -> bool:
         """Whether the process at the other end is no more."""
-        meeting = self._meeting
+        meeting = self._peer
         assert meeting is not None
-        return self._runtime.process.board.gone(meeting.slot, meeting.incarnation)
+        return self._runtime.process.process_table.gone(meeting.slot, meeting.incarnation)
 
     def _closed_there(self) -> ChannelClosedError:
         return closed_error(self._number, other(self._side))
 
     def _death(self) -> Exception:
         """Return the error for the death of the process at the other end."""
-        meeting = self._meeting
+        meeting = self._peer
         assert meeting is not None
-        return self._runtime.introductions.death(meeting)
+        return self._runtime.broker.death(meeting)
 
     # Waiting
 
@@ -383,7 +383,7 @@ class End:
 
     def _worth_trying(self) -> bool:
         try:
-            if self._meeting is None and not self._met:
+            if self._peer is None and not self._met:
                 return False
             with self._lock:
                 return self._closed or self._runtime.ending or self._settled()
@@ -392,7 +392,7 @@ class End:
 
     def _describe(self) -> str:
         """Describe what a caller of this end is waiting for."""
-        if self._meeting is None:
+        if self._peer is None:
             return f"the {SIDES[other(self._side)]} end of channel {self._number} to be used"
         return self._awaited()
 
@@ -401,11 +401,11 @@ class End:
         raise NotImplementedError
 
     def _doing(self) -> str:
-        meeting = self._meeting
+        meeting = self._peer
         if meeting is None:
             return "no process has used it yet"
         process = self._runtime.process
-        return f"{process.board.name(meeting.slot)} is {process.describe(meeting.slot)}"
+        return f"{process.process_table.name(meeting.slot)} is {process.describe(meeting.slot)}"
 
 
 class _InheritedLock:
@@ -451,7 +451,7 @@ def load(session: str, number: int, side: Side, depth: int) -> End:
         )
     end = make(runtime, number, side, depth)
     end._passed = False
-    runtime.introductions.hold(number, side)
+    runtime.broker.hold(number, side)
     return end
 
 
@@ -505,14 +505,14 @@ class Sender(End, Generic[SentT], side=SENDING):
 
     def statistics(self) -> ChannelStatistics:
         with self._lock:
-            writer, meeting = self._writer, self._meeting
+            writer, meeting = self._writer, self._peer
             if writer is None or meeting is None:
                 return ChannelStatistics(self._depth, 0, 0, 0)
             sent, taken = meeting.segment.progress(0)
             return ChannelStatistics(self._depth, writer.count, writer.bytes, sent - taken[0])
 
     def _offer(self, value: SentT) -> bool:
-        if self._meeting is None and not self._met:
+        if self._peer is None and not self._met:
             return False
         with self._lock:
             self._check()
@@ -552,7 +552,7 @@ class Sender(End, Generic[SentT], side=SENDING):
         writer = self._writer
         return 0 if writer is None else writer.count
 
-    def _open(self, meeting: Meeting) -> None:
+    def _open(self, meeting: ChannelPeer) -> None:
         target = Place(meeting.slot, meeting.incarnation, RESULT_BIT)
         carries = f"channel {self._number}"
         self._writer = self._runtime.process.writer(meeting.segment, 0, [target], carries)
@@ -650,7 +650,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
 
     def _take(self) -> Any:
         """Return the next value, or ``EMPTY``."""
-        if self._meeting is None and not self._met:
+        if self._peer is None and not self._met:
             return _core.EMPTY
         with self._lock:
             self._check()
@@ -686,7 +686,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
     def _begin(self) -> None:
         self._runtime.process.sources.expect(self)
 
-    def _open(self, meeting: Meeting) -> None:
+    def _open(self, meeting: ChannelPeer) -> None:
         process, writer = (
             self._runtime.process,
             Place(meeting.slot, meeting.incarnation, RESULT_BIT),
@@ -725,7 +725,7 @@ class Channel(tuple[Sender[ItemT], Receiver[ItemT]]):
     def __new__(cls, depth: int = 8) -> Channel[ItemT]:
         depth = _checked(depth)
         runtime = context.current()
-        number = runtime.introductions.open(depth)
+        number = runtime.broker.open(depth)
         sender: Any = make(runtime, number, SENDING, depth)
         receiver: Any = make(runtime, number, RECEIVING, depth)
         return super().__new__(cls, (sender, receiver))

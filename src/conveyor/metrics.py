@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from conveyor import _core
-from conveyor.graph.compiled import Account, CompiledGraph, graph_id
+from conveyor.graph.compiled import CompiledGraph, GraphInfo, graph_id
 from conveyor.later import LaterModule
 from conveyor.observe.stats import GraphStats, Times, read_stats
 from conveyor.runtime import context
@@ -222,7 +222,7 @@ def _samples(graphs: Iterable[CompiledGraph] | None) -> Samples:
         read = {graph.get_id(): graph.stats() for graph in graphs}
     else:
         runtime = context.running()
-        accounts: list[Account] = [] if runtime is None else list(runtime.graphs)
+        accounts: list[GraphInfo] = [] if runtime is None else list(runtime.graphs)
         read = {graph_id(a.number): read_stats(a) for a in accounts if not a.is_teardown}
     samples: Samples = {}
     for number, stats in sorted(read.items()):

@@ -99,17 +99,17 @@ class Faults:
         except BaseException as error:
             self._raised.append(error)
 
-    def wait(self, patience: float) -> None:
+    def wait(self, time_limit: float) -> None:
         """Until all that lasts a moment is over."""
         for thread, fault in zip(self._threads, self.planned, strict=True):
             if not fault.ends_somebody:
-                thread.join(patience)
+                thread.join(time_limit)
 
-    def end(self, patience: float) -> None:
+    def end(self, time_limit: float) -> None:
         """The dead are dead: what has killed them need not last."""
         self._over.set()
         for thread in self._threads:
-            thread.join(patience)
+            thread.join(time_limit)
             if thread.is_alive():
                 raise AssertionError(f"{thread.name} does not end")
         if self._raised:
@@ -158,7 +158,7 @@ class Faults:
         back = [(other, number) for other in (DRIVER, *others)]
         both, one_way = out + back, self._rng.choice([out, back])
         if fault.kind == "disconnected":
-            pump = context.running().abroad.pump
+            pump = context.running().remote_nodes.pump
             return lambda: pump.disconnect(number, "cut by the round")
         if fault.kind == "disconnected between others":
             return lambda: self._disconnect_between(agent, others)
@@ -206,7 +206,7 @@ class Faults:
     def _disconnect_between(self, agent: Any, others: list[int]) -> None:
         def cut(its: Any) -> None:
             for number in others:
-                its._station.pump.disconnect(number, "cut by the round")
+                its._node_agent.pump.disconnect(number, "cut by the round")
 
         try:
             ask(agent, cut)

@@ -80,9 +80,9 @@ def tables():
         ),
         "processes by number": len(table.pids()),
         "slots": -table.free_slots,
-        "graphs": len(driver.layer),
+        "graphs": len(driver.deployer),
         "refs": driver.exports.kept,
-        "sockets of requests": driver.switchboard.served,
+        "sockets of requests": driver.dispatcher.served,
     }
     for record in table:
         if not record.alive:

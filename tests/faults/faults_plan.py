@@ -12,7 +12,7 @@ import conveyor
 
 #: Whose calls fail, beside the driver's: of an actor that is there (the first, or the other one), of the fork
 #: server, or of all processes that are started meanwhile.
-_ELSEWHERE = {
+_REMOTE = {
     "graph": ("actor", "peer"),
     "call": ("actor", "peer"),
     "stream": ("actor",),
@@ -27,8 +27,8 @@ _ELSEWHERE = {
 #: (phase, whose calls fail, which calls)
 PLAN = [
     (phase, where, calls)
-    for phase, elsewhere in _ELSEWHERE.items()
-    for where in ("driver", *elsewhere)
+    for phase, is_remote in _REMOTE.items()
+    for where in ("driver", *is_remote)
     for calls in (SYSTEM_CALLS, ALLOCATIONS)
     if (where, calls) != ("server", ALLOCATIONS)  # it has none of the core's
 ]

@@ -9,7 +9,7 @@ import pytest
 import wire
 from namespaces import Namespace
 
-from conveyor.cluster.servers import _ASKED, Depot, Supply
+from conveyor.cluster.servers import _ASKED, SharedFiles, Supply
 
 pytestmark = pytest.mark.cold_start
 #: Well above what a connection lives over which nothing is taken, and well below what TCP would try.
@@ -28,8 +28,8 @@ class Lying:
         self.network = wire.network(self.spaces)
         stack.callback(self.network.close)
         self.cable = self.network.wire(1)
-        self.depot = Depot()
-        stack.callback(self.depot.close)
+        self.shared_files = SharedFiles()
+        stack.callback(self.shared_files.close)
         with self.spaces[1].entered():
             self._listener = socket.create_server((wire.address(1), 0))
         stack.callback(self._listener.close)
@@ -42,7 +42,7 @@ class Lying:
     def _accept(self):
         with contextlib.suppress(OSError):
             while True:
-                self.depot.serve(self._listener.accept()[0])
+                self.shared_files.serve(self._listener.accept()[0])
 
     def dial(self):
         self.dialled += 1
@@ -60,7 +60,7 @@ class Lying:
         fd = os.memfd_create("value")
         try:
             os.write(fd, data)
-            return self.depot.put(fd)
+            return self.shared_files.put(fd)
         finally:
             os.close(fd)
 
@@ -104,6 +104,6 @@ def test_a_file_that_nobody_takes_is_not_sent_for_ever(lying, wait_until):
         sock.settimeout(WAIT)
         sock.sendall(_ASKED.pack(number, 0, LARGE))
         assert sock.recv(1 << 20)
-        wait_until(lambda: lying.depot._serving, WAIT)
+        wait_until(lambda: lying.shared_files._serving, WAIT)
         lying.cable.cut()
-        wait_until(lambda: not lying.depot._serving, WAIT)
+        wait_until(lambda: not lying.shared_files._serving, WAIT)

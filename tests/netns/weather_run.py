@@ -129,7 +129,7 @@ def run(
         taken = conveyor.get(actor.taken.remote(), timeout=_HANGS)
         if taken != report.executions:
             raise AssertionError(f"{taken} of {report.executions} executions have run")
-    report.connections = running().abroad.pump.counts(1)[4]
+    report.connections = running().remote_nodes.pump.counts(1)[4]
     return report
 
 

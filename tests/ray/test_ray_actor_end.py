@@ -107,8 +107,8 @@ class Guest(Plain):
 @pytest.mark.parametrize("how", ["exit_actor", "kill"])
 def test_a_guest_ends(rt, two_nodes, wait_until, how):
     stage = made(Guest)
-    guest = conveyor.attach(stage)
-    pid = conveyor.get(guest.pid.remote(), timeout=WAIT)
+    attached_actor = conveyor.attach(stage)
+    pid = conveyor.get(attached_actor.pid.remote(), timeout=WAIT)
     if how == "exit_actor":
         with pytest.raises(ray.exceptions.RayActorError):
             ray.get(stage.leave.remote(), timeout=WAIT)
@@ -116,4 +116,4 @@ def test_a_guest_ends(rt, two_nodes, wait_until, how):
         ray.kill(stage)
     wait_until(lambda: not psutil.pid_exists(pid), WAIT)
     with pytest.raises(ActorDiedError):
-        conveyor.get(guest.pid.remote(), timeout=WAIT)
+        conveyor.get(attached_actor.pid.remote(), timeout=WAIT)

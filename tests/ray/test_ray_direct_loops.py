@@ -15,7 +15,7 @@ import conveyor
 from conveyor import get
 from conveyor.cluster.fetches import Source
 from conveyor.dag import InputNode
-from conveyor.direct import fetching as afar
+from conveyor.direct import fetching as remote_status
 from conveyor.exceptions import ActorDiedError, ExecutionCancelledError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -168,7 +168,7 @@ def test_a_loop_runs_on_while_memory_is_had(actors, monkeypatch):
     ref = made(maker, LARGE)
     go, begun = threading.Event(), threading.Event()
 
-    class LateRoom(afar.Room):
+    class LateRoom(remote_status.Room):
         def __init__(self, *args):
             begun.set()
             assert go.wait(WAIT)
@@ -188,9 +188,9 @@ def test_a_loop_runs_on_while_memory_is_had(actors, monkeypatch):
     def none(*args):
         raise MemoryError("there is none")
 
-    monkeypatch.setattr(afar, "Room", LateRoom)
+    monkeypatch.setattr(remote_status, "Room", LateRoom)
     assert asyncio.run(asyncio.wait_for(main(), WAIT)) == total(LARGE)
-    monkeypatch.setattr(afar, "Room", none)
+    monkeypatch.setattr(remote_status, "Room", none)
     with pytest.raises(MemoryError, match="there is none"):
         asyncio.run(asyncio.wait_for(_value(ref), WAIT))
     monkeypatch.undo()

@@ -96,7 +96,7 @@ SIZE = 1 << 17
 BYTES = 8 * SIZE
 
 
-def test_a_node_sends_as_much_as_is_needed_elsewhere(ranks):
+def test_a_node_sends_as_much_as_is_needed_remote(ranks):
     """One tensor where it has two, and the halves of it where ranks get shares."""
     total = 4 * sum(range(SIZE)) + 6 * SIZE
     for bind, most in (

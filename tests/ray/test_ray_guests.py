@@ -102,7 +102,7 @@ def test_its_farewell_may_be_heard_late(rt, stage, monkeypatch, wait_until):
     busy, go = threading.Event(), threading.Event()
 
     def keep_it_busy():
-        for connection in hosts._visitors.courier._known:
+        for connection in hosts._attached_processes.process_listener._known:
             hosts._events.remove(connection)  # its turn is last
         busy.set()
         assert go.wait(WAIT)
@@ -110,7 +110,9 @@ def test_its_farewell_may_be_heard_late(rt, stage, monkeypatch, wait_until):
     hosts._events.call(keep_it_busy)
     assert busy.wait(WAIT)
     conveyor.kill(attached)
-    hosts._visitors.courier.tell_to_leave(ray.get(stage.pid.remote()))  # as that thread will, too
+    hosts._attached_processes.process_listener.tell_to_leave(
+        ray.get(stage.pid.remote())
+    )  # as that thread will, too
     nothing_left(wait_until, stage)
     thread = threading.Thread(target=lambda: again.append(conveyor.attach(stage)))
     again = []
@@ -119,7 +121,7 @@ def test_its_farewell_may_be_heard_late(rt, stage, monkeypatch, wait_until):
     go.set()
     thread.join(WAIT)
     assert get(again[0].add.remote(1)) == 2
-    assert len(hosts._visitors) == 1
+    assert len(hosts._attached_processes) == 1
 
 
 def test_a_step_goes_on_beside_a_call_of_rays(rt, stage, latches, wait_until):

@@ -70,7 +70,7 @@ class Stumbles(Plain):
         return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("at", ["check_greeting", "Ground"])
+@pytest.mark.parametrize("at", ["check_greeting", "WorkerState"])
 def test_one_that_fails_on_its_way_has_no_descriptor_more(rt, two_nodes, wait_until, at):
     stage = ray.remote(num_cpus=0)(Stumbles).remote()
     ray.get(stage.stumble.remote(at))

@@ -142,8 +142,8 @@ def test_graphs_over_nodes(far):
         route = rf"{first_here} → {first_there} +network link, .*from the driver's node to "
         assert re.search(route, links[1])
         assert len(links) == 6  # of 7: one result is from the node of the driver
-        elsewhere = [actor.name for actor in graph.status().actors if actor.host is not None]
-        assert sorted(elsewhere) == sorted(actor._id.name for actor in there)
+        is_remote = [actor.name for actor in graph.status().actors if actor.host is not None]
+        assert sorted(is_remote) == sorted(actor._id.name for actor in there)
         refs = [graph.execute(i) for i in range(4)]
         assert [get(ref)[0] for ref in refs] == [(i + 13, i + 31) for i in range(4)]
         big = np.ones(3 << 20)

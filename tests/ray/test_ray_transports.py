@@ -177,10 +177,10 @@ class ByAddress(transport.Transport):
     capabilities = transport.Capabilities(frozenset({"cpu"}), between_hosts=True)
 
     def open(self, wire):
-        return ByAddressConduit(wire)
+        return ByAddressEndpoint(wire)
 
 
-class ByAddressConduit(transport.Conduit):
+class ByAddressEndpoint(transport.Endpoint):
     def __init__(self, wire):
         self.wire = wire
         self.come, self.asked = {}, {}
@@ -264,10 +264,10 @@ def test_the_checks_of_all_transports(far, monkeypatch, check):
     """Their actors are on two nodes in turn."""
     from conveyor.engines.ray import hosts
 
-    ray_options, turns = hosts.ray_options, itertools.cycle(["first", "second"])
+    ray_options, call_lock = hosts.ray_options, itertools.cycle(["first", "second"])
 
     def placed(options):
-        return {**ray_options(options), "resources": {next(turns): 0.001}}
+        return {**ray_options(options), "resources": {next(call_lock): 0.001}}
 
     monkeypatch.setattr(hosts, "ray_options", placed)
     check.run("gloo")

@@ -44,7 +44,7 @@ def kept_values() -> int:
 
 def session_memory() -> Any:
     """Return the bytes that all processes of the session have touched for values."""
-    return _runtime().process.board.session_memory
+    return _runtime().process.process_table.session_memory
 
 
 def arena() -> Any:
@@ -61,18 +61,18 @@ def waits_for_memory() -> int:
 
 def results_wait_for_memory() -> bool:
     """Return whether the result of some process waits for memory."""
-    board = _runtime().process.board
-    return any(board.starving(slot) == 2 for slot in range(board.used))
+    process_table = _runtime().process.process_table
+    return any(process_table.starving(slot) == 2 for slot in range(process_table.used))
 
 
-def do_chores() -> None:
+def do_cleanup() -> None:
     """Have the driver do what finalizers have noted for it, and return when that is done."""
-    _runtime().chores.do()
+    _runtime().cleanup.do()
 
 
 def channels_known() -> int:
     """Count the channels that the driver would still introduce somebody to."""
-    return len(_runtime().introductions._channels)
+    return len(_runtime().broker._channels)
 
 
 def groups_known() -> int:
@@ -96,7 +96,9 @@ def record_of(actor: Any) -> Any:
 def status_of(name: str) -> Any:
     """Return the status of the process that is called so."""
     process = _runtime().process
-    slot = next(s for s in range(process.board.used) if process.board.name(s) == name)
+    slot = next(
+        s for s in range(process.process_table.used) if process.process_table.name(s) == name
+    )
     (status,) = process.statuses([(slot, None)])
     return status
 
@@ -104,7 +106,7 @@ def status_of(name: str) -> Any:
 def statuses() -> Any:
     """Return the status of each process that the session has had."""
     process = _runtime().process
-    return process.statuses([(slot, None) for slot in range(process.board.used)])
+    return process.statuses([(slot, None) for slot in range(process.process_table.used)])
 
 
 def sleeping() -> list[Any]:
@@ -120,8 +122,10 @@ def sleeping() -> list[Any]:
 
 def announce_death(name: str) -> None:
     """Tell all processes that the one of that name has died, as the driver does when it has."""
-    board = _runtime().process.board
-    board.announce_death(next(s for s in range(board.used) if board.name(s) == name))
+    process_table = _runtime().process.process_table
+    process_table.announce_death(
+        next(s for s in range(process_table.used) if process_table.name(s) == name)
+    )
 
 
 def link_to(actor: Any) -> Any:
@@ -158,7 +162,7 @@ def gate_of(graph: Any) -> Any:
 
 def pump() -> Any:
     """Return what carries messages to other nodes' hosts: it counts them, and can cut a connection."""
-    return _runtime().abroad.pump
+    return _runtime().remote_nodes.pump
 
 
 def agents() -> list[Any]:
@@ -168,12 +172,12 @@ def agents() -> list[Any]:
 
 def spread_segments() -> set[Any]:
     """Return the numbers of the segments that the driver has had other hosts make."""
-    return set(_runtime().abroad._segments)
+    return set(_runtime().remote_nodes._segments)
 
 
 def kept_files() -> int:
     """Count the files with values that the driver's node keeps for others to fetch."""
-    return len(_runtime()._hosts._agents._depot)
+    return len(_runtime()._hosts._agents._shared_files)
 
 
 def hosts_memory() -> Any:

@@ -425,7 +425,7 @@ def check_owner(owner: object) -> None:
 def check_usable(handle: ActorHandle) -> None:
     """Raise unless ``handle`` belongs to the session that this process has now."""
     if context.running() is not handle._runtime:
-        if ending.begun_elsewhere():
+        if ending.begun_by_others():
             raise ending.ended()
         whose = (
             "a session that has ended (it was shut down): start the actor anew"

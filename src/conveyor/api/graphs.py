@@ -144,7 +144,7 @@ class _Host:
         # Imported here: who only calls actors does not need it.
         place = import_later("conveyor.plan.lower").place
 
-        # An actor's index means another actor in another session: look before anything is laid.
+        # An actor's index means another actor in another session: look before anything is deployed.
         shape = survey(root)
         for task in shape.tasks:
             check_owner(task.owner)

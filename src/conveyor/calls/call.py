@@ -192,7 +192,7 @@ def stop() -> Call:
     return "stop", (), None, 1, STOP
 
 
-def instead_of(call: Call, board: _core.Board, slot: int, why: str) -> Call | None:
+def instead_of(call: Call, process_table: _core.ProcessTable, slot: int, why: str) -> Call | None:
     """Return what is sent in the place of ``call``, which comes to nothing before it is sent: other ranks may
     wait for it. ``None``: the actor, which is in ``slot``, is in no group."""
-    return (call[0], (why,), None, 1, MISSED) if board.is_rank(slot) else None
+    return (call[0], (why,), None, 1, MISSED) if process_table.is_rank(slot) else None

@@ -21,7 +21,7 @@ from conveyor.refs.together import look_at_company
 from conveyor.refs.values import refs_among
 from conveyor.runtime.process import CALL_SLOTS
 from conveyor.runtime.wait_graph import CALLS, Again, Blockers, any_of
-from conveyor.runtime.waiting import Patience, wait_patiently
+from conveyor.runtime.waiting import TimeLimit, wait_within
 from conveyor.system_limits import cores
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Functions:
         self._last: Any = None
         self._starting = False
         self._most = cores()
-        self._deaths = process.board.deaths
+        self._deaths = process.process_table.deaths
         self._waiting: dict[Ref, Entry] = {}  # in their order
 
     def call(self, call: Call) -> Any:
@@ -180,7 +180,7 @@ class Functions:
 
     def _forget_dead(self) -> None:
         """Keep the workers that live. With the lock."""
-        deaths = self._process.board.deaths
+        deaths = self._process.process_table.deaths
         if deaths != self._deaths:
             self._deaths = deaths
             self._workers = [worker for worker in self._workers if not worker.link.gone]
@@ -277,7 +277,7 @@ class Functions:
     # Source protocol
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
-        patience = Patience(timeout)
+        time_limit = TimeLimit(timeout)
 
         def sent() -> bool:
             self.flush()
@@ -288,20 +288,20 @@ class Functions:
 
         with self._pump.attending(self, True):
             if not sent():
-                inbox, lanes = self._process.inbox, self._process.lanes
+                inbox, wait_registry = self._process.inbox, self._process.wait_registry
                 ask = partial(self.blockers, ref)
-                with lanes.waiting(ask, True, patience.bounded) as wait:
+                with wait_registry.waiting(ask, True, time_limit.bounded) as wait:
                     describe = partial(self.describe, ref)
-                    wait_patiently(inbox, sent, patience, describe, self.doing, wait)
+                    wait_within(inbox, sent, time_limit, describe, self.doing, wait)
             if ref._number >= 0:
                 # Most results come soon, and whoever gets the next one sends what waits.
-                left = patience.left()
+                left = time_limit.left()
                 look = _LAST_LOOK if left is None else min(left, _LAST_LOOK)
                 value = ref._gate.get(ref._number, 0, look)
                 if value is not EMPTY:
                     return value
         source: Source = ref._source
-        return EMPTY if source is self else source.wait_for(ref, patience.left())
+        return EMPTY if source is self else source.wait_for(ref, time_limit.left())
 
     def is_ready(self, ref: Ref) -> bool:
         return ref._outcome is not EMPTY

@@ -11,7 +11,7 @@ from typing import Any
 from conveyor.runtime.uninterrupted import try_each
 
 Key = tuple[int, int]
-"""Names a generator to its actor: the caller's place on the board, and a number of its own."""
+"""Names a generator to its actor: the caller's place on the process table, and a number of its own."""
 
 
 class StreamWriter:

@@ -53,7 +53,7 @@ from conveyor.runtime.deadlock import Wait, sooner
 from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, MOST_CALL_SLOTS, Place, Process
 from conveyor.runtime.shortage import MemoryWait, is_final
 from conveyor.runtime.wait_graph import CALLS, Again, Blockers, call_of
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import TimeLimit
 
 
 def link_depth(max_concurrency: int | None) -> int:
@@ -285,7 +285,7 @@ class Link:
 
     @property
     def _is_dead(self) -> bool:
-        return self._process.board.gone(self.actor_slot, self._incarnation)
+        return self._process.process_table.gone(self.actor_slot, self._incarnation)
 
     def why_gone(self) -> ConveyorError:
         if self._process.ended and not self._is_control:
@@ -366,7 +366,7 @@ class Link:
             ref._outcome.unseen = Unseen(error)
 
     def _instead_of(self, call: Call, why: str) -> Call | None:
-        return instead_of(call, self._process.board, self.actor_slot, why)
+        return instead_of(call, self._process.process_table, self.actor_slot, why)
 
     def _replace(self, place: int, instead: Call | None) -> None:
         if instead is None:
@@ -491,7 +491,7 @@ class Link:
                 self.gate.drop_cancelled(ref._number, 0)
         self.gate.interrupt()
         if ref._number >= 0:  # it may be a coroutine that runs
-            self._process.board.ring(self.actor_slot, self._mailbox_bit)
+            self._process.process_table.ring(self.actor_slot, self._mailbox_bit)
         else:
             self.flush()  # others may have waited behind it
         return True
@@ -510,30 +510,30 @@ class Link:
             value = self.gate.get(ref._number, 0, look)
             if value is not EMPTY:
                 return value
-        patience, queued = Patience(timeout), ref._number < 0
-        waiting = self._process.lanes.waiting(
-            lambda n: self.blockers(ref, n), queued, patience.bounded
+        time_limit, queued = TimeLimit(timeout), ref._number < 0
+        waiting = self._process.wait_registry.waiting(
+            lambda n: self.blockers(ref, n), queued, time_limit.bounded
         )
         with waiting as wait, self._pump.attending(self, queued) as attending:
-            return self._wait(ref, patience, wait, attending)
+            return self._wait(ref, time_limit, wait, attending)
 
     def lacks(self) -> Ref | None:
         """Return the argument that the first waiting call lacks; all calls behind it wait for it, too."""
         return lacked_now(self._pending, self.lock)
 
     def _wait(
-        self, ref: Ref, patience: Patience, wait: Wait | None, attending: _core.Attending
+        self, ref: Ref, time_limit: TimeLimit, wait: Wait | None, attending: _core.Attending
     ) -> Any:
-        board, inbox = self._process.board, self._process.inbox
+        process_table, inbox = self._process.process_table, self._process.inbox
         while True:
             seen, asked = inbox.count, inbox.asked
-            deaths = board.deaths
+            deaths = process_table.deaths
             if wait is not None and wait.serve is not None:
                 wait.serve()
             value = self._look(ref)
             if value is not EMPTY or ref._outcome is not EMPTY:
                 return value
-            step = patience.step()
+            step = time_limit.step()
             if wait is not None:
                 step = sooner(step, wait.look(asked))
             if ref._number < 0:
@@ -545,7 +545,7 @@ class Link:
                 value = get_or_wait(ref, inbox, seen, step, deaths, every_ring)
                 if value is not EMPTY:
                     return value
-            patience.check(lambda: self.describe(ref), self.doing)
+            time_limit.check(lambda: self.describe(ref), self.doing)
 
     def _look(self, ref: Ref) -> Any:
         """Return the result, if it is here. Its outcome may be there instead: it has been cancelled."""

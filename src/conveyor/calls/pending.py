@@ -143,7 +143,9 @@ def with_values(
 ) -> Call:
     """``call`` of ``actor``, with the values of its refs, which are done. ``site``: the line that has made
     it, if that is not the one that the thread is in. Raises ``RefFailed``."""
-    args, kwargs = values.with_values(call[1], call[2], afar=process.may_be_elsewhere(actor[0]))
+    args, kwargs = values.with_values(
+        call[1], call[2], on_other_node=process.may_be_remote(actor[0])
+    )
     for given, sent in zip(call[1], args, strict=True):
         if sent is not given:
             _warn_of_sharing(given, sent, actor, site)

@@ -38,7 +38,7 @@ from conveyor.refs.together import look_at_company
 from conveyor.runtime import ending
 from conveyor.runtime.protocol import ActorId, Retries, Runtime
 from conveyor.runtime.wait_graph import Again, Blockers
-from conveyor.runtime.waiting import Patience, wait_patiently
+from conveyor.runtime.waiting import TimeLimit, wait_within
 
 #: Makes one try with these arguments, by position and by name, and whether it is not the first.
 Make: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], bool], Ref]
@@ -206,19 +206,19 @@ class Tries:
     # Source protocol
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
-        patience = Patience(timeout)
+        time_limit = TimeLimit(timeout)
         if not self._is_over(ref):
-            left = patience.left()
+            left = time_limit.left()
             # As for any call first: that costs the least, and most calls need no other try.
             with suppress(WaitTimeoutError):
                 self.last._settled(_FIRST_LOOK if left is None else min(left, _FIRST_LOOK))
             if not self._is_over(ref):
-                self._wait(ref, patience)
+                self._wait(ref, time_limit)
         if ref._outcome is EMPTY:
             ref._outcome = self._outcome
         return EMPTY
 
-    def _wait(self, ref: Ref, patience: Patience) -> None:
+    def _wait(self, ref: Ref, time_limit: TimeLimit) -> None:
         def over() -> bool:
             if self._is_over(ref):
                 return True
@@ -226,9 +226,11 @@ class Tries:
             return False
 
         # Those of the call's session, which may have ended meanwhile: there may be another one by now.
-        inbox, lanes = self._runtime.inbox, self._runtime.lanes
-        with lanes.waiting(lambda n: self.blockers(ref, n), True, patience.bounded) as wait:
-            wait_patiently(inbox, over, patience, lambda: self.describe(ref), self.doing, wait)
+        inbox, wait_registry = self._runtime.inbox, self._runtime.wait_registry
+        with wait_registry.waiting(
+            lambda n: self.blockers(ref, n), True, time_limit.bounded
+        ) as wait:
+            wait_within(inbox, over, time_limit, lambda: self.describe(ref), self.doing, wait)
 
     def _is_over(self, ref: Ref) -> bool:
         """Whether the outcome is here. Who waits for it need not wait for the thread that makes the tries:

@@ -18,7 +18,7 @@ from conveyor.calls.generators import Key
 from conveyor.codec import afresh
 from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error, may_have_stayed
 from conveyor.refs.streams import NoGenerator, StreamRef
-from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.process import Process
 from conveyor.runtime.wait_graph import Blockers
 
@@ -46,7 +46,7 @@ class Caller(Protocol):
         """Iterator of numbers; each names one stream of this caller."""
 
     @property
-    def chores(self) -> Chores:
+    def cleanup(self) -> Cleanup:
         """Work that is left to be done for streams that are garbage."""
 
     def close_stream(
@@ -99,7 +99,7 @@ class CallStream(StreamRef):
         # The generator may go on although its items can come no more: whatever happens here from now on, it
         # is closed once this is garbage.
         close = functools.partial(runtime.close_stream, link, method, self._key)
-        will = runtime.chores.will(close)
+        will = runtime.cleanup.will(close)
         self._will: _core.Will | None = will
         self._returns = call[3]  # of each item
         name, args, kwargs, _, what = call
@@ -178,10 +178,10 @@ class CallStream(StreamRef):
         if will is not None:
             will.revoke()
             close = self._runtime.close_stream
-            self._runtime.chores.soon(
+            self._runtime.cleanup.soon(
                 functools.partial(close, self._link, self._method, self._key, cancelled=True)
             )
-        self._runtime.chores.do()
+        self._runtime.cleanup.do()
         return True
 
     def cancelled(self) -> bool:

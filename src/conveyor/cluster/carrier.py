@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from conveyor.cluster.servers import Depot, Supply
+from conveyor.cluster.servers import SharedFiles, Supply
 from conveyor.cluster.serving import break_off
 from conveyor.exceptions import SystemLimitError
 from conveyor.runtime import threads
@@ -32,19 +32,19 @@ _MOST_UNTAKEN, _OF_A_FILE = 4 << 20, 64 << 10
 
 
 class Body(Struct, frozen=True):
-    """A file that goes with a message: its number in the depot of the host that sends it. ``stays``: more
-    messages with it may come, until the host says that it is unwanted."""
+    """A file that goes with a message: its number in the shared files of the host that sends it. ``stays``:
+    more messages with it may come, until the host says that it is unwanted."""
 
     number: int
     size: int
     stays: bool
 
 
-class Parcel(Struct, frozen=True):
+class NodeMessage(Struct, frozen=True):
     """Message from node to node. A line is a connection of two processes."""
 
 
-class Carried(Parcel, frozen=True):
+class Carried(NodeMessage, frozen=True):
     """A message. ``missing``: why its files do not go with it."""
 
     line: int
@@ -58,26 +58,26 @@ class Carried(Parcel, frozen=True):
         return len(self.data) + _OF_A_FILE * len(self.bodies)
 
 
-class Taken(Parcel, frozen=True):
+class Taken(NodeMessage, frozen=True):
     """Notice that the process has taken messages of that line. ``cost``: theirs."""
 
     line: int
     cost: int
 
 
-class HungUp(Parcel, frozen=True):
+class HungUp(NodeMessage, frozen=True):
     """Notice that nothing comes over that line any more."""
 
     line: int
 
 
-class Unwanted(Parcel, frozen=True):
+class Dropped(NodeMessage, frozen=True):
     """Notice that no message with that file comes any more."""
 
     number: int
 
 
-class Released(Parcel, frozen=True):
+class Released(NodeMessage, frozen=True):
     """Notice to the node that has a file: nobody asks for that file any more."""
 
     number: int
@@ -110,16 +110,19 @@ class _Line(Struct, eq=False):
 class Carrier:
     """Traffic over the connections between the processes of this node and those of one other node."""
 
-    def __init__(self, depot: Depot, supply: Supply, send: Callable[[Parcel], object]) -> None:
-        """``depot``: this host's; ``supply``: of the other one. ``send(parcel)`` has it come to the other
-        host's :meth:`receive`, behind those before it."""
-        self._depot, self._supply, self._send = depot, supply, send
+    def __init__(
+        self, shared_files: SharedFiles, supply: Supply, send: Callable[[NodeMessage], object]
+    ) -> None:
+        """``shared_files``: this host's; ``supply``: of the other one. ``send(parcel)`` has it come to the
+        other host's :meth:`receive`, behind those before it."""
+        self._shared_files, self._supply, self._send = shared_files, supply, send
         # Reentrant: a finalizer may drop what is held.
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._lines: dict[int, _Line] = {}
         self._known: dict[int, _Known] = {}
-        #: Held files by inode: the number in the depot, and whether the other node has heard of the file.
+        #: Held files by inode: the number in the shared files, and whether the other node has heard of the
+        # file.
         self._held: dict[int, tuple[int, bool]] = {}
         # The numbers that the other host may still ask for.
         self._lent: set[int] = set()
@@ -154,7 +157,7 @@ class Carrier:
             self._end(line)
             raise
 
-    def receive(self, parcel: Parcel) -> None:
+    def receive(self, parcel: NodeMessage) -> None:
         """Handle a message of the other node. Waits for nothing."""
         self.handlers[type(parcel)](self, parcel)
 
@@ -173,7 +176,7 @@ class Carrier:
         with self._lock:
             number, told = self._held.pop(os.fstat(fd).st_ino, (0, False))
             if told:
-                self._send(Unwanted(number))
+                self._send(Dropped(number))
             elif number:
                 self._drop(number)
 
@@ -254,16 +257,16 @@ class Carrier:
         return Body(held[0], told.st_size, True)
 
     def _put(self, fd: int) -> int:
-        """Put a file into the depot and return its number there. Call with the lock."""
+        """Put a file into the shared files and return its number there. Call with the lock."""
         if self._closed:  # nobody would ever take it away
             raise ConnectionError("the other host is lost, or the session over")
-        number = self._depot.put(fd)
+        number = self._shared_files.put(fd)
         self._lent.add(number)
         return number
 
     def _drop(self, number: int) -> None:
         self._lent.discard(number)
-        self._depot.drop(number)
+        self._shared_files.drop(number)
 
     # Messages for them
 
@@ -362,7 +365,7 @@ class Carrier:
                 line.untaken -= parcel.cost
                 self._room.notify_all()
 
-    def _unwanted(self, parcel: Unwanted) -> None:
+    def _abandoned(self, parcel: Dropped) -> None:
         with self._lock:
             known = self._known.get(parcel.number)
             if known is not None:
@@ -373,10 +376,10 @@ class Carrier:
         self._drop(parcel.number)
 
     #: The handler of each kind of parcel.
-    handlers: ClassVar[Mapping[type[Parcel], Callable[[Carrier, Any], None]]] = {
+    handlers: ClassVar[Mapping[type[NodeMessage], Callable[[Carrier, Any], None]]] = {
         Carried: _carried,
         Taken: _taken,
         HungUp: _hung_up,
-        Unwanted: _unwanted,
+        Dropped: _abandoned,
         Released: _released,
     }

@@ -29,7 +29,7 @@ from conveyor.pauses import Pauses
 from conveyor.runtime import threads
 
 #: Seconds for one handshake, from the connection to the end.
-PATIENCE = 5.0
+TIME_LIMIT = 5.0
 #: Handshakes that go on at once. With one more, the oldest is dropped: its node tries again.
 MOST_PENDING = 16
 #: Connections that the kernel keeps until they are accepted.
@@ -60,18 +60,18 @@ class Listener:
         *,
         wanted: frozenset[int] | None = None,
         tls: Tls | None = None,
-        patience: float = PATIENCE,
+        time_limit: float = TIME_LIMIT,
         most_pending: int = MOST_PENDING,
     ) -> None:
         """``address``: one of this machine; all of them at once (``""``, ``0.0.0.0``, ``::``) are refused.
-        ``patience``: seconds for a handshake. ``most_pending``: handshakes at once."""
+        ``time_limit``: seconds for a handshake. ``most_pending``: handshakes at once."""
         if address[0] in ("", "0.0.0.0", "::"):
             raise ValueError(
                 f"hosts are let in at one address, not at all that this machine has ({address[0]!r}): name "
                 f"the one that the other hosts can reach"
             )
         self._token, self._own, self._on_host = token, own, on_host
-        self._wanted, self._tls, self._patience = wanted, tls, patience
+        self._wanted, self._tls, self._time_limit = wanted, tls, time_limit
         self._most_pending = most_pending
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
@@ -83,7 +83,7 @@ class Listener:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         with socket.create_server(address, family=family, backlog=_BACKLOG) as server:
             self.address: tuple[str, int] = server.getsockname()[:2]
-            self._acceptor = _core.Acceptor(server.fileno(), token, patience)
+            self._acceptor = _core.Acceptor(server.fileno(), token, time_limit)
         try:
             self._thread = threads.start(self._listen, "listener")
         except BaseException:
@@ -154,7 +154,7 @@ class Listener:
             return one
 
     def _greet(self, one: _Pending) -> None:
-        deadline = _core.monotonic() + self._patience
+        deadline = _core.monotonic() + self._time_limit
         other: Identity | None = None
         try:
             binding = b""

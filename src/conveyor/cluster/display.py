@@ -22,7 +22,7 @@ from conveyor.exceptions import SystemLimitError
 from conveyor.local_sockets import LocalListener, new_key, new_name
 from conveyor.runtime import threads
 from conveyor.runtime.events import EventLoop
-from conveyor.runtime.status import Page
+from conveyor.runtime.status import ProcessSnapshot
 
 if TYPE_CHECKING:
     from conveyor.futures import Future
@@ -45,18 +45,18 @@ class NodeSeen(Struct, frozen=True):
     waits for, on behalf of its processes."""
 
     name: str
-    pages: tuple[Page, ...] = ()
+    pages: tuple[ProcessSnapshot, ...] = ()
     unknown: str = ""
     troubles: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, name: str, answer: Future[SeenAll], patience: float, names: Mapping[int, str]
+        cls, name: str, answer: Future[SeenAll], time_limit: float, names: Mapping[int, str]
     ) -> NodeSeen:
-        """Make the report from a node's answer. ``patience``: the seconds that the node had to answer.
+        """Make the report from a node's answer. ``time_limit``: the seconds that the node had to answer.
         ``names``: of all nodes, by their numbers."""
         if not answer.done():
-            return cls(name, (), f"it has not answered for {patience:g} s")
+            return cls(name, (), f"it has not answered for {time_limit:g} s")
         error = answer.exception()
         if error is not None:
             return cls(name, (), str(error) or type(error).__name__)

@@ -445,24 +445,24 @@ class Fetches:
         #: Values that have come lately, and until when they count as such.
         self._lately: dict[Wanted, float] = {}
         self._sources: dict[int, Source] = {}
-        self._services: set[FarMemoryService] = set()
+        self._services: set[RemoteMemoryService] = set()
         self._lost: set[int] = set()
         self._closed = False
 
     def fetch(
         self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
     ) -> Callable[[], object]:
-        """See ``runtime.remote_memory.FarMemory``."""
+        """See ``runtime.remote_memory.RemoteMemory``."""
         return self.bring(wanted, Waiter(room, tell, partial(self.note, self._own, wanted.number)))
 
     def introduce(self, process: Reader) -> bool:
-        """Return false; see ``runtime.remote_memory.FarMemory``. A node that asks itself is the driver's, and
-        knows all processes."""
+        """Return false; see ``runtime.remote_memory.RemoteMemory``. A node that asks itself is the driver's,
+        and knows all processes."""
         return False
 
     def serve(self, sock: socket.socket) -> None:
         """See ``runtime.remote_memory.HostsMemory``."""
-        service = FarMemoryService(self, sock, self._over)
+        service = RemoteMemoryService(self, sock, self._over)
         with self._lock:
             self._services.add(service)
             closed = self._closed
@@ -525,7 +525,7 @@ class Fetches:
             service.connection.close()
         self._expire(math.inf)
 
-    def _over(self, service: FarMemoryService) -> None:
+    def _over(self, service: RemoteMemoryService) -> None:
         with self._lock:
             self._services.discard(service)
 
@@ -615,12 +615,12 @@ class Fetches:
             return source
 
 
-class FarMemoryService:
+class RemoteMemoryService:
     """Serving end of one process's connection to its node: values that the process wants are fetched for
     it."""
 
     def __init__(
-        self, fetches: Fetches, sock: socket.socket, over: Callable[[FarMemoryService], object]
+        self, fetches: Fetches, sock: socket.socket, over: Callable[[RemoteMemoryService], object]
     ) -> None:
         self._fetches, self._over = fetches, over
         #: For each value under way, the function that gives it up.
@@ -681,5 +681,5 @@ class FarMemoryService:
 
     #: The handler of each kind of message.
     handlers: ClassVar[
-        Mapping[type[ToHost], Callable[[FarMemoryService, Any, list[int]], None]]
+        Mapping[type[ToHost], Callable[[RemoteMemoryService, Any, list[int]], None]]
     ] = {Hold: _hold, Want: _want, GiveUp: _give_up}

@@ -20,7 +20,7 @@ from msgspec import Struct
 from conveyor import _core, descriptors
 from conveyor.calls.links import Refusal
 from conveyor.codec import Reader
-from conveyor.driver.actors import BOARD_SLOTS, DeathWatches
+from conveyor.driver.actors import PROCESS_TABLE_SLOTS, DeathWatches
 from conveyor.driver.hosts import (
     Adopt,
     Answer,
@@ -28,20 +28,21 @@ from conveyor.driver.hosts import (
     Bury,
     CountDue,
     Cut,
-    FarOrder,
     Forget,
     GiveUp,
     Hand,
     Locate,
     MarkClosed,
     MarkRefused,
+    NodeOrder,
     Reach,
     Spread,
     Stand,
     TellWhenCome,
 )
-from conveyor.driver.hosts import Page as LastPage
-from conveyor.graph.telemetry import Look, LookAtAll, Lookout, Seen
+from conveyor.driver.hosts import ProcessSnapshot as LastPage
+from conveyor.graph.telemetry import Look, LookAtAll, Seen, StatusResponder
+from conveyor.runtime.broker import ClosedWord
 from conveyor.runtime.deadlock_detector import (
     Frames,
     LookAtWaits,
@@ -50,10 +51,9 @@ from conveyor.runtime.deadlock_detector import (
     look_at_waits,
 )
 from conveyor.runtime.events import EventLoop
-from conveyor.runtime.meeting import ClosedWord
 from conveyor.runtime.messages import receive_pickled, send_pickled, send_with_ticket
 from conveyor.runtime.process import ArenaSize, close_all
-from conveyor.runtime.status import Page
+from conveyor.runtime.status import ProcessSnapshot
 
 
 class Local(Struct, eq=False):
@@ -97,10 +97,10 @@ class Proxy(Struct, eq=False):
 
 #: Seconds that a process may take to read what is sent to it before the next answer, and for the rest of what
 #: it has begun to say.
-_PATIENCE = 1.0
+_TIME_LIMIT = 1.0
 
 
-class Told(Struct):
+class AgentCallbacks(Struct):
     """Callbacks of a node agent. All run on the events' thread but ``reach`` and ``line``.
 
     asked: a process has asked the driver for something. headless: the main thread of a process is gone.
@@ -118,7 +118,7 @@ class Told(Struct):
     memory: Callable[[], socket.socket]
 
 
-class Station:
+class NodeAgent:
     """Node agent: the part of a session on a node without the driver, in a process of its own."""
 
     def __init__(
@@ -127,27 +127,27 @@ class Station:
         driver: Reader,
         arena: ArenaSize,
         events: EventLoop,
-        told: Told,
+        told: AgentCallbacks,
         window: float,
         session: int,
     ) -> None:
         """``driver``: its process. ``window``: seconds without a connection, after which a host is lost.
-        ``session``: the number on the driver's board."""
+        ``session``: the number on the driver's process table."""
         self.arena = arena
         self._driver, self._events, self._told = driver, events, told
-        self.board = _core.Board.create(BOARD_SLOTS)
-        self.board.session = session
-        self.pump = _core.HostPump(self.board, number, window)
+        self.process_table = _core.ProcessTable.create(PROCESS_TABLE_SLOTS)
+        self.process_table.session = session
+        self.pump = _core.HostPump(self.process_table, number, window)
         self._fired = descriptors.event()
-        self._lookout = Lookout(self.board)
-        self._watches = DeathWatches(self.board, self._fired)
+        self._status_responder = StatusResponder(self.process_table)
+        self._watches = DeathWatches(self.process_table, self._fired)
         self._locals: dict[int, Local] = {}
         self._proxies: dict[int, Proxy] = {}
         self._segments: dict[int, _core.Segment] = {}
-        events.add(self._fired, self._on_life_words)
+        events.add(self._fired, self._on_liveness_futexes)
         self._stand(Stand(*driver, 0, "driver"))
 
-    def do(self, order: FarOrder) -> Any:
+    def do(self, order: NodeOrder) -> Any:
         """Do what the driver orders, and return the result."""
         return self.orders[type(order)](self, order)
 
@@ -156,16 +156,16 @@ class Station:
         segment = self._segments.get(look.segment)
         if segment is None:
             raise LookupError("the graph is laid anew just now, or has been torn down")
-        return self._lookout.look(look, segment)
+        return self._status_responder.look(look, segment)
 
-    def look_at_all(self, look: LookAtAll) -> list[Page]:
+    def look_at_all(self, look: LookAtAll) -> list[ProcessSnapshot]:
         """Report what all processes of this node are doing. May be called by any thread."""
         processes = [one.process for one in list(self._locals.values())]
-        return [self._lookout.page(*process, stack=look.stacks) for process in processes]
+        return [self._status_responder.page(*process, stack=look.stacks) for process in processes]
 
     def look_at_waits(self, look: LookAtWaits) -> WaitsThere:
         """Report what the processes of this node wait for. May be called by any thread."""
-        return look_at_waits(self.board, self.pump, look)
+        return look_at_waits(self.process_table, self.pump, look)
 
     def local(self, slot: int) -> Local:
         """Return the process of this node in that slot."""
@@ -181,11 +181,11 @@ class Station:
         proxy = self._proxies.get(slot)
         return None if proxy is None else proxy.host
 
-    def given_at_birth(self, slot: int, segments: list[int]) -> list[int]:
+    def given_at_start(self, slot: int, segments: list[int]) -> list[int]:
         """Return the descriptors that a new process gets duplicates of; see ``orders.Hello``."""
         one, driver = self._locals[slot], self._proxies[self._driver[0]]
         return [
-            self.board.fd,
+            self.process_table.fd,
             one.arena_fd,
             one.eventfd,
             driver.arena_fd,
@@ -194,32 +194,32 @@ class Station:
             *(self._segments[number].fd for number in segments),
         ]
 
-    def last_page(self, slot: int) -> tuple[LastPage, bool]:
+    def last_snapshot(self, slot: int) -> tuple[LastPage, bool]:
         """Announce the death of the process in that slot. Return its last status, and whether it was left by
         ``sys.exit``."""
-        self.board.announce_death(slot)
-        return self.board.status(slot), self.board.leaving(slot)
+        self.process_table.announce_death(slot)
+        return self.process_table.status(slot), self.process_table.leaving(slot)
 
     # Orders
 
     def _adopt(self, order: Adopt) -> None:
-        slot, board = order.slot, self.board
-        board.prepare(slot, order.name, order.incarnation)
+        slot, process_table = order.slot, self.process_table
+        process_table.prepare(slot, order.name, order.incarnation)
         made: list[int] = []
         pairs: list[socket.socket] = []
         try:
             made.append(_core.Arena.create_fd(self.arena.file))
             made.append(descriptors.event())
-            board.set_eventfd(slot, made[1], order.incarnation)
+            process_table.set_eventfd(slot, made[1], order.incarnation)
             for _ in range(2):
                 pairs += descriptors.socket_pair()
-            view = _core.ArenaView(made[0], self.arena.file, board, slot)
+            view = _core.ArenaView(made[0], self.arena.file, process_table, slot)
         except BaseException:
             close_all(made)
             for sock in pairs:
                 sock.close()
-            board.announce_death(slot)
-            board.forget_eventfd(slot)
+            process_table.announce_death(slot)
+            process_table.forget_eventfd(slot)
             raise
         control, control_there, requests, requests_there = pairs
         one = Local(
@@ -232,7 +232,7 @@ class Station:
             requests,
             [control_there, requests_there],
         )
-        requests.settimeout(_PATIENCE)
+        requests.settimeout(_TIME_LIMIT)
         self._locals[slot] = one  # what fails from here on is buried
         self._watches.add(slot)
         self._events.add(requests.fileno(), partial(self._hear, one))
@@ -242,7 +242,7 @@ class Station:
         arena_fd = _core.Arena.create_fd(self.arena.file)
         size = self.arena
         try:
-            arena = _core.Arena(arena_fd, size.file, size.cap, self.board, slot, size.idle)
+            arena = _core.Arena(arena_fd, size.file, size.cap, self.process_table, slot, size.idle)
             self.pump.add_proxy(slot, order.incarnation, order.host, order.name, arena)
         except BaseException:
             os.close(arena_fd)
@@ -268,9 +268,9 @@ class Station:
             self._stand_no_more(order.slot)
         if one is not None and one.incarnation == order.incarnation:
             del self._locals[order.slot]
-            self.board.announce_death(order.slot)
-            self.board.forget_eventfd(order.slot)
-            self.board.forget_memory(order.slot)
+            self.process_table.announce_death(order.slot)
+            self.process_table.forget_eventfd(order.slot)
+            self.process_table.forget_memory(order.slot)
             self._events.call(partial(self._close, one))
             close_all([one.arena_fd, one.eventfd])
 
@@ -311,11 +311,11 @@ class Station:
     def _break_group(self, order: BreakGroup) -> None:
         segment = self._segments.get(order.number)
         if segment is not None:
-            _core.CollectiveGroup.destroy(segment, self.board, order.members, order.session)
+            _core.CollectiveGroup.destroy(segment, self.process_table, order.members, order.session)
 
     def _forget(self, order: Forget) -> None:
         self._segments.pop(order.number, None)
-        self._lookout.forget(order.number)
+        self._status_responder.forget(order.number)
         self.pump.unmirror(order.number)
 
     def _given(self, segment: int, processes: tuple[Reader, ...]) -> list[int]:
@@ -364,16 +364,16 @@ class Station:
         segment = self._segments.get(order.segment)
         if segment is not None:
             Refusal(segment).mark()
-            self.board.ring(order.slot, _core.ATTENTION_BIT)
+            self.process_table.ring(order.slot, _core.ATTENTION_BIT)
 
     def _mark_closed(self, order: MarkClosed) -> None:
         segment = self._segments.get(order.segment)
         if segment is not None:
             ClosedWord(segment, order.side).mark()
-            self.board.ring(order.slot, _core.ATTENTION_BIT)
+            self.process_table.ring(order.slot, _core.ATTENTION_BIT)
 
     #: The method for each kind of order.
-    orders: ClassVar[Mapping[type[FarOrder], Callable[[Station, Any], Any]]] = {
+    orders: ClassVar[Mapping[type[NodeOrder], Callable[[NodeAgent, Any], Any]]] = {
         Adopt: _adopt,
         Stand: _stand,
         Bury: _bury,
@@ -404,10 +404,10 @@ class Station:
         close_all(fds)
         self._told.asked(*one.process, data)
 
-    def _on_life_words(self) -> None:
+    def _on_liveness_futexes(self) -> None:
         os.eventfd_read(self._fired)
         for one in list(self._locals.values()):
-            if self.board.gone(one.slot, one.incarnation):
+            if self.process_table.gone(one.slot, one.incarnation):
                 self._told.headless(one.slot)
 
 

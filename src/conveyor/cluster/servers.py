@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 
 from conveyor import _core, descriptors
 from conveyor.cluster.handshake import HandshakeError, NotHeardError
-from conveyor.cluster.serving import Answering, break_off, hear, wait_on
+from conveyor.cluster.serving import RequestServer, break_off, hear, wait_on
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
 from conveyor.flag import Flag
 from conveyor.local_sockets import hang_up
@@ -51,7 +51,7 @@ class _File:
         self.dropped = False
 
 
-class Depot(Answering):
+class SharedFiles(RequestServer):
     """Files of this node that others may fetch, by numbers."""
 
     def __init__(self) -> None:
@@ -324,13 +324,13 @@ def hear_answer(sock: socket.socket) -> tuple[int, int]:
     return error, size
 
 
-class Memories(Answering):
+class Memories(RequestServer):
     """Memory of the processes of this node, which other nodes read."""
 
-    def __init__(self, board: _core.Board, own: int | None = None) -> None:
+    def __init__(self, process_table: _core.ProcessTable, own: int | None = None) -> None:
         """``own``: the slot of this process, if it has one."""
         super().__init__()
-        self._board, self._own = board, own
+        self._process_table, self._own = process_table, own
 
     def answer(self, sock: socket.socket) -> None:
         """Send the part of a value that the other node asks for, or digests of that part."""
@@ -378,10 +378,14 @@ class Memories(Answering):
 
     def _pid(self, wanted: Wanted) -> int:
         slot, incarnation = wanted.process
-        board = self._board
-        if slot >= board.used or board.gone(slot, incarnation) or board.elsewhere(slot):
+        process_table = self._process_table
+        if (
+            slot >= process_table.used
+            or process_table.gone(slot, incarnation)
+            or process_table.is_remote(slot)
+        ):
             raise ProcessLookupError(errno.ESRCH, "there is no such process")
-        pid = os.getpid() if slot == self._own else board.pid(slot)
+        pid = os.getpid() if slot == self._own else process_table.pid(slot)
         if not pid:
             raise ProcessLookupError(errno.ESRCH, "it is not alive yet")
         return pid

@@ -18,7 +18,7 @@ _SECONDS = 3
 _UNTAKEN = 6
 
 
-def watch_life(sock: socket.socket) -> None:
+def watch_liveness(sock: socket.socket) -> None:
     """Have the system find out, and end the connection. Of one within this host it knows; what stands for
     one over TLS is such a one, and the relay has the other asked about."""
     if sock.family == socket.AF_UNIX:
@@ -30,7 +30,7 @@ def watch_life(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN * 1000)
 
 
-class Answering(ABC):
+class RequestServer(ABC):
     """Server of other nodes' requests: each connection is served on a thread of its own."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Answering(ABC):
         if closed:
             hang_up(sock)
         else:  # here if there is no thread: whoever has been let in waits for what it asks
-            threads.start_or_run(self._serve, "answering", sock)
+            threads.start_or_run(self._serve, "request_server", sock)
 
     def close(self) -> None:
         """End all connections, since the session is over. Waits for nobody."""
@@ -83,7 +83,7 @@ def break_off(sock: socket.socket) -> None:
 def wait_on(sock: socket.socket) -> None:
     """Set a socket up for waits without a timeout, which last as long as the other side lives."""
     sock.settimeout(None)
-    watch_life(sock)
+    watch_liveness(sock)
     if sock.family != socket.AF_UNIX:
         # The other side waits for each message: it must not be held back for more (Nagle's algorithm).
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

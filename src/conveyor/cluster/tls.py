@@ -25,7 +25,7 @@ from typing import NoReturn
 from msgspec import Struct
 
 from conveyor import descriptors
-from conveyor.cluster.serving import watch_life
+from conveyor.cluster.serving import watch_liveness
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime import threads
 from conveyor.system_limits import explained
@@ -228,7 +228,7 @@ def relayed(secure: ssl.SSLSocket) -> socket.socket:
     other."""
     # The pump sends what belongs together at once, and knows no more of the network than the pair.
     secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    watch_life(secure)
+    watch_liveness(secure)
     own, pumps = map(descriptors.own_socket, socket.socketpair())
     try:
         threads.start(_relay, "tls", secure, own)

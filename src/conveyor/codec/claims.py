@@ -16,7 +16,7 @@ from conveyor.codec.encoded import unpack
 Claim: TypeAlias = Any
 
 Reader = tuple[int, int]
-"""A process that decodes frames: its slot of the board, and which of that slot's processes it is."""
+"""A process that decodes frames: its slot of the process table, and which of that slot's processes it is."""
 
 #: Among a pickler's notes: by the id of a ref, the ref and its claim.
 CLAIMS = "claims"

@@ -323,7 +323,7 @@ class Unfetched:
     def reduced(self, notes: dict[Any, Any]) -> Any:
         """Reduce this for a pickle."""
         sent = notes.get(SENT)
-        if sent is None or sent.in_band or (sent.elsewhere() and self.where.beside):
+        if sent is None or sent.in_band or (sent.is_remote() and self.where.beside):
             return itself, (
                 self.fetch(),
             )  # nobody would keep it, or its readers cannot get all of it
@@ -431,12 +431,14 @@ EncodeAny = Callable[[Any, "SentDefinitions | None"], Encoded]
 """As :func:`conveyor.codec.frames.encode`."""
 
 
-def keep(value: Direct, encode_any: EncodeAny, afar: bool = False) -> tuple[bytes, Any] | None:
+def keep(
+    value: Direct, encode_any: EncodeAny, on_other_node: bool = False
+) -> tuple[bytes, Any] | None:
     """Keep a value in this process. Returns the meta bytes that say where the value is, and the object that
     keeps it. ``None``: the value has no memory that could stay, refers to refs, or could not be fetched by
-    others; it travels as any other. ``afar``: some readers are on other nodes, where memory is fetched and
-    no other route leads."""
-    route = None if afar else holder().route(value)
+    others; it travels as any other. ``on_other_node``: some readers are on other nodes, where memory is
+    fetched and no other route leads."""
+    route = None if on_other_node else holder().route(value)
     if route is not None:
         collected = route.collected()
         made = _keep(value, pickler.dump if route.takes_all else encode_any, route, collected)
@@ -472,7 +474,7 @@ def _keep(
 def encode(value: Direct, sent: SentDefinitions | None, encode_any: EncodeAny) -> Encoded:
     """Encode a value that stays in this process; see :func:`conveyor.codec.frames.encode`, which is
     ``encode_any``."""
-    made = keep(value, encode_any, sent is not None and bool(sent.elsewhere()))
+    made = keep(value, encode_any, sent is not None and bool(sent.is_remote()))
     if made is None:
         return encode_any(value.value, sent)
     meta, kept = made
@@ -502,7 +504,7 @@ def reducers(encode_any: EncodeAny, decode_any: Callable[..., Any]) -> ReducerFa
             try:
                 made = None
                 if sent is not None and not sent.in_band:
-                    made = keep(direct, encode_any, bool(sent.elsewhere()))
+                    made = keep(direct, encode_any, bool(sent.is_remote()))
             except Exception as error:
                 # A route has refused it. That is told as it is.
                 notes[FINAL] = error

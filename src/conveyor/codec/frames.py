@@ -31,7 +31,7 @@ from conveyor.codec import arrays, claims, direct, out_of_band
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.direct import DIRECT, Direct
 from conveyor.codec.encoded import DEFINING, PICKLE, Encoded
-from conveyor.codec.out_of_band import PARCEL, Parcel
+from conveyor.codec.out_of_band import PARCEL, OutgoingValue
 from conveyor.codec.pickling import pickler, unpickler
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.promises import Promised
@@ -54,7 +54,7 @@ def encode(value: Any, sent: SentDefinitions | None = None) -> Encoded:
         encoded = encoder(value)
         if encoded is not None:
             return encoded
-    if type(value) is Parcel:
+    if type(value) is OutgoingValue:
         return out_of_band.encode(value, sent)
     if type(value) is Direct:
         return direct.encode(value, sent, encode)

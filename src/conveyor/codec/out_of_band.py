@@ -1,6 +1,6 @@
 """Values whose tensors travel out of band: beside their frame.
 
-The frame of a :class:`Parcel` holds the value with a place for each tensor, what is to be known of the
+The frame of a :class:`OutgoingValue` holds the value with a place for each tensor, what is to be known of the
 tensors before they come, and a note of the transport. It is decoded to a :class:`Head`, which gives the
 value once they are there.
 """
@@ -75,7 +75,7 @@ class TensorSpec(NamedTuple):
         return TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape), str(tensor.device))
 
 
-class Parcel(NamedTuple):
+class OutgoingValue(NamedTuple):
     """A value to be sent.
 
     value: it may hold tensors anywhere.
@@ -145,7 +145,7 @@ def _kind(value: Any) -> str:
     return "an inference tensor" if type(value) is torch.Tensor else f"a {type(value).__name__}"
 
 
-def encode(parcel: Parcel, sent: SentDefinitions | None) -> Encoded:
+def encode(parcel: OutgoingValue, sent: SentDefinitions | None) -> Encoded:
     """Encode a parcel; see :func:`conveyor.codec.frames.encode`."""
     sent = SentDefinitions() if sent is None else sent
     keeper = sent.keeper = parcel.keeper

@@ -19,10 +19,10 @@ from conveyor.exceptions import (
     RuntimeStateError,
 )
 from conveyor.runtime import ending
-from conveyor.runtime.meeting import DEAD_RANK, FAILED_IN, Joined, in_words
+from conveyor.runtime.broker import DEAD_RANK, FAILED_IN, Joined, in_words
 from conveyor.runtime.protocol import ActorId, Runtime
 from conveyor.storages import lacking
-from conveyor.worker.instance import Unwanted
+from conveyor.worker.instance import Abandoned
 
 #: torch's and numpy's types, once each of them was seen.
 _numbers: dict[Any, int] = {}
@@ -218,7 +218,7 @@ _ROOTED = {REDUCE, GATHER, BROADCAST, SCATTER}
 _EXCHANGE = 9
 
 # Outcomes of an operation in the native core, and the reasons why a group is broken.
-_DONE, _MISMATCH, _BROKEN, _TIMED_OUT, _BUSY, _INHERITED, _UNWANTED = range(7)
+_DONE, _MISMATCH, _BROKEN, _TIMED_OUT, _BUSY, _INHERITED, _ABANDONED = range(7)
 _DIED, _RAISED, _INTERRUPTED, _GAVE_UP, _DESTROYED, _DIFFERENT, _ENDED = range(1, 8)
 
 #: How many of a tensor's dimensions the ranks compare one by one.
@@ -397,8 +397,8 @@ class Group:
             raise RuntimeStateError(
                 f"{what}: the group belongs to the process this one was forked from"
             )
-        if outcome == _UNWANTED:
-            raise Unwanted(
+        if outcome == _ABANDONED:
+            raise Abandoned(
                 f"{what}: what this method runs for was cancelled, or has failed elsewhere, or its deadline "
                 f"is over, while it waited for other ranks. {_AFTER}"
             )

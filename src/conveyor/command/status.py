@@ -17,7 +17,7 @@ from conveyor import _core
 from conveyor.cluster.display import FILE as STATUS_FILE
 from conveyor.cluster.display import OWN_NODE, PLAIN, WITH_STACKS, NodeSeen
 from conveyor.driver.actors import DRIVER_SLOT
-from conveyor.driver.deployments import FILE, LaidGraph, read_roster
+from conveyor.driver.deployments import FILE, DeployedGraph, read_graph_list
 from conveyor.graph.telemetry import stack_of
 from conveyor.local_sockets import KEY_BYTES, owner, prove
 from conveyor.observe.dataflow import printable
@@ -72,7 +72,7 @@ def _ask(driver: int, key: bytes, name: str, seconds: float, stacks: bool) -> li
 
 
 _PROC = Path("/proc")
-_BOARD = "conveyor-board"
+_PROCESS_TABLE = "conveyor-board"
 #: Bytes of a memory file that are read.
 _THERE = (1, 2, 3)  # starting, alive, dying
 
@@ -103,7 +103,7 @@ class Session:
     pid: int
     program: str
     memory: int
-    graphs: tuple[LaidGraph, ...]
+    graphs: tuple[DeployedGraph, ...]
     members: tuple[Member, ...]
     unknown: tuple[tuple[str, str], ...] = ()
     troubles: tuple[tuple[str, str], ...] = ()
@@ -116,7 +116,7 @@ def find_sessions(pid: int | None = None, stacks: bool = False) -> list[Session]
     boards: dict[tuple[int, int], Path] = {}
     for process in _processes() if pid is None else [pid]:
         try:
-            found = _files(process, _BOARD)
+            found = _files(process, _PROCESS_TABLE)
         except FileNotFoundError:
             if pid is not None:
                 raise NoSuchSession(f"there is no process {pid} on this machine") from None
@@ -177,12 +177,12 @@ def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Sessio
     try:
         file = _open(path, identity)
         try:
-            board = _core.Board.look(file)
+            process_table = _core.ProcessTable.look(file)
         finally:
             os.close(file)
     except OSError:
         return None
-    driver = board.pid(DRIVER_SLOT)
+    driver = process_table.pid(DRIVER_SLOT)
     if not driver:
         return None
     graphs = _graphs(driver)
@@ -193,24 +193,26 @@ def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Sessio
     troubles = tuple((node.name, trouble) for node in nodes for trouble in node.troubles)
     known = {member.status.name for member in far}
     members = [
-        Member(status, board.memory(slot))
-        for slot in range(board.used)
-        if board.condition(slot) in _THERE
-        # On this board a process of another node has one that stands for it.
+        Member(status, process_table.memory(slot))
+        for slot in range(process_table.used)
+        if process_table.condition(slot) in _THERE
+        # On this process table a process of another node has one that stands for it.
         and (
-            (status := actor_status(board, slot, None, label)).state != "elsewhere"
+            (status := actor_status(process_table, slot, None, label)).state != "elsewhere"
             or status.name not in known
         )
     ]
     nodes_by_name = {m.status.name: m.node or "the driver's node" for m in (*members, *far)}
-    nodes_by_slot = {slot: nodes_by_name.get(board.name(slot)) for slot in range(board.used)}
+    nodes_by_slot = {
+        slot: nodes_by_name.get(process_table.name(slot)) for slot in range(process_table.used)
+    }
     found = [
         replace(one, status=with_node(one.status, nodes_by_slot.get)) for one in (*members, *far)
     ]
     return Session(
         driver,
         _program(driver),
-        board.session_memory,
+        process_table.session_memory,
         tuple(graphs.values()),
         tuple(found),
         unknown,
@@ -218,9 +220,9 @@ def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Sessio
     )
 
 
-def _graphs(driver: int) -> dict[int, LaidGraph]:
+def _graphs(driver: int) -> dict[int, DeployedGraph]:
     try:
-        return read_roster(_content(driver, FILE).splitlines(keepends=True))
+        return read_graph_list(_content(driver, FILE).splitlines(keepends=True))
     except MsgspecError:  # it is no roster: the driver may be another user's
         return {}
 
@@ -238,7 +240,7 @@ def _content(process: int, name: str) -> bytes:
     return b""
 
 
-def _labels(graphs: Mapping[int, LaidGraph]) -> Label:
+def _labels(graphs: Mapping[int, DeployedGraph]) -> Label:
     def label(graph: int, node: int) -> str | None:
         found = graphs.get(graph)
         return None if found is None or found.tasks is None else found.tasks.get(node)
@@ -315,7 +317,8 @@ def _line(session: Session, member: Member) -> str:
         f" (pid {status.pid}{where})" if status.pid else ""
     )  # it has none while it is being started
     line = f"{status.name}{pid}, {size(member.memory)}"
-    # The board says of the driver only whether it is stopped: what its threads do is its program's affair.
+    # The process table says of the driver only whether it is stopped: what its threads do is its program's
+    # affair.
     if _is_driver(session, member) and status.state == "idle":
         return line
     return f"{line}: {status.describe()}"

@@ -1,10 +1,10 @@
 """Objects that stay on the actor that made them.
 
 What ``codec.direct`` asks of a process is answered here: ``table`` keeps values for others, and ``fetching``
-gets theirs, from other hosts by ``afar``, and for event loops by ``awaiting``. Some values are got in another
-way than by reading: ``devices`` has the one for tensors of devices, ``managers`` those that users have
-written. ``parts`` has a part of a value fetched, and ``given`` gets one into memory that is there; both look
-into it with ``structure``. ``listing``, ``placed``, ``under_way`` and ``freed`` answer questions.
+gets theirs, from other hosts by ``on_other_node``, and for event loops by ``awaiting``. Some values are got
+in another way than by reading: ``devices`` has the one for tensors of devices, ``managers`` those that users
+have written. ``parts`` has a part of a value fetched, and ``given`` gets one into memory that is there; both
+look into it with ``structure``. ``listing``, ``placed``, ``under_way`` and ``freed`` answer questions.
 ``permission``, ``writes`` and ``transfers`` are about who may, who wrote, and tests.
 """
 
@@ -47,7 +47,7 @@ class _Me(NamedTuple):
         process = runtime.process
         place = (*process.identity, runtime.pid)
         readable = let_session_read(runtime.own_actor is None)
-        name = process.board.name(process.slot)
+        name = process.process_table.name(process.slot)
         return cls(process, readable, place, name, File(*process.arena.file), {})
 
 
@@ -121,7 +121,7 @@ class _Holder:
         if runtime is None:
             return None
         process = runtime.process
-        return _core.fetch_small(meta, process.board, process.slot)
+        return _core.fetch_small(meta, process.process_table, process.slot)
 
     def fetch(self, where: Located, decode_any: Decode, sure: _core.InPlace | None = None) -> Any:
         return fetch(where, decode_any, sure)

@@ -349,7 +349,7 @@ class _Filling:
 
     def done(self) -> bool:
         """Whether they are there, or never will be."""
-        gone: bool = self.process.board.gone(*self._maker)
+        gone: bool = self.process.process_table.gone(*self._maker)
         return gone or self._filled.query()
 
     def give_up(self) -> None:
@@ -359,7 +359,7 @@ class _Filling:
             LOOKS.end(self)
 
 
-class Looks:
+class DeviceWaits:
     """Thread for all waits for device values in this process."""
 
     def __init__(self) -> None:
@@ -410,7 +410,7 @@ def _is_done(one: _Filling) -> bool:
     return True
 
 
-LOOKS = Looks()
+LOOKS = DeviceWaits()
 os.register_at_fork(after_in_child=LOOKS.forget)
 
 

@@ -59,10 +59,10 @@ class UnderWay:
         # Those of an earlier session are not this one's.
         waits = [one for one in list(_waits) if one._process is process]
         if not waits:
-            process.board.note_fetch(process.slot, -1)
+            process.process_table.note_fetch(process.slot, -1)
             return
         keeper, number, total, since = waits[0]._about
-        process.board.note_fetch(process.slot, keeper, number, total, len(waits) - 1, since)
+        process.process_table.note_fetch(process.slot, keeper, number, total, len(waits) - 1, since)
 
 
 #: To have memory for values of that size may take longer than a turn of an event loop: what nobody has used
@@ -70,17 +70,17 @@ class UnderWay:
 _LARGE = 1 << 20
 
 
-def is_afar(where: Located, process: Any) -> bool:
+def is_remote_value(where: Located, process: Any) -> bool:
     """Whether a value's keeper is on another host than this process, and lives."""
-    board: _core.Board = process.board
-    if not board.gone(where.slot, where.incarnation):
-        return board.elsewhere(where.slot)
+    process_table: _core.ProcessTable = process.process_table
+    if not process_table.gone(where.slot, where.incarnation):
+        return process_table.is_remote(where.slot)
     # It is dead, or of a host that this one has had nothing to do with.
-    far = process.far_memory
+    far = process.remote_memory
     return far is not None and bool(far.introduce((where.slot, where.incarnation)))
 
 
-def fetch_afar(where: Located, process: Any) -> _core.Buffer:
+def fetch_remote(where: Located, process: Any) -> _core.Buffer:
     """Fetch all of the value's memory: its ranges, each aligned, or joined.
 
     Raises:
@@ -145,7 +145,7 @@ class _Fetch:
         process = self._process
         # It is written to until `tell` is called, which has this.
         self._room = None if self._size < SMALL else Room(process.arena, self._size)
-        self._stop = stop = process.far_memory.fetch(self._wanted, self._room, self._tell)
+        self._stop = stop = process.remote_memory.fetch(self._wanted, self._room, self._tell)
         if self._given_up:  # before this was known
             stop()
 
@@ -167,7 +167,7 @@ class _Fetch:
         """Whether the memory has come, or never will."""
         if self._brought is not None or self._failed is not None:
             return True
-        gone: bool = self._process.board.gone(*self._wanted.process)
+        gone: bool = self._process.process_table.gone(*self._wanted.process)
         return gone
 
     def memory(self) -> _core.Buffer:
@@ -240,13 +240,13 @@ def go_on(where: Located, runtime: Any) -> None:
         InjectedFault: it is to fail.
     """
     process = runtime.process
-    board: _core.Board = process.board
+    process_table: _core.ProcessTable = process.process_table
 
     def died() -> bool:
-        return board.gone(where.slot, where.incarnation)
+        return process_table.gone(where.slot, where.incarnation)
 
     def held() -> bool:
-        return bool(board.transfers(where.slot) & _HELD) and not died()
+        return bool(process_table.transfers(where.slot) & _HELD) and not died()
 
     if deferral.stock is not None:
         _defer(deferral.stock, where, process, held)
@@ -262,7 +262,7 @@ def go_on(where: Located, runtime: Any) -> None:
             )
         finally:
             wait.end()
-    transfers = board.transfers(where.slot)
+    transfers = process_table.transfers(where.slot)
     if transfers & _HELD and died():
         raise ActorDiedError(
             f"{where.keeper} has died, and with it a value that it kept", where.keeper
@@ -299,12 +299,12 @@ def fetch(where: Located, decode: Decode, sure: _core.InPlace | None = None) -> 
             receiving.taken.append(stored)
         return stored.value
     runtime = _running()
-    if runtime.process.board.transfers(where.slot):
+    if runtime.process.process_table.transfers(where.slot):
         go_on(where, runtime)
     source = where.pid, where.ranges, where.anchor, where.number
     try:
-        if is_afar(where, runtime.process):
-            buffers = split(where, fetch_afar(where, runtime.process))
+        if is_remote_value(where, runtime.process):
+            buffers = split(where, fetch_remote(where, runtime.process))
         elif where.joined:
             joined = _room_for(sum(_core.lengths_of(where.ranges)))
             _core.read_peer_joined(*source, joined)
@@ -370,7 +370,7 @@ def _in_place(
     """The memory of a value: where it lies, as far as that is an arena. ``None``: all is to be copied.
 
     Raises ``OSError`` as reading does."""
-    if _core.checks_writes() or process.board.gone(where.slot, where.incarnation):
+    if _core.checks_writes() or process.process_table.gone(where.slot, where.incarnation):
         return None  # what is compared is what has been copied; and of the dead nothing is got any more
     file, lying = File.split(where.lying)
     view = process.arenas.of(where.slot, where.incarnation, where.pid, *file)
@@ -378,14 +378,14 @@ def _in_place(
         return None
     if sure is None:
         named = where.pid, where.anchor, where.number
-        sure = _core.hazard(process.board, process.slot, view, *named)
+        sure = _core.hazard(process.process_table, process.slot, view, *named)
     found = None if sure is None else sure.buffers(view, where.ranges, lying)
     if found is None or None not in found:
         return cast("list[_core.Buffer] | None", found)
     # The anchor says whether what is copied is the value's.
     size = _RANGE.size
-    elsewhere = [at * size for at, one in enumerate(found) if one is None]
-    ranges = b"".join([where.ranges[at : at + size] for at in elsewhere])
+    is_remote = [at * size for at, one in enumerate(found) if one is None]
+    ranges = b"".join([where.ranges[at : at + size] for at in is_remote])
     fetched = iter(_fetched((where.pid, ranges, where.anchor, where.number), process.arena))
     return [next(fetched) if one is None else one for one in found]
 
@@ -404,11 +404,11 @@ def read_into(where: Located, room: bytes) -> None:
     Raises as :func:`fetch`.
     """
     runtime = _running()
-    if runtime.process.board.transfers(where.slot):
+    if runtime.process.process_table.transfers(where.slot):
         go_on(where, runtime)
     try:
-        if is_afar(where, runtime.process):
-            _core.copy_into(split(where, fetch_afar(where, runtime.process)), room)
+        if is_remote_value(where, runtime.process):
+            _core.copy_into(split(where, fetch_remote(where, runtime.process)), room)
             return
         room = _cut(where, room) if where.joined else room
         _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, room)
@@ -451,7 +451,10 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
             f"a value{_size(where)} that {where.keeper} kept is kept no more: the session in which it was "
             "made has ended, and this one is another"
         )
-    if runtime.process.board.gone(where.slot, where.incarnation) or error.errno == errno.ESRCH:
+    if (
+        runtime.process.process_table.gone(where.slot, where.incarnation)
+        or error.errno == errno.ESRCH
+    ):
         return ActorDiedError(
             f"{where.keeper} has died, and with it a value{_size(where)} that it kept",
             where.keeper,
@@ -473,8 +476,8 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
             "reference to it has died, or has let go of it while it was under way, or its session has ended"
         )
     if error.errno == errno.EBADMSG:
-        return changed(where, runtime.process.board)
-    if runtime.process.board.elsewhere(where.slot):
+        return changed(where, runtime.process.process_table)
+    if runtime.process.process_table.is_remote(where.slot):
         return TransportError(
             f"a value{_size(where)} that {where.keeper} keeps on another host could not be fetched: "
             f"{error.strerror or error}"
@@ -483,7 +486,7 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
 
 
 def _is_kept(where: Located, process: Any) -> bool:
-    if is_afar(where, process):
+    if is_remote_value(where, process):
         return False
     try:
         check_kept(where)
@@ -494,13 +497,13 @@ def _is_kept(where: Located, process: Any) -> bool:
 
 def _is_of_another_session(where: Located, process: Any) -> bool:
     """Whether the place of the value belongs to another process in this session, or to nobody."""
-    board, slot = process.board, where.slot
-    if slot >= board.used:
+    process_table, slot = process.process_table, where.slot
+    if slot >= process_table.used:
         # Of processes of other hosts an actor's host may never have heard. The driver's has.
-        return process.far_memory is None or process.hosts_memory is not None
-    if board.elsewhere(slot) or board.incarnation(slot) != where.incarnation:
+        return process.remote_memory is None or process.hosts_memory is not None
+    if process_table.is_remote(slot) or process_table.incarnation(slot) != where.incarnation:
         return False
-    return bool(board.pid(slot) not in (0, where.pid))
+    return bool(process_table.pid(slot) not in (0, where.pid))
 
 
 def _size(where: Located) -> str:

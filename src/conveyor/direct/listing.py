@@ -12,7 +12,7 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.codec.direct import Beside, Located, Unfetched
-from conveyor.direct.fetching import check_kept, is_afar
+from conveyor.direct.fetching import check_kept, is_remote_value
 from conveyor.direct.store import TABLE, let_session_read
 from conveyor.refs.ref import Ref, located
 from conveyor.runtime import context
@@ -56,8 +56,8 @@ def objects() -> list[KeptObject]:
     runtime = context.current()
     process = runtime.process
     let_session_read(runtime.own_actor is None)
-    near = kept_on(process.board, process.slot)
-    far = [] if process.far_memory is None else process.far_memory.kept()
+    near = kept_on(process.process_table, process.slot)
+    far = [] if process.remote_memory is None else process.remote_memory.kept()
     holders: dict[int, set[str]] = {}
     for one in (*near, *far):
         for number in one.held:
@@ -110,17 +110,17 @@ def route_of(ref: Ref) -> str:
     if not where.snapshot and TABLE.find(where.number) is not None:
         return "here"
     process = context.current().process
-    afar = is_afar(where, process)
-    if not afar and _is_dead(where, process):
+    on_other_node = is_remote_value(where, process)
+    if not on_other_node and _is_dead(where, process):
         return "lost"
     if where.beside:
         beside = Beside.unpack(where.beside)
         return beside.route.way(beside.note)
-    return "network" if afar else "read"
+    return "network" if on_other_node else "read"
 
 
 def _is_dead(where: Located, process: Any) -> bool:
-    if process.board.gone(where.slot, where.incarnation):
+    if process.process_table.gone(where.slot, where.incarnation):
         return True
     # The session learns of a death a little later than a fetch may have failed by it.
     try:

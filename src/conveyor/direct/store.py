@@ -57,10 +57,10 @@ def _is_forbidden() -> bool:
 _RUNNING = 1
 
 
-def changed(where: Located, board: _core.Board) -> SharedWriteError:
+def changed(where: Located, process_table: _core.ProcessTable) -> SharedWriteError:
     """Make the error for a process that has fetched a value that was written to."""
     nbytes = sum(_core.lengths_of(where.ranges))
-    method = _method_of(where, board)
+    method = _method_of(where, process_table)
     return SharedWriteError(in_words(where.number, where.keeper, nbytes, method))
 
 
@@ -81,13 +81,13 @@ def keeper_and_method() -> tuple[str, str]:
     if runtime is None:
         return "this process", ""
     process = runtime.process
-    state, graph, _, _, _, _, what = process.board.status(process.slot)
-    return process.board.name(process.slot), what if state == _RUNNING and not graph else ""
+    state, graph, _, _, _, _, what = process.process_table.status(process.slot)
+    return process.process_table.name(process.slot), what if state == _RUNNING and not graph else ""
 
 
-def _method_of(where: Located, board: _core.Board) -> str:
+def _method_of(where: Located, process_table: _core.ProcessTable) -> str:
     with suppress(OSError):
-        kept, _, _ = _core.read_directory(where.pid, board.directory(where.slot))
+        kept, _, _ = _core.read_directory(where.pid, process_table.directory(where.slot))
         for number, _, _, names in kept:
             if number == where.number:
                 return names.decode(errors="replace").split("\0")[-1]

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from conveyor import _core, descriptors
 from conveyor.calls.call import ORDER
 from conveyor.codec import Reader, set_later
-from conveyor.driver.hosts import UNKNOWN_END, Page, Spawned
+from conveyor.driver.hosts import UNKNOWN_END, ProcessSnapshot, Spawned
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from conveyor.calls.constructor import Kept
     from conveyor.calls.links import Link
     from conveyor.calls.pending import CallRef
-    from conveyor.driver.hosts import FarHost, Spawning
+    from conveyor.driver.hosts import RemoteNode, Spawning
     from conveyor.refs.ref import Ref
     from conveyor.worker.messages import Order
 
@@ -136,7 +136,7 @@ class ActorRecord:
 
     def __init__(
         self,
-        board: _core.Board,
+        process_table: _core.ProcessTable,
         identity: ActorId,
         slot: int,
         actor: Actor,
@@ -145,12 +145,12 @@ class ActorRecord:
     ) -> None:
         """``label`` names a (graph, node), as far as the driver knows it. ``tells()``: whether the calling
         thread is the one that is told of ends."""
-        self._board = board
+        self._process_table = process_table
         self._label = label
         self._tells = tells
         self.id = identity
         self.slot = slot
-        self.incarnation = board.incarnation(slot)
+        self.incarnation = process_table.incarnation(slot)
         self.actor = actor
         self.process: Spawned | None = None
         self.bits = BellBits(reserved=RESULT_BIT)
@@ -161,7 +161,7 @@ class ActorRecord:
         self.arena_fd = -1
         self.eventfd = -1
         #: Where the process is, if not on the driver's host.
-        self.host: FarHost | None = None
+        self.host: RemoteNode | None = None
         self.control_socket: socket.socket | None = None
         self._tickets = itertools.count(1)
         # Descriptors and the frame that announces them go in step.
@@ -197,7 +197,7 @@ class ActorRecord:
         self.told = Flag()
         self.exited = Flag()
         # Its last process snapshot: the slot may be another process's by the time somebody asks.
-        self._last_page: Page | None = None
+        self._last_snapshot: ProcessSnapshot | None = None
         self._left = False
         self._death_number = 0
         #: From `exited` on: whether the driver starts the actor again. `replaced` says that it has
@@ -232,7 +232,7 @@ class ActorRecord:
 
     @property
     def alive(self) -> bool:
-        return not self._board.gone(self.slot, self.incarnation)
+        return not self._process_table.gone(self.slot, self.incarnation)
 
     @property
     def is_unmade(self) -> bool:
@@ -243,7 +243,7 @@ class ActorRecord:
     @property
     def death_number(self) -> int:
         """Number of this death in the session, counted up; 0: none is known."""
-        return self._death_number or self._board.death_number(self.slot)
+        return self._death_number or self._process_table.death_number(self.slot)
 
     def check_alive(self) -> None:
         if not self.alive:
@@ -276,7 +276,7 @@ class ActorRecord:
             # Its end of the socket has gone with it, most often before its death was heard of. If that was
             # heard of, the slot may be another process's by now.
             if isinstance(error, (BrokenPipeError, ConnectionResetError)) and self.alive:
-                self._board.announce_death(self.slot)
+                self._process_table.announce_death(self.slot)
                 if self.process is not None:
                     self.process.end_headless()
             self.check_alive()
@@ -285,12 +285,12 @@ class ActorRecord:
 
     def bury(self) -> None:
         """Keep the last process snapshot: the process has ended, and its death is announced."""
-        told = None if self.process is None else self.process.last_page()
-        self._last_page, self._left = told or (
-            self._board.status(self.slot),
-            self._board.leaving(self.slot),
+        told = None if self.process is None else self.process.last_snapshot()
+        self._last_snapshot, self._left = told or (
+            self._process_table.status(self.slot),
+            self._process_table.leaving(self.slot),
         )
-        self._death_number = self._board.death_number(self.slot)
+        self._death_number = self._process_table.death_number(self.slot)
         if self.actor.ended:
             self.actor.kept = None  # it will not be started again
         start, self.start = self.start, None
@@ -316,11 +316,11 @@ class ActorRecord:
         if self.start_error:
             self.asked = True
             return ActorStartError(self.start_error, self.id.name)
-        page = self._last_page or self._board.status(self.slot)
+        page = self._last_snapshot or self._process_table.status(self.slot)
         # Not in the thread that brings the code: it would wait for itself.
         if not (page[5] and self.host is None) and not self._tells():
             self.told.wait(_EXIT_CODE_WAIT if self.host is None else _REPORT_WAIT)
-            page = self._last_page or page
+            page = self._last_snapshot or page
         state, graph, node, execution, _since, number, what = page
         doing: str | None = None
         if state != 0:
@@ -426,9 +426,9 @@ class DeathWatches:
     """The death watches of a session, as many as are needed: each can watch a limited number of liveness
     futexes."""
 
-    def __init__(self, board: _core.Board, told: int) -> None:
+    def __init__(self, process_table: _core.ProcessTable, told: int) -> None:
         """``told``: an eventfd that the watches write to whenever a liveness futex has fired."""
-        self._board = board
+        self._process_table = process_table
         self._told = told
         self._lock = threading.Lock()
         self._watches: list[tuple[_core.DeathWatch, set[int]]] = []
@@ -437,7 +437,7 @@ class DeathWatches:
         with self._lock:
             found = next((w for w in self._watches if len(w[1]) < MAX_WATCHED), None)
             if found is None:
-                found = (_core.DeathWatch(self._board, self._told), set())
+                found = (_core.DeathWatch(self._process_table, self._told), set())
                 self._watches.append(found)
             found[1].add(slot)
             found[0].add(slot)
@@ -457,7 +457,7 @@ class DeathWatches:
 #: The driver's own slot in the process table.
 DRIVER_SLOT = 0
 #: Processes that one session may have at the same time.
-BOARD_SLOTS = 2048
+PROCESS_TABLE_SLOTS = 2048
 #: Number of dead actors without a handle in the driver that are remembered: some process may still ask how
 #: they have ended.
 DEAD_REMEMBERED = 256
@@ -467,10 +467,12 @@ class Table:
     """Registry of the actors, by number, by name and by the pid of their processes. Iteration gives the
     process that each has or had last."""
 
-    def __init__(self, board: _core.Board, label: Label, tells: Callable[[], bool]) -> None:
+    def __init__(
+        self, process_table: _core.ProcessTable, label: Label, tells: Callable[[], bool]
+    ) -> None:
         """``label`` names a (graph, node), for errors about the dead. ``tells()`` returns whether the calling
         thread is the one that is told of ends, which must not wait for one."""
-        self.board = board
+        self.process_table = process_table
         self.label = label
         self._tells = tells
         #: Guards this table, and sees to it that no descriptor of a process is closed while another thread
@@ -479,7 +481,7 @@ class Table:
         #: The session ends: nobody is entered any more.
         self.closed = False
         self._waiting: list[Callable[[], object]] = []
-        self._free_slots = deque(range(DRIVER_SLOT + 1, BOARD_SLOTS))
+        self._free_slots = deque(range(DRIVER_SLOT + 1, PROCESS_TABLE_SLOTS))
         self._numbers = itertools.count(1)
         self._records: dict[int, ActorRecord] = {}
         self._by_pid: dict[int, ActorRecord] = {}
@@ -546,9 +548,11 @@ class Table:
             elif self._free_slots:
                 slot = self._free_slots.popleft()
             else:
-                raise ActorStartError(f"more than {BOARD_SLOTS - 1} actors at the same time")
-            self.board.prepare(slot, identity.name)
-            record = ActorRecord(self.board, identity, slot, actor, self.label, self._tells)
+                raise ActorStartError(
+                    f"more than {PROCESS_TABLE_SLOTS - 1} actors at the same time"
+                )
+            self.process_table.prepare(slot, identity.name)
+            record = ActorRecord(self.process_table, identity, slot, actor, self.label, self._tells)
             if actor.name is not None:
                 self._names[actor.name] = identity
             if replaces is None:

@@ -19,7 +19,7 @@ from conveyor.runtime.process import CALL_SLOTS, RESULT_BIT, ArenaSize, Place, P
 from conveyor.worker.messages import Hello
 
 
-class Household(Struct, frozen=True):
+class SharedState(Struct, frozen=True):
     """State of the driver that all actors' processes share.
 
     process: the driver's own.
@@ -39,19 +39,19 @@ class Household(Struct, frozen=True):
     places: bool
 
 
-class Birth:
+class Startup:
     """Preparation of one process of an actor, before the process is there. The driver's own ends are in its
     record."""
 
     def __init__(
         self,
-        household: Household,
+        shared_state: SharedState,
         record: ActorRecord,
         grace: float,
         on_request_socket: Callable[[ActorRecord, socket.socket], object],
     ) -> None:
         """``on_request_socket`` takes the driver's end of the socket for the process's requests."""
-        self._household = household
+        self._shared_state = shared_state
         self._record = record
         self._grace = grace
         self._on_request_socket = on_request_socket
@@ -60,9 +60,9 @@ class Birth:
         #: The driver's links to the process, of calls and of orders.
         self.links: list[tuple[Blueprint, _core.Segment]] = []
 
-    def lay(self) -> None:
+    def deploy(self) -> None:
         """Make all endpoints and links."""
-        house, record = self._household, self._record
+        house, record = self._shared_state, self._record
         process, actor, slot = house.process, record.actor, record.slot
         made: list[int] = []
         try:
@@ -96,7 +96,7 @@ class Birth:
         record.calls = self._link(hello.mailbox_bit, _core.KIND_CALL, depth)
         record.control_link = self._link(hello.control_bit, _core.KIND_CONTROL)
         # Without itself: few actors call themselves, and these are introduced like any two others.
-        record.known_peers = {DRIVER_SLOT: process.board.incarnation(DRIVER_SLOT)}
+        record.known_peers = {DRIVER_SLOT: process.process_table.incarnation(DRIVER_SLOT)}
 
     def told(self, arena: ArenaSize | None = None) -> bytes:
         """Return the bootstrap message. ``arena``: the arena size of the process's node, if that is not the
@@ -107,9 +107,9 @@ class Birth:
 
     def passed(self) -> list[int]:
         """Return the descriptors that the process gets duplicates of."""
-        house, record = self._household, self._record
+        house, record = self._shared_state, self._record
         return [
-            house.process.board.fd,
+            house.process.process_table.fd,
             record.arena_fd,
             record.eventfd,
             house.arena_fd,
@@ -126,7 +126,7 @@ class Birth:
             segment.close_fd()
 
     def _link(self, bit: int, kind: int, depth: int = CALL_SLOTS) -> Link:
-        house, record = self._household, self._record
+        house, record = self._shared_state, self._record
         assert record.arena is not None
         mailbox = Place(record.slot, record.incarnation, bit)
         blueprint = link_blueprint(house.process.place(RESULT_BIT), mailbox, depth)

@@ -13,12 +13,12 @@ from conveyor.driver.hosts import Handed
 from conveyor.driver.network import Network
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint
-from conveyor.runtime.meeting import (
+from conveyor.runtime.broker import (
     RECEIVING,
     SENDING,
     SIDES,
+    ChannelPeer,
     ClosedWord,
-    Meeting,
     Side,
     channel_blueprint,
     closed_error,
@@ -107,8 +107,8 @@ class _UnspreadError(Exception):
     """The channel has to be made on the nodes of its ends, which is waited for."""
 
 
-class DriverIntroductions:
-    """The channels of a session whose ends have not both met. See ``meeting.Introductions``."""
+class DriverBroker:
+    """The channels of a session whose ends have not both met. See ``meeting.Broker``."""
 
     def __init__(
         self,
@@ -136,17 +136,17 @@ class DriverIntroductions:
     def hold(self, number: int, side: Side) -> None:
         self.held_by(None, number, side)
 
-    def meet(self, number: int, side: Side, alone: bool) -> Meeting | None:
+    def meet(self, number: int, side: Side, alone: bool) -> ChannelPeer | None:
         self._table.check_open()
 
-        def tell(channel: Channel) -> Meeting:
+        def tell(channel: Channel) -> ChannelPeer:
             own, party = channel.ends[side], channel.ends[other(side)].holder
             assert channel.segment is not None
             assert own.view is not None
             slot, incarnation = self._place(party)
             actor = None if party is None else party.id
             spread = bool(channel.spread)
-            meeting = Meeting(channel.segment, slot, incarnation, actor, own.view, spread)
+            meeting = ChannelPeer(channel.segment, slot, incarnation, actor, own.view, spread)
             self._told(number, channel, side)
             return meeting
 
@@ -164,7 +164,7 @@ class DriverIntroductions:
     def close(self, number: int, side: Side) -> None:
         self.closed_by(None, number, side)
 
-    def death(self, meeting: Meeting) -> ConveyorError:
+    def death(self, meeting: ChannelPeer) -> ConveyorError:
         assert meeting.actor is not None  # the driver does not outlive itself
         return self._table.death_of(meeting.actor, meeting.slot, meeting.incarnation)
 
@@ -412,11 +412,11 @@ class DriverIntroductions:
 
     def _place(self, party: Party) -> tuple[int, int]:
         if party is None:
-            return DRIVER_SLOT, self._table.board.incarnation(DRIVER_SLOT)
+            return DRIVER_SLOT, self._table.process_table.incarnation(DRIVER_SLOT)
         return party.slot, party.incarnation
 
     def _ring(self, party: Party) -> None:
-        self._table.board.ring(self._place(party)[0], _core.ATTENTION_BIT)
+        self._table.process_table.ring(self._place(party)[0], _core.ATTENTION_BIT)
 
 
 def _check_alive(parties: Iterable[Party]) -> None:

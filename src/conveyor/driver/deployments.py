@@ -41,21 +41,21 @@ from conveyor.graph.edges import (
     lay_out,
     transports_of,
 )
-from conveyor.graph.executor import LaidChannels, Member
-from conveyor.graph.telemetry import PATIENCE, Afar, Question
+from conveyor.graph.executor import ChannelsSpec, Member
+from conveyor.graph.telemetry import TIME_LIMIT, Question, RemoteStatus
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import Ref
 from conveyor.refs.together import get_together
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import threads
-from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.process import Place, Process
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import TimeLimit
 from conveyor.worker.messages import Unload
 
 
-class Laying:
+class Deployment:
     """A graph's deployment: its channels and programs, from the beginning to the end.
 
     ``executor`` is the place of the process that executes the graph. Of the plan only the actors, the edges
@@ -67,7 +67,7 @@ class Laying:
         supervisor: Supervisor,
         table: Table,
         network: Network,
-        chores: Chores,
+        cleanup: Cleanup,
         number: int,
         config: Config,
         plan: Plan,
@@ -82,7 +82,7 @@ class Laying:
         self._supervisor = supervisor
         self._table = table
         self._network = network
-        self._chores = chores
+        self._cleanup = cleanup
         self._plan = plan
         self._transports = transports_of(plan)
         self._tasks = tasks
@@ -101,14 +101,14 @@ class Laying:
             record.check_alive()
         for record in self.records:
             self._table.retain_for(record.id, self.number)  # a graph keeps its actors
-        self.layout, self.shared = self._lay(self.records, self._places, 0)
+        self.layout, self.shared = self._deploy(self.records, self._places, 0)
 
     @property
     def bits(self) -> tuple[int, ...]:
         """Doorbell bit of each actor's program."""
         return tuple(self._places[actor].bit for actor in range(len(self.records)))
 
-    def _lay(
+    def _deploy(
         self, records: list[ActorRecord], places: dict[int, Place], first: int
     ) -> tuple[Layout, int]:
         """Make new channels, which every actor has acknowledged; return them and the number of their segment
@@ -205,7 +205,7 @@ class Laying:
     ) -> SerializationError:
         """Return ``error``, which sending the part of ``actor`` has raised, with the transport or task to
         blame."""
-        transports = [end.transport for end in assignment.conduits]
+        transports = [end.transport for end in assignment.endpoints]
         blamed = blame_transports(error, actor, transports)
         tasks = assignment.tasks
         if blamed is not error or isinstance(tasks, Sealed):
@@ -241,7 +241,7 @@ class Laying:
             place = places.pop(actor, None)
             if place is not None:
                 left = {actor: place}
-                self._chores.again(lambda: self._unload(record, left, actor), error)
+                self._cleanup.again(lambda: self._unload(record, left, actor), error)
             return None
         place = places.pop(actor, None)
         if place is not None:
@@ -252,22 +252,22 @@ class Laying:
         for record in self.records:
             self._supervisor.release(record.id, self.number)
 
-    def again(self, first: int, patience: Patience) -> None:
-        """Bring dead actors back, as long as ``patience`` lasts, and make new channels, whose first execution
-        is number ``first``."""
-        records = [self._supervisor.revive(info.key, patience) for info in self._plan.actors]
+    def again(self, first: int, time_limit: TimeLimit) -> None:
+        """Bring dead actors back, as long as ``time_limit`` lasts, and make new channels, whose first
+        execution is number ``first``."""
+        records = [self._supervisor.revive(info.key, time_limit) for info in self._plan.actors]
         survivors = [record for record in records if record in self.records]
         try:
             # Survivors leave the old program first; both orders go over the same ordered link.
             for record in survivors:
                 record.order(Unload(self.number))  # and the old bit is given back below
             places: dict[int, Place] = {}
-            layout, shared = self._lay(records, places, first)
+            layout, shared = self._deploy(records, places, first)
         except ActorDiedError:
             if all(record.alive for record in survivors):
                 raise
             # A survivor has died with the others, and that was not known yet.
-            self.again(first, patience)
+            self.again(first, time_limit)
             return
         with self._lock:
             if not self._over:
@@ -281,21 +281,21 @@ class Laying:
         self._network.forget(shared)
         raise GraphTornDownError(f"{self.name} has been torn down")
 
-    def channels(self) -> LaidChannels:
+    def channels(self) -> ChannelsSpec:
         """Return the description of the channels that the executor gets."""
         hosts = {}
         if self.shared:
             places = {EXECUTOR: self.executor, **self._places}
             hosts = {actor: self._network.host_name(place.slot) for actor, place in places.items()}
-        return LaidChannels.of(self.number, self.records, self.layout, self.bits, hosts)
+        return ChannelsSpec.of(self.number, self.records, self.layout, self.bits, hosts)
 
-    def afar(self, question: Question, patience: float) -> Afar:
+    def remote_status(self, question: Question, time_limit: float) -> RemoteStatus:
         """Return the status of the graph's actors on other nodes than the executor's, as these nodes report
         it."""
         if not self.shared:
-            return Afar(why="the graph is on one host")
-        return self._network.look_afar(
-            question, patience, self.shared, self.layout, self.records, self.executor
+            return RemoteStatus(why="the graph is on one host")
+        return self._network.look_at_remote(
+            question, time_limit, self.shared, self.layout, self.records, self.executor
         )
 
     def comes_back(self) -> bool:
@@ -324,7 +324,7 @@ FILE = "conveyor-roster"
 _SMALL = 1 << 16
 
 
-class LaidGraph(Struct, frozen=True):
+class DeployedGraph(Struct, frozen=True):
     """A graph of the session. tasks: their names, by number; ``None``: the graph has been taken down."""
 
     number: int
@@ -332,7 +332,7 @@ class LaidGraph(Struct, frozen=True):
     tasks: dict[int, str] | None = None
 
 
-class Roster:
+class GraphList:
     """Writer of the file that lists the deployed graphs: one line of JSON for each change."""
 
     def __init__(self) -> None:
@@ -346,7 +346,7 @@ class Roster:
     def note(self, number: int, name: str, tasks: Mapping[int, str]) -> None:
         """Add a graph that has been deployed. Raises ``OSError`` if there is no memory or descriptor for the
         file."""
-        line = json.encode(LaidGraph(number, name, dict(tasks))) + b"\n"
+        line = json.encode(DeployedGraph(number, name, dict(tasks))) + b"\n"
         with self._lock:
             self._lines[number] = line
             self._add(line)
@@ -360,10 +360,10 @@ class Roster:
                 self._replace(None)  # a session has no descriptor more for graphs that it had
                 return
             try:
-                self._add(json.encode(LaidGraph(number)) + b"\n")
+                self._add(json.encode(DeployedGraph(number)) + b"\n")
             except (
                 OSError
-            ):  # a teardown goes on: tasks have numbers for names until a graph is laid
+            ):  # a teardown goes on: tasks have numbers for names until a graph is deployed
                 self._replace(None)
 
     def close(self) -> None:
@@ -407,13 +407,13 @@ def _memory_file(name: str, _flags: int) -> int:
     return descriptors.memory_file(name)
 
 
-def read_roster(lines: Iterable[bytes]) -> dict[int, LaidGraph]:
+def read_graph_list(lines: Iterable[bytes]) -> dict[int, DeployedGraph]:
     """Return the deployed graphs, by number, given the lines of the file."""
-    graphs: dict[int, LaidGraph] = {}
+    graphs: dict[int, DeployedGraph] = {}
     for line in lines:
         if not line.endswith(b"\n"):
             break  # it is being written
-        graph = json.decode(line, type=LaidGraph)
+        graph = json.decode(line, type=DeployedGraph)
         if graph.tasks is None:
             graphs.pop(graph.number, None)
         else:
@@ -425,8 +425,8 @@ class Departures:
     """Acknowledgements of actors that leave a graph, for the actors that take graphs down. An actor that
     waits for these has to know for whom it waits, so that it notices a deadlock."""
 
-    def __init__(self, board: _core.Board, watcher: Watcher) -> None:
-        self._board = board
+    def __init__(self, process_table: _core.ProcessTable, watcher: Watcher) -> None:
+        self._process_table = process_table
         self._watcher = watcher
         self._awaited: dict[tuple[ActorRecord, int], list[tuple[Member, Ref]]] = {}
 
@@ -434,9 +434,9 @@ class Departures:
         """Watch the acknowledgements of graph ``number``, which ``caller`` takes down. ``caller`` is rung for
         each."""
         self._awaited[caller, number] = acks
-        board, slot = self._board, caller.slot
+        process_table, slot = self._process_table, caller.slot
         for _, ack in acks:
-            self._watcher.watch(ack, lambda: board.ring(slot, _core.ATTENTION_BIT))
+            self._watcher.watch(ack, lambda: process_table.ring(slot, _core.ATTENTION_BIT))
 
     def staying(self, caller: ActorRecord, number: int) -> list[int]:
         """Return the slots of the actors that have not left yet. Raises the error that a living actor has met
@@ -459,7 +459,7 @@ class Departures:
             self._awaited.pop(key, None)
 
 
-class Layer:
+class GraphDeployer:
     """Deploys graphs and takes them down. Each graph has a number in the session."""
 
     def __init__(
@@ -468,21 +468,21 @@ class Layer:
         table: Table,
         supervisor: Supervisor,
         network: Network,
-        chores: Chores,
+        cleanup: Cleanup,
     ) -> None:
         self._process = process
         self._table = table
         self._supervisor = supervisor
         self._network = network
-        self._chores = chores
+        self._cleanup = cleanup
         self._numbers = itertools.count(1)
-        self._layings: dict[int, Laying] = {}
-        self._roster = Roster()
+        self._layings: dict[int, Deployment] = {}
+        self._graph_list = GraphList()
 
     def __len__(self) -> int:
         return len(self._layings)
 
-    def lay(
+    def deploy(
         self,
         executor: Place,
         config: Config,
@@ -490,19 +490,19 @@ class Layer:
         tasks: Sequence[Tasks],
         labels: Mapping[int, str],
         begun: Callable[[int], object] | None = None,
-    ) -> Laying:
+    ) -> Deployment:
         """Deploy a graph that the process at ``executor`` will execute. ``begun(number)`` is called first,
         for a caller that may be interrupted before it has the result."""
         self._table.check_open()
-        self._chores.do()
+        self._cleanup.do()
         number = next(self._numbers)
         if begun is not None:
             begun(number)
-        laying = Laying(
+        deployment = Deployment(
             self._supervisor,
             self._table,
             self._network,
-            self._chores,
+            self._cleanup,
             number,
             config,
             plan,
@@ -511,87 +511,92 @@ class Layer:
             executor,
         )
         try:
-            laying.begin()
-            self._layings[number] = laying
-            self._roster.note(number, laying.name, labels)
+            deployment.begin()
+            self._layings[number] = deployment
+            self._graph_list.note(number, deployment.name, labels)
         except BaseException:
             self._layings.pop(number, None)
-            self._roster.forget(number)
-            uninterrupted(laying.unload)
+            self._graph_list.forget(number)
+            uninterrupted(deployment.unload)
             raise
-        return laying
+        return deployment
 
-    def lay_again(self, number: int, first: int, patience: Patience) -> Laying:
-        """Bring dead actors of graph ``number`` back, as long as ``patience`` lasts, and deploy the graph
+    def redeploy(self, number: int, first: int, time_limit: TimeLimit) -> Deployment:
+        """Bring dead actors of graph ``number`` back, as long as ``time_limit`` lasts, and deploy the graph
         anew, for executions from ``first`` on."""
-        laying = self._layings.get(number)
-        if laying is None:
+        deployment = self._layings.get(number)
+        if deployment is None:
             raise GraphTornDownError(f"graph {number} has been torn down")
-        laying.again(first, patience)
-        return laying
+        deployment.again(first, time_limit)
+        return deployment
 
     def comes_back(self, number: int) -> bool:
         """Whether the dead actors of graph ``number`` are started again without being asked."""
-        laying = self._layings.get(number)
-        return laying is not None and laying.comes_back()
+        deployment = self._layings.get(number)
+        return deployment is not None and deployment.comes_back()
 
     def end_unmade(self, number: int) -> None:
         """End the actors of graph ``number`` whose constructor has raised."""
-        laying = self._layings.get(number)
-        for record in () if laying is None else laying.records:
+        deployment = self._layings.get(number)
+        for record in () if deployment is None else deployment.records:
             self._supervisor.end_unmade(record)
 
-    def afar(self, number: int, question: Question, patience: float) -> Afar:
+    def remote_status(self, number: int, question: Question, time_limit: float) -> RemoteStatus:
         """Return the status of graph ``number``'s actors on other nodes than the executor's, as these nodes
         report it."""
-        laying = self._layings.get(number)
-        if laying is None:
-            return Afar(why="the graph has been torn down")
-        return laying.afar(question, 0 if self._table.on_hosts_thread() else patience)
+        deployment = self._layings.get(number)
+        if deployment is None:
+            return RemoteStatus(why="the graph has been torn down")
+        return deployment.remote_status(
+            question, 0 if self._table.on_hosts_thread() else time_limit
+        )
 
-    def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
-        """Call ``then`` with the result of :meth:`afar`, or with the error, on a thread of its own."""
-        threads.start(self._look_afar, "looks", number, then)
+    def remote_later(self, number: int, then: Callable[[RemoteStatus | Exception], object]) -> None:
+        """Call ``then`` with the result of :meth:`remote_status`, or with the error, on a thread of its
+        own."""
+        threads.start(self._look_at_remote, "looks", number, then)
 
-    def _look_afar(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
+    def _look_at_remote(
+        self, number: int, then: Callable[[RemoteStatus | Exception], object]
+    ) -> None:
         try:
-            found = self.afar(number, Question(), PATIENCE)
+            found = self.remote_status(number, Question(), TIME_LIMIT)
         except Exception as error:
             then(error)
         else:
             then(found)
 
-    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+    def undeploy(self, number: int) -> list[tuple[Member, Ref]]:
         """Take graph ``number`` down; return the acknowledgements that are still to come."""
         self._process.limit_spin(number, None)
-        laying = self._layings.get(number)
-        if laying is None:
+        deployment = self._layings.get(number)
+        if deployment is None:
             return []
         try:
-            acks = laying.unload()
+            acks = deployment.unload()
         except BaseException:
-            uninterrupted(laying.unload)  # what is left of it
+            uninterrupted(deployment.unload)  # what is left of it
             raise
-        self._roster.forget(number)
+        self._graph_list.forget(number)
         self._layings.pop(number, None)  # last: whoever is interrupted before does it again
         return [*acks]
 
     def drop(self, number: int) -> None:
         """Have graph ``number`` taken down soon. Takes no lock."""
-        self._chores.soon(lambda: self.unlay(number))
+        self._cleanup.soon(lambda: self.undeploy(number))
 
     def executor_ended(self, record: ActorRecord) -> None:
         """Drop the graphs that a process has executed, which has ended."""
-        for number, laying in list(self._layings.items()):
-            if laying.executor.slot == record.slot:
+        for number, deployment in list(self._layings.items()):
+            if deployment.executor.slot == record.slot:
                 self.drop(number)
 
     def label(self, graph: int, node: int) -> str | None:
         """Return the name of a graph's task, also while the graph is being deployed."""
-        laying = self._layings.get(graph)
-        return None if laying is None else laying.labels.get(node)
+        deployment = self._layings.get(graph)
+        return None if deployment is None else deployment.labels.get(node)
 
     def clear(self) -> None:
         """Forget all graphs: the session is over."""
         self._layings.clear()
-        self._roster.close()
+        self._graph_list.close()

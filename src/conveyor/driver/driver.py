@@ -22,35 +22,35 @@ from conveyor.calls.constructor import keep
 from conveyor.calls.links import Link
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
-from conveyor.driver.actors import BOARD_SLOTS, DRIVER_SLOT, Actor, ActorRecord, Table
-from conveyor.driver.bootstrap import Household
-from conveyor.driver.broker import DriverIntroductions
-from conveyor.driver.deployments import Layer, Laying
+from conveyor.driver.actors import DRIVER_SLOT, PROCESS_TABLE_SLOTS, Actor, ActorRecord, Table
+from conveyor.driver.bootstrap import SharedState
+from conveyor.driver.broker import DriverBroker
+from conveyor.driver.deployments import Deployment, GraphDeployer
 from conveyor.driver.groups import DriverCollectives
 from conveyor.driver.hosts import Home, Hosts
 from conveyor.driver.network import Network
-from conveyor.driver.remote_processes import HERE, FarHosts
-from conveyor.driver.requests import Connections, Switchboard, ask_readers
-from conveyor.driver.supervisor import Burial, Step, Supervisor
+from conveyor.driver.remote_processes import HERE, RemoteNodes
+from conveyor.driver.requests import Connections, Dispatcher, ask_readers
+from conveyor.driver.supervisor import DeathCleanup, Step, Supervisor
 from conveyor.exceptions import RuntimeStateError
 from conveyor.graph.assembly import compiled_graph
 from conveyor.graph.compiled import CompiledGraph
 from conveyor.graph.edges import task_labels, tasks_by_actor
-from conveyor.graph.executor import Laid, Member
+from conveyor.graph.executor import DeployedChannels, Member
 from conveyor.graph.handles import SharedGraphs
-from conveyor.graph.lifecycle import ProcessAccount
+from conveyor.graph.lifecycle import ProcessGraphInfo
 from conveyor.plan import lower
 from conveyor.plan.model import Plan
 from conveyor.refs.exports import Exports
 from conveyor.refs.ref import Ref
 from conveyor.refs.values import with_bound_values
 from conveyor.runtime import context, ending, threads
-from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo, ProcessOptions
 from conveyor.runtime.threads import Background
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import TimeLimit
 from conveyor.system_limits import CLOSED, explained
 from conveyor.weak import WeakSet
 from conveyor.worker.calling import CallingRuntime
@@ -173,8 +173,8 @@ class Driver(CallingRuntime):
         """Close everything that a failed start has opened."""
         self._hosts.close()
         self._close_descriptors()
-        if hasattr(self, "chores"):
-            self.chores.waker.close()
+        if hasattr(self, "cleanup"):
+            self.cleanup.waker.close()
         if hasattr(self, "process"):
             self.process.close()
         if context.running() is self:
@@ -182,29 +182,29 @@ class Driver(CallingRuntime):
 
     def _begin(self, hosts: Hosts, arena: ArenaSize | None, grace: float) -> None:
         arena = arena or arena_size()
-        board = _core.Board.create(BOARD_SLOTS)
-        board.prepare(DRIVER_SLOT, "driver")
+        process_table = _core.ProcessTable.create(PROCESS_TABLE_SLOTS)
+        process_table.prepare(DRIVER_SLOT, "driver")
         self._eventfd = descriptors.event()
         self._arena_fd = _core.Arena.create_fd(arena.file)
         self._garbage_event = descriptors.event()
         self._life_event = descriptors.event()
-        process = Process(board, DRIVER_SLOT, self._eventfd, self._arena_fd, arena)
-        super().__init__(process, Chores(_core.Waker(self._garbage_event), self._wake))
-        board.alive_unwatched(DRIVER_SLOT)
+        process = Process(process_table, DRIVER_SLOT, self._eventfd, self._arena_fd, arena)
+        super().__init__(process, Cleanup(_core.Waker(self._garbage_event), self._wake))
+        process_table.alive_unwatched(DRIVER_SLOT)
         _core.outlive_all()
-        self.graphs: WeakSet[ProcessAccount] = WeakSet()
+        self.graphs: WeakSet[ProcessGraphInfo] = WeakSet()
         self.exports = Exports(
             os.urandom(8).hex(),
             self.inbox,
             process.ring,
             self.watcher,
             self.process.identity,
-            board.gone,
-            self.chores,
+            process_table.gone,
+            self.cleanup,
         )
         self._shared_graphs = SharedGraphs(self.graphs)
         self.places = hosts.places
-        household = Household(
+        shared_state = SharedState(
             process,
             self.exports.session,
             self._arena_fd,
@@ -213,61 +213,74 @@ class Driver(CallingRuntime):
             self.pump,
             hosts.places,
         )
-        self.table = Table(board, self.label, hosts.on_thread)
+        self.table = Table(process_table, self.label, hosts.on_thread)
 
         def own_view() -> _core.ArenaView:
             return process.own_view(self._arena_fd)
 
-        self.abroad = FarHosts(process, own_view)
-        process.name_host = self.abroad.host_name
-        process.look_afar = lambda slots: self.abroad.looks.look_at(slots, hosts.on_thread())
+        self.remote_nodes = RemoteNodes(process, own_view)
+        process.name_host = self.remote_nodes.host_name
+        process.look_at_remote = lambda slots: self.remote_nodes.looks.look_at(
+            slots, hosts.on_thread()
+        )
         self.supervisor = Supervisor(
-            self.table, household, hosts, self.chores, grace, self._life_event, self.abroad
+            self.table,
+            shared_state,
+            hosts,
+            self.cleanup,
+            grace,
+            self._life_event,
+            self.remote_nodes,
         )
-        ask_readers(self.exports.orphans, self.table, self.abroad, process, self.chores)
+        ask_readers(self.exports.orphans, self.table, self.remote_nodes, process, self.cleanup)
         self._attachments = Attachments(self.table, self.supervisor)
-        self.network = Network(self.table, self.chores, self.abroad)
-        self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
-        self.afar, self.afar_later = self.layer.afar, self.layer.afar_later
-        self.comes_back, self.end_unmade = self.layer.comes_back, self.layer.end_unmade
-        self._connections = Connections(self.exports, self._shared_graphs, process)
-        self.introductions = DriverIntroductions(self.table, self.network, own_view)
-        self.collectives = DriverCollectives(
-            self.table, self.supervisor, self.network, self.abroad, process, own_view
+        self.network = Network(self.table, self.cleanup, self.remote_nodes)
+        self.deployer = GraphDeployer(
+            process, self.table, self.supervisor, self.network, self.cleanup
         )
-        self.switchboard = Switchboard(
+        self.remote_status, self.remote_later = (
+            self.deployer.remote_status,
+            self.deployer.remote_later,
+        )
+        self.comes_back, self.end_unmade = self.deployer.comes_back, self.deployer.end_unmade
+        self._connections = Connections(self.exports, self._shared_graphs, process)
+        self.broker = DriverBroker(self.table, self.network, own_view)
+        self.collectives = DriverCollectives(
+            self.table, self.supervisor, self.network, self.remote_nodes, process, own_view
+        )
+        self.dispatcher = Dispatcher(
             hosts,
             self.table,
             self.supervisor,
             self.network,
-            self.layer,
+            self.deployer,
             self._connections,
-            self.introductions,
+            self.broker,
             self.collectives,
             self.watcher,
-            self.abroad,
+            self.remote_nodes,
         )
-        self.supervisor.on_request_socket = self.switchboard.add
-        self.supervisor.on_settled = self.switchboard.settled
+        self.supervisor.on_request_socket = self.dispatcher.add
+        self.supervisor.on_settled = self.dispatcher.settled
         self.supervisor.on_start = self._note_link
         self.supervisor.end_waits = self._end_waits
-        self.supervisor.burial = self._burial()
+        self.supervisor.death_cleanup = self._death_cleanup()
         self._last_steps = self._shutdown_steps(hosts)
         self.at_shutdown: Callable[[], None] = lambda: None
         home = Home(
-            self.abroad.open,
-            self.switchboard.heard,
-            self.abroad.gone,
-            self.abroad.host_of,
-            self.abroad.looks.kept_afar,
-            partial(self.abroad.looks.when_come, HERE),
-            self.abroad.looks.come,
-            self.abroad.reached,
+            self.remote_nodes.open,
+            self.dispatcher.heard,
+            self.remote_nodes.gone,
+            self.remote_nodes.host_of,
+            self.remote_nodes.looks.remote_stored,
+            partial(self.remote_nodes.looks.when_come, HERE),
+            self.remote_nodes.looks.come,
+            self.remote_nodes.reached,
             process,
         )
         hosts.start(self.supervisor.on_exit, home)
         hosts.watch(self._garbage_event, self._on_garbage)
-        hosts.watch(self._life_event, self._on_life_words)
+        hosts.watch(self._life_event, self._on_liveness_futexes)
         context.install(self)  # last: a caller that is interrupted now finds the driver there
 
     def _shutdown_steps(self, hosts: Hosts) -> LastSteps:
@@ -275,7 +288,7 @@ class Driver(CallingRuntime):
         return LastSteps(
             self._begin_end,
             self.process.hang_up,
-            self.introductions.begin_end,
+            self.broker.begin_end,
             self.collectives.begin_end,
             # What they ask the driver for meanwhile is answered.
             self.supervisor.end_all,
@@ -283,23 +296,23 @@ class Driver(CallingRuntime):
             self.process.sweeper.close,
             self.process.keeping.close,
             self._connections.close,
-            self.introductions.end,
+            self.broker.end,
             self.collectives.end,
             self.watcher.close,
             self._end_hearing,
             hosts.close,
             self.supervisor.close,
-            self.abroad.close,
+            self.remote_nodes.close,
             self._forget_all,
             self._close_descriptors,
             self.process.close,
             hurry=self.supervisor.hurry,
         )
 
-    def _burial(self) -> Burial:
+    def _death_cleanup(self) -> DeathCleanup:
         """Return the steps after the death of a process, in order."""
         supervisor, exports = self.supervisor, self.exports
-        return Burial(
+        return DeathCleanup(
             Step("everybody takes it for dead", supervisor.announce, unborn=True),
             Step("what its slot says of it is kept", ActorRecord.bury),
             # Before anybody is told that it has ended: errors say whether it comes back.
@@ -307,12 +320,14 @@ class Driver(CallingRuntime):
             Step("how it has ended can be said", lambda r: r.told.set(), unborn=True),
             # Before its slot is another process's: tickets name their readers by slot.
             Step("no ref waits for it", lambda r: exports.actor_ended(r.reader), unborn=True),
-            Step("graphs that it executed are taken down", self.layer.executor_ended, unborn=True),
-            Step("its requests are not served", self.switchboard.remove, unborn=True),
+            Step(
+                "graphs that it executed are taken down", self.deployer.executor_ended, unborn=True
+            ),
+            Step("its requests are not served", self.dispatcher.remove, unborn=True),
             Step("the driver's link is let go of", self._forget_link, unborn=True),
             Step("what its process had is closed", supervisor.forget_process, unborn=True),
             Step("who waits for its end is told", lambda r: r.exited.set(), unborn=True),
-            Step("nothing is kept for its channels", self.introductions.actor_ended, unborn=True),
+            Step("nothing is kept for its channels", self.broker.actor_ended, unborn=True),
             Step("groups of it alone are closed", self.collectives.actor_ended, unborn=True),
             # After `exited`: whoever lays a link for it just now looks at that.
             Step("its links are nobody's any more", self.network.ended, unborn=True),
@@ -363,9 +378,9 @@ class Driver(CallingRuntime):
         release = partial(self.supervisor.release, actor)
         self.table.retain(actor)
         try:
-            return self.chores.will(release)
+            return self.cleanup.will(release)
         except BaseException:  # no memory: there will be no handle
-            self.chores.soon(release)
+            self.cleanup.soon(release)
             raise
 
     def share(self, actor: ActorId) -> None:
@@ -381,23 +396,27 @@ class Driver(CallingRuntime):
         with explained(f"lay the channels of {config.name or 'the graph'}"):
             return compiled_graph(self, plan, config, self.graphs)
 
-    def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
+    def deploy(
+        self, plan: Plan, config: Config, begun: Callable[[int], object]
+    ) -> DeployedChannels:
         here, labels = self.process.place(RESULT_BIT), task_labels(plan)
         tasks = [with_bound_values(tasks) for tasks in tasks_by_actor(plan)]
-        return self._laid(self.layer.lay(here, config, plan, tasks, labels, begun))
+        return self._deployed(self.deployer.deploy(here, config, plan, tasks, labels, begun))
 
-    def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
-        return self._laid(self.layer.lay_again(number, first, patience))
+    def redeploy(self, number: int, first: int, time_limit: TimeLimit) -> DeployedChannels:
+        return self._deployed(self.deployer.redeploy(number, first, time_limit))
 
-    def _laid(self, laying: Laying) -> Laid:
-        return Laid(laying.channels(), list(laying.records), laying.layout.segment)
+    def _deployed(self, deployment: Deployment) -> DeployedChannels:
+        return DeployedChannels(
+            deployment.channels(), list(deployment.records), deployment.layout.segment
+        )
 
-    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+    def undeploy(self, number: int) -> list[tuple[Member, Ref]]:
         self._shared_graphs.forget(number)
-        return self.layer.unlay(number)
+        return self.deployer.undeploy(number)
 
     def drop(self, number: int) -> None:
-        self.chores.soon(lambda: self.unlay(number))
+        self.cleanup.soon(lambda: self.undeploy(number))
 
     def label(self, graph: int, node: int) -> str | None:
         """Return the name of a graph's task, for waits on the actor that runs the task."""
@@ -406,7 +425,9 @@ class Driver(CallingRuntime):
                 label = compiled.lifecycle.label(graph, node)
                 if label is not None:
                     return label
-        return self.layer.label(graph, node)  # another process's, or one that is laid just now
+        return self.deployer.label(
+            graph, node
+        )  # another process's, or one that is deployed just now
 
     def share_graph(self, graph: CompiledGraph, account: object) -> bool:
         return self._shared_graphs.share(graph, account, self.ending)
@@ -419,19 +440,19 @@ class Driver(CallingRuntime):
     # What finalizers ask for
 
     def _wake(self) -> None:
-        # Not one of `Chores` itself: the descriptor is closed when the session has ended.
+        # Not one of `Cleanup` itself: the descriptor is closed when the session has ended.
         if not self.table.closed:
             os.eventfd_write(self._garbage_event, 1)
 
     def _on_garbage(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self._garbage_event)
-        self.chores.do()
+        self.cleanup.do()
 
-    def _on_life_words(self) -> None:
+    def _on_liveness_futexes(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self._life_event)
-        self.supervisor.on_life_words()
+        self.supervisor.on_liveness_futexes()
 
     # The end
 
@@ -458,7 +479,7 @@ class Driver(CallingRuntime):
                 *self.supervisor.locks,
                 self.pump.lock,
                 self.exports.lock,
-                self.introductions.lock,
+                self.broker.lock,
                 *links,
             ):
                 self._last_steps.take_all()
@@ -490,21 +511,21 @@ class Driver(CallingRuntime):
     def _end_waits(self) -> None:
         """End the actors' waits: the actors need the rest of the time for their own end."""
         self.collectives.end_waits()
-        board = self.process.board
-        board.leave(DRIVER_SLOT)
+        process_table = self.process.process_table
+        process_table.leave(DRIVER_SLOT)
         for record in self.table:
             if record.alive:
-                board.ring(record.slot, _core.ATTENTION_BIT)
+                process_table.ring(record.slot, _core.ATTENTION_BIT)
 
     def _end_hearing(self) -> None:
-        self.chores.waker.close()
+        self.cleanup.waker.close()
         self._hosts.unwatch(self._garbage_event)
         self._hosts.unwatch(self._life_event)
-        self.switchboard.close()
+        self.dispatcher.close()
 
     def _forget_all(self) -> None:
-        self.layer.clear()
-        self.chores.clear()
+        self.deployer.clear()
+        self.cleanup.clear()
 
     def _close_descriptors(self) -> None:
         """Close each descriptor once, however often this is called."""

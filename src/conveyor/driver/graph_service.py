@@ -189,8 +189,8 @@ class GraphService:
             options["deadline"] = max(asked.left - passed, 1e-9)
         if not asked.patient:
             return self._graph.try_execute(*args, **kwargs, **options)
-        if asked.patience is not None:
-            options["timeout"] = max(asked.patience - passed, 0.0)
+        if asked.time_limit is not None:
+            options["timeout"] = max(asked.time_limit - passed, 0.0)
         return self._graph.execute(*args, **kwargs, **options)
 
 

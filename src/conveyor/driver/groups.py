@@ -15,12 +15,12 @@ from conveyor import _core, descriptors
 from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Table
 from conveyor.driver.hosts import Handed
 from conveyor.driver.network import Network
-from conveyor.driver.remote_processes import HERE, FarHosts
+from conveyor.driver.remote_processes import HERE, RemoteNodes
 from conveyor.driver.supervisor import Supervisor
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.blueprint import hosts_among
-from conveyor.runtime.meeting import Joined, Membership, doing, enter, group_blueprint
+from conveyor.runtime.broker import Joined, Membership, doing, enter, group_blueprint
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
 from conveyor.system_limits import explained
@@ -62,7 +62,7 @@ class DriverCollectives:
         table: Table,
         supervisor: Supervisor,
         network: Network,
-        abroad: FarHosts,
+        remote_nodes: RemoteNodes,
         process: Process,
         own_view: Callable[[], _core.ArenaView],
     ) -> None:
@@ -74,7 +74,7 @@ class DriverCollectives:
         self._table = table
         self._supervisor = supervisor
         self._network = network
-        self._abroad = abroad
+        self._remote_nodes = remote_nodes
         self._numbers = itertools.count(1)
         self._groups: dict[int, _Group] = {}
         self._joined: list[Joined] = []
@@ -98,14 +98,16 @@ class DriverCollectives:
         names, members = [record.id for record in records], [record.reader for record in records]
         if driver is not None:
             names.insert(driver, _DRIVER)
-            members.insert(driver, (DRIVER_SLOT, self._table.board.incarnation(DRIVER_SLOT)))
-        among = hosts_among(members, self._abroad.host_of)
-        hosts = tuple([among.index(self._abroad.host_of(slot)) for slot, _ in members])
+            members.insert(
+                driver, (DRIVER_SLOT, self._table.process_table.incarnation(DRIVER_SLOT))
+            )
+        among = hosts_among(members, self._remote_nodes.host_of)
+        hosts = tuple([among.index(self._remote_nodes.host_of(slot)) for slot, _ in members])
         blueprint = group_blueprint(members, hosts)
         with explained(f"create a collective group of {len(members)} ranks"):
             segment = blueprint.make() if HERE in among else None
             try:
-                shared = self._abroad.spread(blueprint, segment)
+                shared = self._remote_nodes.spread(blueprint, segment)
             except ConveyorError:
                 for record in records:
                     record.check_alive()  # a death is why a host could not, most often
@@ -162,7 +164,7 @@ class DriverCollectives:
         for actor, (slot, incarnation) in zip(group.actors, group.members, strict=True):
             if slot == DRIVER_SLOT:
                 arenas.append(self._own_view())
-            elif self._table.board.gone(slot, incarnation):
+            elif self._table.process_table.gone(slot, incarnation):
                 raise self._table.death_of(actor, slot, incarnation)
             else:
                 arenas.append(self._process.arena_of(slot, incarnation))
@@ -184,9 +186,11 @@ class DriverCollectives:
         if group is None:
             return
         if group.segment is not None:
-            _core.CollectiveGroup.destroy(group.segment, self._table.board, group.members, session)
-        self._abroad.break_group(group.shared, group.members, session)
-        self._abroad.forget(group.shared)
+            _core.CollectiveGroup.destroy(
+                group.segment, self._table.process_table, group.members, session
+            )
+        self._remote_nodes.break_group(group.shared, group.members, session)
+        self._remote_nodes.forget(group.shared)
 
     def actor_ended(self, _record: ActorRecord) -> None:
         """Close the groups that no process is left for, after the death of an actor's process."""

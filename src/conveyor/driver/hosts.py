@@ -2,7 +2,7 @@
 
 The processes of a remote node share no memory with the driver's node. Such a node has a process table and a
 pump of its own, and an agent that does there what the driver does here: see
-:mod:`conveyor.cluster.node_agent`. The driver sends it orders (:class:`FarOrder`).
+:mod:`conveyor.cluster.node_agent`. The driver sends it orders (:class:`NodeOrder`).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from conveyor.codec import Reader
 from conveyor.futures import Future
 from conveyor.graph.telemetry import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.blueprint import Blueprint
+from conveyor.runtime.broker import Side
 from conveyor.runtime.deadlock_detector import Frames, LookAtWaits, WaitsThere
-from conveyor.runtime.meeting import Side
 from conveyor.runtime.messages import Message
 from conveyor.runtime.process import ArenaSize, Process
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.stored_values import KeptAt
 
 
-class FarOrder(Message, frozen=True):
+class NodeOrder(Message, frozen=True):
     """An order to a remote node."""
 
 
-class Adopt(FarOrder, frozen=True):
+class Adopt(NodeOrder, frozen=True):
     """Make what a process needs of its node: the process is about to begin there."""
 
     slot: int
@@ -38,7 +38,7 @@ class Adopt(FarOrder, frozen=True):
     name: str
 
 
-class Stand(FarOrder, frozen=True):
+class Stand(NodeOrder, frozen=True):
     """Add a proxy of a process of node ``host`` there."""
 
     slot: int
@@ -47,14 +47,14 @@ class Stand(FarOrder, frozen=True):
     name: str
 
 
-class Bury(FarOrder, frozen=True):
+class Bury(NodeOrder, frozen=True):
     """Remove a process or proxy: it is dead, or not needed, and its slot is about to be another's."""
 
     slot: int
     incarnation: int
 
 
-class Reach(FarOrder, frozen=True):
+class Reach(NodeOrder, frozen=True):
     """Connect to node ``host``, which waits there, and again whenever the connection breaks. The outcome is
     told later, so that a node that does not answer holds up nothing else."""
 
@@ -62,7 +62,7 @@ class Reach(FarOrder, frozen=True):
     address: tuple[str, int]
 
 
-class Locate(FarOrder, frozen=True):
+class Locate(NodeOrder, frozen=True):
     """Note where node ``host`` accepts connections. The node is not to be connected to: it connects
     itself."""
 
@@ -70,20 +70,20 @@ class Locate(FarOrder, frozen=True):
     address: tuple[str, int]
 
 
-class GiveUp(FarOrder, frozen=True):
+class GiveUp(NodeOrder, frozen=True):
     """Give node ``host`` up: it is lost. When this is done, nothing of ``host`` arrives there any more."""
 
     host: int
 
 
-class CountDue(FarOrder, frozen=True):
+class CountDue(NodeOrder, frozen=True):
     """Count the frames published there that node ``to`` is to have. The answer is
     :data:`conveyor.runtime.deadlock_detector.Frames`."""
 
     to: int
 
 
-class TellWhenCome(FarOrder, frozen=True):
+class TellWhenCome(NodeOrder, frozen=True):
     """Send message ``number`` when these frames of node ``host`` have come there, or no frame of it comes any
     more."""
 
@@ -92,7 +92,7 @@ class TellWhenCome(FarOrder, frozen=True):
     number: int
 
 
-class Spread(FarOrder, frozen=True):
+class Spread(NodeOrder, frozen=True):
     """Make a segment, and join it to the segments that other nodes have under the same number. ``homes``: the
     nodes of the processes that submit over its limits, by their slots. ``joined``: other nodes have it,
     too."""
@@ -103,7 +103,7 @@ class Spread(FarOrder, frozen=True):
     joined: bool
 
 
-class BreakGroup(FarOrder, frozen=True):
+class BreakGroup(NodeOrder, frozen=True):
     """Break the collective group of that segment. ``session``: because the session ends."""
 
     number: int
@@ -111,13 +111,13 @@ class BreakGroup(FarOrder, frozen=True):
     session: bool
 
 
-class Forget(FarOrder, frozen=True):
+class Forget(NodeOrder, frozen=True):
     """Let go of a segment."""
 
     number: int
 
 
-class Hand(FarOrder, frozen=True):
+class Hand(NodeOrder, frozen=True):
     """Give a process the descriptors of a segment, and those that introduce other processes to it. They come
     with ``ticket`` over its control socket."""
 
@@ -128,10 +128,10 @@ class Hand(FarOrder, frozen=True):
     processes: tuple[Reader, ...]
 
 
-class Answer(FarOrder, frozen=True):
+class Answer(NodeOrder, frozen=True):
     """Send a process the pickled answer to its request, with the given descriptors, if there are any.
     ``line``: with its end of that connection; see
-    :meth:`conveyor.driver.hosts.FarHost.carry`. ``memory``: with its end of a connection
+    :meth:`conveyor.driver.hosts.RemoteNode.carry`. ``memory``: with its end of a connection
     over which its node fetches memory of others."""
 
     slot: int
@@ -143,21 +143,21 @@ class Answer(FarOrder, frozen=True):
     memory: bool = False
 
 
-class Cut(FarOrder, frozen=True):
+class Cut(NodeOrder, frozen=True):
     """Tell a process that it cannot be answered any more, so that it waits for no answer."""
 
     slot: int
     incarnation: int
 
 
-class MarkRefused(FarOrder, frozen=True):
+class MarkRefused(NodeOrder, frozen=True):
     """Mark the link of that segment as refused, and have the caller look."""
 
     segment: int
     slot: int
 
 
-class MarkClosed(FarOrder, frozen=True):
+class MarkClosed(NodeOrder, frozen=True):
     """Mark ``side`` of the channel of that segment as closed, and have the process at the other end look: the
     end was closed before the two processes met."""
 
@@ -184,7 +184,7 @@ class Home(Struct, frozen=True):
     heard: takes a request of a process of another node, with the slot and incarnation.
     gone: is told of a node that is no more, by number.
     host_of: the number of the node of the process that has a slot.
-    kept_afar: the values that processes of other nodes store for others.
+    remote_stored: the values that processes of other nodes store for others.
     when_come: calls the first function when these frames of a node have come to the driver's, or nothing of
         that node comes any more; it calls the second one if that is not told, since the session is over.
     come: is told the number of a :class:`TellWhenCome` whose frames have come.
@@ -196,7 +196,7 @@ class Home(Struct, frozen=True):
     heard: Callable[[int, int, bytes], None]
     gone: Callable[[int], None]
     host_of: Callable[[int], int]
-    kept_afar: Callable[[], list[KeptAt]]
+    remote_stored: Callable[[], list[KeptAt]]
     when_come: Callable[[int, Frames, Callable[[], object], Callable[[], object]], None]
     come: Callable[[int], None]
     reached: Callable[[int, int, Exception | None], None]
@@ -213,7 +213,7 @@ class Home(Struct, frozen=True):
         return self.process.identity
 
 
-class FarHost(Protocol):
+class RemoteNode(Protocol):
     """A remote node, as the driver sees it."""
 
     #: Its number in the session; the driver's is 0.
@@ -225,7 +225,7 @@ class FarHost(Protocol):
     #: Where it accepts connections of other nodes.
     address: tuple[str, int]
 
-    def send(self, order: FarOrder) -> Future[Any]:
+    def send(self, order: NodeOrder) -> Future[Any]:
         """Have the node carry an order out; return its outcome. The loss of the node is an error."""
         ...
 
@@ -245,7 +245,7 @@ class FarHost(Protocol):
         """Return the values that the processes there store for others."""
         ...
 
-    def tell(self, order: FarOrder) -> Future[Any]:
+    def tell(self, order: NodeOrder) -> Future[Any]:
         """Have the node carry an order out that nobody waits for: a node that cannot is given up."""
         ...
 
@@ -266,11 +266,11 @@ class FarHost(Protocol):
 #: Substitute for a wait status: the process was no child of ours, and how it has ended is not known.
 UNKNOWN_END = -1
 
-Settle: TypeAlias = "Callable[[FarHost], tuple[Reader, bytes, list[int]]]"
+Settle: TypeAlias = "Callable[[RemoteNode], tuple[Reader, bytes, list[int]]]"
 """Has a host make the endpoints of a process that comes to be there: see :meth:`Hosts.spawn`."""
 
-Page: TypeAlias = tuple[int, int, int, int, int, int, str]
-"""What a slot of a board says of its process: see ``Board.status``."""
+ProcessSnapshot: TypeAlias = tuple[int, int, int, int, int, int, str]
+"""What a slot of a process table says of its process: see ``ProcessTable.status``."""
 
 
 class Spawned(Struct, frozen=True):
@@ -282,7 +282,7 @@ class Spawned(Struct, frozen=True):
     end_headless: :meth:`Hosts.end_headless` of it.
     went_on: whether that has ended it, once it has ended.
     place: in words, where it is, if not on the driver's node.
-    last_page: its last process snapshot, and whether it was left by ``sys.exit``, once it has ended on
+    last_snapshot: its last process snapshot, and whether it was left by ``sys.exit``, once it has ended on
         another node.
     lost: whether its node was lost, and how.
     stays: it is somebody else's, and no end of ours ends it: ``kill`` has it leave the session, which it does
@@ -295,7 +295,7 @@ class Spawned(Struct, frozen=True):
     end_headless: Callable[[], None]
     went_on: Callable[[], bool]
     place: str = ""
-    last_page: Callable[[], tuple[Page, bool] | None] = lambda: None
+    last_snapshot: Callable[[], tuple[ProcessSnapshot, bool] | None] = lambda: None
     lost: Callable[[], str] = lambda: ""
     stays: bool = False
 
@@ -322,8 +322,8 @@ class Hosts(Protocol):
 
     The driver takes for granted that they are processes of this machine, under one kernel with it: they are
     given descriptors when they are spawned, they share the memory behind them, each has a pid, and its end is
-    told as a wait status. For a process on another node, that node (:class:`FarHost`) does so; its pid is a
-    number that no other process of the session has.
+    told as a wait status. For a process on another node, that node (:class:`RemoteNode`) does so; its pid is
+    a number that no other process of the session has.
     """
 
     #: Whether the engine chooses a node by ``ProcessOptions.placement``.

@@ -13,25 +13,25 @@ from conveyor.calls.links import Refusal, link_blueprint, link_depth
 from conveyor.codec import Reader
 from conveyor.driver.actors import ActorRecord, Introduced, Table
 from conveyor.driver.hosts import Handed
-from conveyor.driver.remote_processes import HERE, FarHosts
+from conveyor.driver.remote_processes import HERE, RemoteNodes
 from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.futures import Future, wait
 from conveyor.graph.edges import Assignment, Layout, Whereabouts
 from conveyor.graph.telemetry import (
     NONE,
-    Afar,
     Look,
     LookedAt,
     Offset,
     Question,
+    RemoteActorStatus,
+    RemoteStatus,
     Rings,
     Seen,
-    Sight,
     estimate,
 )
 from conveyor.runtime.blueprint import Blueprint
-from conveyor.runtime.cleanup import Chores
-from conveyor.runtime.meeting import Side
+from conveyor.runtime.broker import Side
+from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
 from conveyor.runtime.stored_values import KeptAt
 from conveyor.worker.messages import Accept, HangUp, Load
@@ -44,43 +44,45 @@ if TYPE_CHECKING:
 _CLOCK_TIMES = 16
 
 
-def look_afar(
-    abroad: FarHosts,
+def look_at_remote(
+    remote_nodes: RemoteNodes,
     question: Question,
-    patience: float,
+    time_limit: float,
     number: int,
     layout: Layout,
     records: Sequence[ActorRecord],
     executor: int,
-) -> Afar:
+) -> RemoteStatus:
     """Return the status of these actors, as their nodes report it. The node of the executor, which has that
-    slot, is left out. ``number`` and ``layout`` are of the graph's segment. ``patience``: seconds that the
+    slot, is left out. ``number`` and ``layout`` are of the graph's segment. ``time_limit``: seconds that the
     nodes have, all together."""
-    own = abroad.host_of(executor)
+    own = remote_nodes.host_of(executor)
     asked: dict[int, list[LookedAt]] = {}
     for actor, record in enumerate(records):
         host = HERE if record.host is None else record.host.number
         if host != own:
             looked_at = LookedAt(actor, record.reader, layout.recorders[actor])
             asked.setdefault(host, []).append(looked_at)
-    names = {host: abroad.name_of(host) for host in asked}
-    if patience <= 0:
+    names = {host: remote_nodes.name_of(host) for host in asked}
+    if time_limit <= 0:
         why = "it was not asked, by the thread that would hear its answer"
-        return Afar(unknown=dict.fromkeys(names.values(), why))
-    end = _core.monotonic() + patience
+        return RemoteStatus(unknown=dict.fromkeys(names.values(), why))
+    end = _core.monotonic() + time_limit
     looks = {
         host: Look(question, number, layout.offsets, tuple(actors))
         for host, actors in asked.items()
     }
-    answers = {host: abroad.looks.look(host, look, layout.segment) for host, look in looks.items()}
-    clocks = _clocks(abroad, own, answers, end) if question.trace else {}
+    answers = {
+        host: remote_nodes.looks.look(host, look, layout.segment) for host, look in looks.items()
+    }
+    clocks = _clocks(remote_nodes, own, answers, end) if question.trace else {}
     wait(answers.values(), max(end - _core.monotonic(), 0.0))
-    seen: dict[int, Sight] = {}
+    seen: dict[int, RemoteActorStatus] = {}
     rings: dict[int, Rings] = {}
     by_actor: dict[int, Offset] = {}
     unknown: dict[str, str] = {}
     for host, answer in answers.items():
-        why = _why_not(answer, patience)
+        why = _why_not(answer, time_limit)
         if why:
             unknown[names[host]] = why
             continue
@@ -89,33 +91,33 @@ def look_afar(
         rings.update(dict.fromkeys(said.actors, said.rings))
         if host in clocks:
             by_actor.update(dict.fromkeys(said.actors, clocks[host]))
-    return Afar(seen, rings, by_actor, unknown)
+    return RemoteStatus(seen, rings, by_actor, unknown)
 
 
-def _why_not(answer: Future[Seen], patience: float) -> str:
+def _why_not(answer: Future[Seen], time_limit: float) -> str:
     if not answer.done():
-        return f"its host has not answered for {patience:g} s"
+        return f"its host has not answered for {time_limit:g} s"
     error = answer.exception()
     return "" if error is None else str(error) or type(error).__name__
 
 
 def _clocks(
-    abroad: FarHosts, own: int, hosts: Mapping[int, object], end: float
+    remote_nodes: RemoteNodes, own: int, hosts: Mapping[int, object], end: float
 ) -> dict[int, Offset]:
     """Return how far the clocks of these nodes are ahead of the executor's, as far as the nodes answer."""
-    found = {host: _clock(abroad, host, end) for host in {own, *hosts}}
+    found = {host: _clock(remote_nodes, host, end) for host in {own, *hosts}}
     base = found[own]
     if base is None:
         return {}
     return {host: clock.seen_from(base) for host in hosts if (clock := found[host]) is not None}
 
 
-def _clock(abroad: FarHosts, host: int, end: float) -> Offset | None:
+def _clock(remote_nodes: RemoteNodes, host: int, end: float) -> Offset | None:
     if host == HERE:
         return Offset(_core.monotonic_ns(), NONE.ahead, NONE.error)
     try:
         left = max(end - _core.monotonic(), 0.001)
-        samples = abroad.pump.ask_clock(host, _CLOCK_TIMES, left)
+        samples = remote_nodes.pump.ask_clock(host, _CLOCK_TIMES, left)
     except OSError:  # the session ends
         return None
     return estimate(samples) if samples else None
@@ -125,58 +127,63 @@ class Network:
     """The links between processes, and which process knows which. The driver has the descriptors of all
     actors' processes."""
 
-    def __init__(self, table: Table, chores: Chores, abroad: FarHosts) -> None:
+    def __init__(self, table: Table, cleanup: Cleanup, remote_nodes: RemoteNodes) -> None:
         self._table = table
-        self._abroad = abroad
-        self._board = table.board
-        self._chores = chores
+        self._remote_nodes = remote_nodes
+        self._process_table = table.process_table
+        self._cleanup = cleanup
         self._numbers = itertools.count(1)
 
     def spread(self, blueprint: Blueprint, segment: _core.Segment | None) -> int:
         """Have all nodes of a segment's members make the segment; return its number there, 0 if all members
         are here."""
-        return self._abroad.spread(blueprint, segment)
+        return self._remote_nodes.spread(blueprint, segment)
 
     def host_name(self, slot: int) -> str:
         """Return the name of the node of the process with that slot."""
-        return self._abroad.host_name(slot)
+        return self._remote_nodes.host_name(slot)
 
     def whereabouts(self, places: Iterable[Place]) -> Whereabouts:
         """Return the nodes of these processes, for the out-of-band parts of a graph's edges."""
-        return self._abroad.whereabouts([place.slot for place in places])
+        return self._remote_nodes.whereabouts([place.slot for place in places])
 
-    def look_afar(
+    def look_at_remote(
         self,
         question: Question,
-        patience: float,
+        time_limit: float,
         number: int,
         layout: Layout,
         records: Sequence[ActorRecord],
         executor: Place,
-    ) -> Afar:
-        """Return the status of a graph's actors on other nodes than the executor's: see :func:`look_afar`."""
-        return look_afar(self._abroad, question, patience, number, layout, records, executor.slot)
+    ) -> RemoteStatus:
+        """Return the status of a graph's actors on other nodes than the executor's: see
+        :func:`look_at_remote`."""
+        return look_at_remote(
+            self._remote_nodes, question, time_limit, number, layout, records, executor.slot
+        )
 
     def introduce(self, record: ActorRecord, process: Reader) -> bool:
         """Return whether that process lives on another node than ``record``'s. If so, ``record``'s node knows
         it from then on."""
-        return not self._board.gone(*process) and self._abroad.introduce(record, process)
+        return not self._process_table.gone(*process) and self._remote_nodes.introduce(
+            record, process
+        )
 
-    def kept_afar(self, record: ActorRecord) -> list[KeptAt]:
+    def remote_stored(self, record: ActorRecord) -> list[KeptAt]:
         """Return the values that processes of other nodes than ``record``'s store for others."""
-        return self._abroad.looks.kept_afar(self._abroad.host_of(record.slot))
+        return self._remote_nodes.looks.remote_stored(self._remote_nodes.host_of(record.slot))
 
     def forget(self, number: int) -> None:
         """Forget the segment of that number, which nobody uses any more."""
-        self._abroad.forget(number)
+        self._remote_nodes.forget(number)
 
     def forget_soon(self, number: int) -> None:
         """Call :meth:`forget` soon, from where no lock can be taken."""
-        self._chores.soon(lambda: self._abroad.forget(number))
+        self._cleanup.soon(lambda: self._remote_nodes.forget(number))
 
     def mark_closed_soon(self, party: ActorRecord, number: int, side: Side) -> None:
         """Have ``party`` find the other end of the channel of that segment closed. Takes no lock."""
-        self._chores.soon(lambda: self._abroad.mark_closed(party, number, side))
+        self._cleanup.soon(lambda: self._remote_nodes.mark_closed(party, number, side))
 
     def load(
         self, record: ActorRecord, assignment: Assignment, segment_fd: int, number: int
@@ -187,7 +194,7 @@ class Network:
             new, fds = self._new_peers(record, assignment.peers)
             try:
                 if record.host is not None:
-                    ticket = self._abroad.hand(record, number, new.items())
+                    ticket = self._remote_nodes.hand(record, number, new.items())
                 else:
                     ticket = record.send_fds([segment_fd, *fds.numbers()])
                 purpose = f"its part of {assignment.name}, which is being compiled"
@@ -221,35 +228,35 @@ class Network:
                 segment = blueprint.make()
                 own.insert(0, descriptors.duplicate(segment.fd))
                 fds = self._of(caller)
-                shared = self._abroad.spread(blueprint, segment)
+                shared = self._remote_nodes.spread(blueprint, segment)
                 if callee.host is not None:
-                    ticket = self._abroad.hand(callee, shared, [caller.reader])
+                    ticket = self._remote_nodes.hand(callee, shared, [caller.reader])
                 else:
                     ticket = callee.send_fds([segment.fd, *fds])
                 ack = callee.order(Accept(caller.slot, caller.incarnation, bit, ticket))
             except BaseException as error:
                 callee.bits.give_back(bit)
                 close_all(own)
-                self._abroad.forget(shared)
+                self._remote_nodes.forget(shared)
                 if isinstance(error, ConveyorError):
                     callee.check_alive()  # its death is why a host could not, most often
                 raise
             finally:
                 close_all(fds)
-            laid = Introduced(next(self._numbers), caller, callee, bit, segment, ack, shared)
+            deployed = Introduced(next(self._numbers), caller, callee, bit, segment, ack, shared)
             # Accepted links need not be kept.
             callee.introduced = [i for i in callee.introduced if not _accepted(i.ack)]
-            callee.introduced.append(laid)
-        caller.mailboxes[laid.number] = callee, bit, shared
-        callee.callers[laid.number] = caller
+            callee.introduced.append(deployed)
+        caller.mailboxes[deployed.number] = callee, bit, shared
+        callee.callers[deployed.number] = caller
         for record in (caller, callee):
             if record.exited.is_set():  # meanwhile
                 self.ended(record)
         segment.close_fd()
         if caller.host is not None:
             close_all(own)
-            return laid.number, bit, Handed(shared, (callee.reader,))
-        return laid.number, bit, own
+            return deployed.number, bit, Handed(shared, (callee.reader,))
+        return deployed.number, bit, own
 
     def refuse(self, callee: ActorRecord, tag: int, error: ConveyorError) -> None:
         """Note that ``callee`` could not accept the caller of order ``tag``. ``error`` is the outcome of the
@@ -257,23 +264,23 @@ class Network:
         if callee.control_link is not None:
             callee.control_link.flush()  # then whoever has just sent it has noted its tag
         with callee.control_lock:
-            laid = next((i for i in callee.introduced if i.ack._number == tag), None)
+            deployed = next((i for i in callee.introduced if i.ack._number == tag), None)
             if (
-                laid is None
+                deployed is None
             ):  # something else was sent with that tag, and whoever did waits for the answer
                 return
-            callee.introduced.remove(laid)
-        if laid.caller.mailboxes.pop(laid.number, None) is None:
+            callee.introduced.remove(deployed)
+        if deployed.caller.mailboxes.pop(deployed.number, None) is None:
             return  # the caller is dead, or has let go of it
-        callee.callers.pop(laid.number, None)
-        callee.bits.give_back(laid.bit)
-        laid.caller.refusals[laid.number] = error
-        if laid.caller.host is not None:
-            self._abroad.mark_refused(laid.caller, laid.shared)
+        callee.callers.pop(deployed.number, None)
+        callee.bits.give_back(deployed.bit)
+        deployed.caller.refusals[deployed.number] = error
+        if deployed.caller.host is not None:
+            self._remote_nodes.mark_refused(deployed.caller, deployed.shared)
         else:
-            Refusal(laid.segment).mark()
-            self._board.ring(laid.caller.slot, _core.ATTENTION_BIT)
-        self._abroad.forget(laid.shared)
+            Refusal(deployed.segment).mark()
+            self._process_table.ring(deployed.caller.slot, _core.ATTENTION_BIT)
+        self._remote_nodes.forget(deployed.shared)
 
     def ended(self, record: ActorRecord) -> None:
         """Let go of all links of a process that is dead: those to it, and its callees' ends of those from
@@ -282,8 +289,10 @@ class Network:
             record.callers.pop(number, None)
             _, _, shared = caller.mailboxes.pop(number, (None, 0, 0))
             # Its last answers may be on their way to the caller's node.
-            to = self._abroad.host_of(caller.slot)
-            self._abroad.behind_its_last(record, to, partial(self._abroad.forget, shared))
+            to = self._remote_nodes.host_of(caller.slot)
+            self._remote_nodes.behind_its_last(
+                record, to, partial(self._remote_nodes.forget, shared)
+            )
         for number in list(record.mailboxes):
             self.hang_up(record, number)
 
@@ -294,7 +303,7 @@ class Network:
         if callee is not None:
             callee.callers.pop(number, None)
             self._hang_up(callee, bit)
-            self._abroad.forget(shared)
+            self._remote_nodes.forget(shared)
 
     def _hang_up(self, callee: ActorRecord, bit: int) -> None:
         try:
@@ -304,7 +313,7 @@ class Network:
         except ActorDiedError:
             pass
         except Exception as error:  # no memory to say it with
-            self._chores.again(lambda: self._hang_up(callee, bit), error)
+            self._cleanup.again(lambda: self._hang_up(callee, bit), error)
 
     def _of(self, record: ActorRecord) -> list[int]:
         """Return duplicates of the arena and eventfd of one process; raise its death if it has none."""

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.driver.actors import ActorRecord
-from conveyor.driver.bootstrap import Birth
+from conveyor.driver.bootstrap import Startup
 from conveyor.driver.hosts import (
     Adopt,
     Answer,
@@ -29,7 +29,6 @@ from conveyor.driver.hosts import (
     Bury,
     CountDue,
     Cut,
-    FarHost,
     Forget,
     GiveUp,
     Hand,
@@ -38,6 +37,7 @@ from conveyor.driver.hosts import (
     MarkClosed,
     MarkRefused,
     Reach,
+    RemoteNode,
     Spread,
     Stand,
     TellWhenCome,
@@ -45,8 +45,17 @@ from conveyor.driver.hosts import (
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.futures import Future, wait
 from conveyor.graph.edges import KNOWN_DEAD_WITHIN, Whereabouts
-from conveyor.graph.telemetry import HASTE, PATIENCE, Look, LookAtAll, Lookout, Seen, SeenAll
+from conveyor.graph.telemetry import (
+    HASTE,
+    TIME_LIMIT,
+    Look,
+    LookAtAll,
+    Seen,
+    SeenAll,
+    StatusResponder,
+)
 from conveyor.runtime.blueprint import Blueprint, hosts_among
+from conveyor.runtime.broker import Side
 from conveyor.runtime.deadlock_detector import (
     NOBODY,
     Frames,
@@ -55,9 +64,8 @@ from conveyor.runtime.deadlock_detector import (
     due_to,
     look_at_waits,
 )
-from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import Process
-from conveyor.runtime.status import Page
+from conveyor.runtime.status import ProcessSnapshot
 from conveyor.runtime.stored_values import KeptAt, kept_on
 from conveyor.transport.base import Host
 
@@ -71,17 +79,17 @@ def _nothing() -> None:
     pass
 
 
-#: A question that has been answered, in the form of ``Looks._awaited``.
+#: A question that has been answered, in the form of ``StatusQueries._awaited``.
 _NOT_AWAITED = HERE, _nothing, _nothing
 
 
-class Looks:
+class StatusQueries:
     """The driver's questions to all nodes, its own included."""
 
     def __init__(
         self,
         process: Process,
-        hosts: Mapping[int, FarHost],
+        hosts: Mapping[int, RemoteNode],
         lost: Collection[int],
         host_of: Callable[[int], int],
         pump: Callable[[], _core.HostPump | None],
@@ -91,7 +99,7 @@ class Looks:
         self._process = process
         self._hosts, self._lost = hosts, lost
         self._host_of, self._pump = host_of, pump
-        self._lookout = Lookout(process.board)
+        self._status_responder = StatusResponder(process.process_table)
         self._numbers = itertools.count(1)
         #: By question number: the node where frames are to come, the function to call when they have, and the
         #: function to call if that is not told.
@@ -103,10 +111,10 @@ class Looks:
         if host != HERE:
             return self._hosts[host].look(look)
         here: Future[Seen] = Future()
-        here.set_result(self._lookout.look(look, segment))
+        here.set_result(self._status_responder.look(look, segment))
         return here
 
-    def look_at(self, slots: Sequence[int], hears: bool) -> list[Page | str]:
+    def look_at(self, slots: Sequence[int], hears: bool) -> list[ProcessSnapshot | str]:
         """Return the process snapshots of these slots, on other nodes, as far as the nodes answer at once;
         otherwise why they are not known. ``hears``: the caller is the thread that hears the answers."""
         if hears:
@@ -116,7 +124,7 @@ class Looks:
         wait(answers.values(), HASTE)
         return [self._seen(slot, answers.get(self._host_of(slot))) for slot in slots]
 
-    def _seen(self, slot: int, answer: Future[SeenAll] | None) -> Page | str:
+    def _seen(self, slot: int, answer: Future[SeenAll] | None) -> ProcessSnapshot | str:
         if answer is None:
             return "it has ended"
         if not answer.done():
@@ -124,7 +132,7 @@ class Looks:
         error = answer.exception()
         if error is not None:
             return str(error) or type(error).__name__
-        name = self._process.board.name(slot)
+        name = self._process.process_table.name(slot)
         found = (page for page in answer.result().pages if page.name == name)
         return next(found, "its host does not know it")
 
@@ -135,7 +143,9 @@ class Looks:
             return self._hosts[host].look_at_waits(look)
         here: Future[WaitsThere] = Future()
         try:
-            there = NOBODY if lost else look_at_waits(self._process.board, self._pump(), look)
+            there = (
+                NOBODY if lost else look_at_waits(self._process.process_table, self._pump(), look)
+            )
         except OSError as error:  # the session ends
             here.set_exception(error)
         else:
@@ -198,25 +208,25 @@ class Looks:
             here.set_exception(error)
         return here
 
-    def kept_afar(self, own: int = HERE) -> list[KeptAt]:
+    def remote_stored(self, own: int = HERE) -> list[KeptAt]:
         """Return the values that processes of other nodes than ``own`` store for others, as far as these
         nodes answer in time."""
         asked = [host.kept() for number, host in list(self._hosts.items()) if number != own]
-        found = [] if own == HERE else kept_on(self._process.board, self._process.slot)
-        for answer in wait(asked, PATIENCE):
+        found = [] if own == HERE else kept_on(self._process.process_table, self._process.slot)
+        for answer in wait(asked, TIME_LIMIT):
             found += answer.result() if answer.exception() is None else []
         return found
 
     def forget(self, number: int) -> None:
         """Forget the segment of that number, which nobody uses any more."""
-        self._lookout.forget(number)
+        self._status_responder.forget(number)
 
 
 class Joins:
     """Connections between pairs of other nodes; each node has connected to the driver by itself. One thread
     at a time is in here, but for ``reached``."""
 
-    def __init__(self, hosts: Mapping[int, FarHost]) -> None:
+    def __init__(self, hosts: Mapping[int, RemoteNode]) -> None:
         self._hosts = hosts
         # Users of a connection wait for its future; a failed one is ordered again.
         self._joined: dict[tuple[int, int], Future[Any]] = {}
@@ -264,7 +274,7 @@ def _fail(joined: Future[Any], error: BaseException | None) -> None:
 logger = logging.getLogger("conveyor")
 
 
-class FarHosts:
+class RemoteNodes:
     """The driver's view of all other nodes. Nothing is there before the first process of another node."""
 
     def __init__(self, process: Process, own_view: Callable[[], _core.ArenaView]) -> None:
@@ -276,7 +286,7 @@ class FarHosts:
         self._lock = threading.RLock()
         self._pump: _core.HostPump | None = None
         self._window, self._address = 0.0, ""
-        self._hosts: dict[int, FarHost] = {}
+        self._hosts: dict[int, RemoteNode] = {}
         self._lost: set[int] = set()
         # Pairs of a node and a lost node that it has given up: nothing comes to it from there any more.
         self._given_up: set[tuple[int, int]] = set()
@@ -296,14 +306,16 @@ class FarHosts:
         self._segments: dict[int, list[int]] = {}
         self._numbers = itertools.count(1)
         #: Questions to nodes about their processes.
-        self.looks = Looks(process, self._hosts, self._lost, self.host_of, lambda: self._pump)
+        self.looks = StatusQueries(
+            process, self._hosts, self._lost, self.host_of, lambda: self._pump
+        )
 
     def open(self, window: float, address: str) -> _core.HostPump:
         """Return the pump of the driver's node, which is made the first time. A node that is without a
         connection for ``window`` seconds is lost. ``address``: where the driver's node listens."""
         with self._lock:
             if self._pump is None:
-                self._pump = _core.HostPump(self._process.board, HERE, window)
+                self._pump = _core.HostPump(self._process.process_table, HERE, window)
                 self._window, self._address = window, address
             return self._pump
 
@@ -331,7 +343,7 @@ class FarHosts:
         edges."""
         numbers = [self.host_of(slot) for slot in slots]
         if len(set(numbers)) < 2:
-            return Whereabouts(laid=_core.monotonic_ns())
+            return Whereabouts(deployed=_core.monotonic_ns())
         hosts = tuple(
             [
                 Host(number, self._address if number == HERE else self._hosts[number].address[0])
@@ -345,12 +357,12 @@ class FarHosts:
 
     # A process
 
-    def settle(self, record: ActorRecord, birth: Birth, host: FarHost) -> bytes:
+    def settle(self, record: ActorRecord, startup: Startup, host: RemoteNode) -> bytes:
         """Prepare a process that will be on ``host``: have that node make its endpoints, and add a proxy of
         it here. Return its bootstrap message."""
         slot, incarnation = record.reader
-        size, board = self._process.arena_size, self._process.board
-        arena = _core.Arena(record.arena_fd, size.file, size.cap, board, slot, size.idle)
+        size, process_table = self._process.arena_size, self._process.process_table
+        arena = _core.Arena(record.arena_fd, size.file, size.cap, process_table, slot, size.idle)
         with self._lock:
             self._hosts[host.number] = record.host = (
                 host  # first: what fails is buried as one of that host
@@ -358,13 +370,13 @@ class FarHosts:
             self._make_way(slot)
             self._arenas[slot], self._host_of[slot] = arena, host.number
             self.pump.add_proxy(slot, incarnation, host.number, record.id.name, arena)
-            record.eventfd = board.eventfd(slot)
+            record.eventfd = process_table.eventfd(slot)
             done = [host.send(Adopt(slot, incarnation, record.id.name))]
             links = self._links[slot] = []
-            for blueprint, segment in birth.links:
+            for blueprint, segment in startup.links:
                 links.append(self._spread(blueprint, segment, done))
         _wait_for(done)
-        return birth.told(host.arena)
+        return startup.told(host.arena)
 
     def links_of(self, record: ActorRecord) -> list[int]:
         """Return the numbers of the segments of the driver's links to the process: of calls, and of
@@ -513,7 +525,7 @@ class FarHosts:
             stands = known.get((slot, incarnation))
             if stands is None or has_failed(stands):
                 self._make_way(slot)
-                order = Stand(slot, incarnation, where, self._process.board.name(slot))
+                order = Stand(slot, incarnation, where, self._process.process_table.name(slot))
                 stands = known[slot, incarnation] = self._hosts[host].send(order)
             done.append(stands)
 
@@ -541,7 +553,7 @@ class FarHosts:
             return None
         if slot == self._process.slot:
             return self._own_view()
-        return self._process.arena_of(slot, self._process.board.incarnation(slot))
+        return self._process.arena_of(slot, self._process.process_table.incarnation(slot))
 
     def break_group(self, number: int, members: tuple[Reader, ...], session: bool) -> None:
         """Have the members on other nodes be told that the collective group of that segment is broken."""

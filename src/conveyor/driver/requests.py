@@ -20,13 +20,13 @@ from conveyor import descriptors
 from conveyor.calls.constructor import Kept
 from conveyor.codec import Reader
 from conveyor.driver.actors import DRIVER_SLOT, Actor, ActorRecord, Table
-from conveyor.driver.broker import DriverIntroductions
-from conveyor.driver.deployments import Departures, Layer, Laying
+from conveyor.driver.broker import DriverBroker
+from conveyor.driver.deployments import Departures, Deployment, GraphDeployer
 from conveyor.driver.graph_service import GraphService
 from conveyor.driver.groups import DriverCollectives
 from conveyor.driver.hosts import Handed, Hosts
 from conveyor.driver.network import Network
-from conveyor.driver.remote_processes import FarHosts
+from conveyor.driver.remote_processes import RemoteNodes
 from conveyor.driver.supervisor import Supervisor
 from conveyor.exceptions import (
     ActorRestartedError,
@@ -41,7 +41,7 @@ from conveyor.pauses import Pauses
 from conveyor.refs.exports import Exports, Orphans, Peer
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import context, ending, threads
-from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.deadlock import Found
 from conveyor.runtime.deadlock_detector import (
     Frames,
@@ -54,7 +54,7 @@ from conveyor.runtime.deadlock_detector import (
 )
 from conveyor.runtime.messages import Connection, Message, pickled, receive_message, send_pickled
 from conveyor.runtime.process import RESULT_BIT, Place, Process, close_all
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import TimeLimit
 from conveyor.system_limits import explained
 from conveyor.weak import WeakSet
 from conveyor.worker import messages as asked
@@ -63,10 +63,10 @@ from conveyor.worker.messages import (
     Failed,
     Notice,
     Numbered,
-    OpenFarMemory,
     OpenGraph,
     Opening,
     OpenRefs,
+    OpenRemoteMemory,
     Reply,
     Request,
     Settle,
@@ -86,8 +86,8 @@ class Connections:
     def open(self, caller: ActorRecord, request: Opening) -> list[int] | Handed:
         """Open a connection of ``caller``'s own and serve it. Return ``caller``'s end, which whoever calls
         this closes, or the substitute that its node gives it."""
-        if isinstance(request, OpenFarMemory):
-            return self._open_far_memory(caller)
+        if isinstance(request, OpenRemoteMemory):
+            return self._open_remote_memory(caller)
         here, there = descriptors.socket_pair()
         try:
             self._open.add(self._serve(caller, request, here))
@@ -99,7 +99,7 @@ class Connections:
             return Handed(line=caller.host.carry(there))
         return [there.detach()]
 
-    def _open_far_memory(self, caller: ActorRecord) -> list[int] | Handed:
+    def _open_remote_memory(self, caller: ActorRecord) -> list[int] | Handed:
         if caller.host is not None:
             return Handed(memory=True)
         memory = self._process.hosts_memory
@@ -150,26 +150,26 @@ def let_go(given: Given) -> None:
 class RequestLine:
     """Request connection of one actor, over a socket, or by way of its node. Several threads answer."""
 
-    def __init__(self, record: ActorRecord, sock: socket.socket, abroad: FarHosts) -> None:
+    def __init__(self, record: ActorRecord, sock: socket.socket, remote_nodes: RemoteNodes) -> None:
         self.record = record
         #: ``None`` if the process is on another node, and when the line is closed.
         self.sock: socket.socket | None = sock
-        self._abroad = abroad
+        self._remote_nodes = remote_nodes
         # Held for one reply at a time, which may be several datagrams.
         self._sending = threading.Lock()
 
-    def send(self, message: Message, given: Given, patience: float) -> None:
-        """Send an answer. ``patience``: seconds that other replies to this actor may take; -1: any."""
+    def send(self, message: Message, given: Given, time_limit: float) -> None:
+        """Send an answer. ``time_limit``: seconds that other replies to this actor may take; -1: any."""
         data = pickled(message)
         if self.record.host is not None:
             handed = given if isinstance(given, Handed) else None
-            self._abroad.answer(self.record, data, handed, wait=patience < 0)
+            self._remote_nodes.answer(self.record, data, handed, wait=time_limit < 0)
             return
         sock = self.sock
         if sock is None:
             raise ConnectionError("its socket is closed")
         assert isinstance(given, list)
-        if not self._sending.acquire(timeout=patience):
+        if not self._sending.acquire(timeout=time_limit):
             raise TimeoutError("it does not take the replies before this one")
         try:
             send_pickled(sock, data, given)
@@ -177,13 +177,13 @@ class RequestLine:
             self._sending.release()
 
 
-class RequestLines:
+class RequestConnections:
     """The request connections of all actors, by their processes."""
 
-    def __init__(self, unwatch: Callable[[int], None], abroad: FarHosts) -> None:
+    def __init__(self, unwatch: Callable[[int], None], remote_nodes: RemoteNodes) -> None:
         """``unwatch(fd)`` is called for a socket, which the caller watches, before it is closed."""
         self._unwatch = unwatch
-        self._abroad = abroad
+        self._remote_nodes = remote_nodes
         self._lock = threading.Lock()
         self._all: dict[Reader, RequestLine] = {}
 
@@ -192,7 +192,7 @@ class RequestLines:
 
     def add(self, record: ActorRecord, sock: socket.socket) -> RequestLine:
         """Return a new line of that process, over that socket."""
-        line = RequestLine(record, sock, self._abroad)
+        line = RequestLine(record, sock, self._remote_nodes)
         with self._lock:
             self._all[record.reader] = line
         return line
@@ -214,7 +214,7 @@ class RequestLines:
         if line is not None:
             self._close(line)
             if record.alive:
-                self._abroad.cut(record)
+                self._remote_nodes.cut(record)
 
     def close(self) -> None:
         """Close all lines: no process is left."""
@@ -239,9 +239,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
 class Inquiries:
     """The deadlock detector's inquiries across nodes. Each is made on the thread that answers the request."""
 
-    def __init__(self, table: Table, abroad: FarHosts) -> None:
-        self._board = table.board
-        self._abroad = abroad
+    def __init__(self, table: Table, remote_nodes: RemoteNodes) -> None:
+        self._process_table = table.process_table
+        self._remote_nodes = remote_nodes
         self._over = Flag()
         self._lock = threading.Lock()
         # Looks that inquiries may share: by node the one that is under way, and the one after that.
@@ -255,7 +255,7 @@ class Inquiries:
         known."""
         process = caller.reader
         with self._lock:
-            for reader in [reader for reader in self._doomed if self._board.gone(*reader)]:
+            for reader in [reader for reader in self._doomed if self._process_table.gone(*reader)]:
                 del self._doomed[reader]
             # The process asks again about these waits: so it has not heard of the verdict.
             again = self._doomed.pop(process, frozenset()) - {wait.stamp for wait in waits}
@@ -273,7 +273,7 @@ class Inquiries:
         self._over.set()
 
     def _inquire(self, process: Reader, waits: Sequence[Waiting]) -> Verdict | None:
-        inquiry = inquire(process, waits, self._abroad.host_of, self._doomed_of)
+        inquiry = inquire(process, waits, self._remote_nodes.host_of, self._doomed_of)
         pauses = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
         try:
             step = next(inquiry)
@@ -310,20 +310,20 @@ class Inquiries:
         slots = [slot for slot, _ in verdict.way]
         chain = []
         for (slot, text), to in zip(verdict.way, [*slots[1:], slots[0]], strict=True):
-            there = self._abroad.host_of(to) != self._abroad.host_of(slot)
-            chain.append(f"{text} (on {self._abroad.host_name(to)})" if there else text)
+            there = self._remote_nodes.host_of(to) != self._remote_nodes.host_of(slot)
+            chain.append(f"{text} (on {self._remote_nodes.host_name(to)})" if there else text)
         return Found(
             verdict.wait.work,
             verdict.wait.stamp,
             tuple(chain),
-            tuple(self._board.name(slot) for slot in slots),
+            tuple(self._process_table.name(slot) for slot in slots),
             verdict.kinds,
         )
 
     # Looks
 
     def _own(self, host: int, look: LookAtWaits) -> Future[WaitsThere]:
-        return self._abroad.looks.look_at_waits(host, look)
+        return self._remote_nodes.looks.look_at_waits(host, look)
 
     def _shared(self, host: int) -> Future[WaitsThere]:
         """Return a look at that node that begins after this call, for all that ask until then."""
@@ -358,13 +358,13 @@ class Inquiries:
 logger = logging.getLogger("conveyor")
 
 #: Seconds that the event thread waits for an actor to take earlier replies.
-_PATIENCE = 1.0
+_TIME_LIMIT = 1.0
 
 #: The answer to a request, and the descriptors that go with it.
 _Answer = tuple[Any, Given]
 
 
-class Switchboard:
+class Dispatcher:
     """The driver's end of the actors' request sockets."""
 
     def __init__(
@@ -373,24 +373,24 @@ class Switchboard:
         table: Table,
         supervisor: Supervisor,
         network: Network,
-        layer: Layer,
+        deployer: GraphDeployer,
         connections: Connections,
-        introductions: DriverIntroductions,
+        broker: DriverBroker,
         collectives: DriverCollectives,
         watcher: Watcher,
-        abroad: FarHosts,
+        remote_nodes: RemoteNodes,
     ) -> None:
         self._hosts = hosts
         self._table = table
         self._supervisor = supervisor
         self._network = network
-        self._layer = layer
+        self._deployer = deployer
         self._connections = connections
-        self._introductions = introductions
+        self._broker = broker
         self._collectives = collectives
-        self._inquiries = Inquiries(table, abroad)
-        self._lines = RequestLines(hosts.unwatch, abroad)
-        self._departures = Departures(table.board, watcher)
+        self._inquiries = Inquiries(table, remote_nodes)
+        self._lines = RequestConnections(hosts.unwatch, remote_nodes)
+        self._departures = Departures(table.process_table, watcher)
 
     def add(self, record: ActorRecord, sock: socket.socket) -> None:
         """Serve the requests that come over ``sock`` from that process, until it is removed."""
@@ -443,7 +443,7 @@ class Switchboard:
             threads.start(self._answer, "request", line, message)
         except SystemLimitError as error:
             # Answered on this thread, where everybody else would wait as well.
-            self._reply(line, message.number, Failed(error), patience=_PATIENCE)
+            self._reply(line, message.number, Failed(error), time_limit=_TIME_LIMIT)
 
     def _answer(self, line: RequestLine, message: Numbered) -> None:
         reply: Reply
@@ -467,12 +467,12 @@ class Switchboard:
         number: int,
         reply: Reply,
         given: Given | None = None,
-        patience: float = -1,
+        time_limit: float = -1,
     ) -> None:
-        """Send a reply. ``patience``: seconds that other replies to this actor may take."""
+        """Send a reply. ``time_limit``: seconds that other replies to this actor may take."""
         record = line.record
         try:
-            line.send(Numbered(number, pickle.dumps(reply)), given or [], patience)
+            line.send(Numbered(number, pickle.dumps(reply)), given or [], time_limit)
         except Exception as error:
             if record.host is not None and isinstance(reply, Done):
                 # Its node could not give it the substitute, since a process has ended, say: an error instead.
@@ -549,50 +549,54 @@ class Switchboard:
 
     # Graphs
 
-    def _lay(self, caller: ActorRecord, request: asked.Lay) -> _Answer:
+    def _deploy(self, caller: ActorRecord, request: asked.Deploy) -> _Answer:
         executor = Place(caller.slot, caller.incarnation, RESULT_BIT)
-        laying = self._layer.lay(
+        deployment = self._deployer.deploy(
             executor, request.config, request.plan, request.tasks, request.labels
         )
-        return self._laid(caller, laying)
+        return self._deployed(caller, deployment)
 
-    def _lay_again(self, caller: ActorRecord, request: asked.LayAgain) -> _Answer:
-        patience = Patience(request.timeout, request.left)
-        return self._laid(caller, self._layer.lay_again(request.number, request.first, patience))
+    def _redeploy(self, caller: ActorRecord, request: asked.Redeploy) -> _Answer:
+        time_limit = TimeLimit(request.timeout, request.left)
+        return self._deployed(
+            caller, self._deployer.redeploy(request.number, request.first, time_limit)
+        )
 
     def _comes_back(self, _caller: ActorRecord, request: asked.ComesBack) -> _Answer:
-        return self._layer.comes_back(request.number), []
+        return self._deployer.comes_back(request.number), []
 
     def _end_unmade(self, _caller: ActorRecord, request: asked.EndUnmade) -> _Answer:
-        self._layer.end_unmade(request.number)
+        self._deployer.end_unmade(request.number)
         return None, []
 
-    def _laid(self, caller: ActorRecord, laying: Laying) -> _Answer:
+    def _deployed(self, caller: ActorRecord, deployment: Deployment) -> _Answer:
         if caller.host is not None:
             if not caller.alive:
-                self._layer.drop(laying.number)
+                self._deployer.drop(deployment.number)
                 caller.check_alive()
-            members = tuple([record.reader for record in laying.records])
-            laying.layout.segment.close_fd()
-            return laying.channels(), Handed(laying.shared, members)
-        fds = self._network.duplicates(laying.records)
-        if not caller.alive or len(fds) < 2 * len(laying.records):
+            members = tuple([record.reader for record in deployment.records])
+            deployment.layout.segment.close_fd()
+            return deployment.channels(), Handed(deployment.shared, members)
+        fds = self._network.duplicates(deployment.records)
+        if not caller.alive or len(fds) < 2 * len(deployment.records):
             close_all(fds)
-            self._layer.drop(laying.number)
-            next((r for r in laying.records if not r.alive), caller).check_alive()
-        segment = laying.layout.segment
+            self._deployer.drop(deployment.number)
+            next((r for r in deployment.records if not r.alive), caller).check_alive()
+        segment = deployment.layout.segment
         segment_fd = descriptors.duplicate(segment.fd)
         segment.close_fd()
-        return laying.channels(), [segment_fd, *fds]
+        return deployment.channels(), [segment_fd, *fds]
 
-    def _unlay(self, caller: ActorRecord, request: asked.Unlay) -> _Answer:
-        acks = self._layer.unlay(request.number)
+    def _undeploy(self, caller: ActorRecord, request: asked.Undeploy) -> _Answer:
+        acks = self._deployer.undeploy(request.number)
         if request.wait:
             self._departures.expect(caller, request.number, acks)
         return None, []
 
-    def _look_afar(self, _caller: ActorRecord, request: asked.LookAfar) -> _Answer:
-        return self._layer.afar(request.number, request.question, request.patience), []
+    def _look_at_remote(self, _caller: ActorRecord, request: asked.LookAtRemote) -> _Answer:
+        return self._deployer.remote_status(
+            request.number, request.question, request.time_limit
+        ), []
 
     def _look_for_cycle(self, caller: ActorRecord, request: asked.LookForCycle) -> _Answer:
         return self._inquiries.look(caller, request.waits), []
@@ -606,30 +610,30 @@ class Switchboard:
     def _introduce(self, caller: ActorRecord, request: asked.Introduce) -> _Answer:
         return self._network.introduce(caller, (request.slot, request.incarnation)), []
 
-    def _kept_afar(self, caller: ActorRecord, _request: asked.KeptAfar) -> _Answer:
-        return self._network.kept_afar(caller), []
+    def _remote_stored(self, caller: ActorRecord, _request: asked.RemoteStored) -> _Answer:
+        return self._network.remote_stored(caller), []
 
     # Channels
 
     def _open_channel(self, caller: ActorRecord, request: asked.OpenChannel) -> _Answer:
-        return self._introductions.open_for(caller, request.depth), []
+        return self._broker.open_for(caller, request.depth), []
 
     def _meet(self, caller: ActorRecord, request: asked.Meet) -> _Answer:
-        found = self._introductions.met_by(caller, request.number, request.side, request.alone)
+        found = self._broker.met_by(caller, request.number, request.side, request.alone)
         if found is None:
             return None, []
         party, given, spread = found
         if party is None:
-            driver = DRIVER_SLOT, self._table.board.incarnation(DRIVER_SLOT)
+            driver = DRIVER_SLOT, self._table.process_table.incarnation(DRIVER_SLOT)
             return asked.Met(*driver, None, spread), given
         return asked.Met(*party.reader, party.id, spread), given
 
     def _hold_end(self, caller: ActorRecord, request: asked.HoldEnd) -> _Answer:
-        self._introductions.held_by(caller, request.number, request.side)
+        self._broker.held_by(caller, request.number, request.side)
         return None, []
 
     def _close_end(self, caller: ActorRecord, request: asked.CloseEnd) -> _Answer:
-        self._introductions.closed_by(caller, request.number, request.side)
+        self._broker.closed_by(caller, request.number, request.side)
         return None, []
 
     # Collective groups
@@ -645,9 +649,7 @@ class Switchboard:
         return None, []
 
     #: The function that answers each kind of request.
-    answers: ClassVar[
-        Mapping[type[Request], Callable[[Switchboard, ActorRecord, Any], _Answer]]
-    ] = {
+    answers: ClassVar[Mapping[type[Request], Callable[[Dispatcher, ActorRecord, Any], _Answer]]] = {
         asked.Connect: _connect,
         asked.WhyRefused: _why_refused,
         asked.Create: _create,
@@ -658,17 +660,17 @@ class Switchboard:
         asked.WhyDead: _why_dead,
         asked.HostsOf: lambda self, _, request: (self._supervisor.hosts_of(request.actors), []),
         asked.HaveGpus: lambda self, _, request: (self._supervisor.have_gpus(request.actors), []),
-        asked.Lay: _lay,
-        asked.LayAgain: _lay_again,
+        asked.Deploy: _deploy,
+        asked.Redeploy: _redeploy,
         asked.ComesBack: _comes_back,
         asked.EndUnmade: _end_unmade,
-        asked.Unlay: _unlay,
-        asked.LookAfar: _look_afar,
+        asked.Undeploy: _undeploy,
+        asked.LookAtRemote: _look_at_remote,
         asked.LookForCycle: _look_for_cycle,
         asked.Staying: _staying,
         asked.Introduce: _introduce,
-        asked.KeptAfar: _kept_afar,
-        asked.OpenFarMemory: _open,
+        asked.RemoteStored: _remote_stored,
+        asked.OpenRemoteMemory: _open,
         asked.OpenRefs: _open,
         asked.OpenGraph: _open,
         asked.OpenChannel: _open_channel,
@@ -680,7 +682,7 @@ class Switchboard:
         asked.Meet: _meet,
     }
     #: The function for each kind of notice.
-    notices: ClassVar[Mapping[type[Notice], Callable[[Switchboard, ActorRecord, Any], None]]] = {
+    notices: ClassVar[Mapping[type[Notice], Callable[[Dispatcher, ActorRecord, Any], None]]] = {
         asked.Disconnect: _disconnect,
         asked.Refuse: _refuse,
     }
@@ -699,8 +701,8 @@ class Arrivals:
     readers are asked for all of them when the answer is there, and nothing has to be kept after that.
     """
 
-    def __init__(self, orphans: Orphans, abroad: FarHosts, chores: Chores) -> None:
-        self._orphans, self._abroad, self._chores = orphans, abroad, chores
+    def __init__(self, orphans: Orphans, remote_nodes: RemoteNodes, cleanup: Cleanup) -> None:
+        self._orphans, self._remote_nodes, self._cleanup = orphans, remote_nodes, cleanup
         #: Ways that are being asked about, with the number of the question.
         self._asked: dict[_Way, int] = {}
         #: Ways on which everything has come, while readers are asked because of that.
@@ -709,19 +711,19 @@ class Arrivals:
 
     def pending(self, host: int, maker: Reader, reader: Reader) -> bool:
         """Return whether frames may still come; see :data:`conveyor.refs.exports.Arrives`."""
-        to = self._abroad.host_of(reader[0])
+        to = self._remote_nodes.host_of(reader[0])
         way = maker, host, to
-        if not self._abroad.comes(host, to) or way in self._come:
+        if not self._remote_nodes.comes(host, to) or way in self._come:
             return False
         # If the node is lost, the other one tells when it has given it up.
-        if way not in self._asked and not self._abroad.is_lost(host):
+        if way not in self._asked and not self._remote_nodes.is_lost(host):
             self._asked[way] = number = next(self._numbers)
-            self._chores.soon(partial(self._ask, way, number))  # the tickets' lock is held here
+            self._cleanup.soon(partial(self._ask, way, number))  # the tickets' lock is held here
         return True
 
     def _ask(self, way: _Way, number: int) -> None:
         _, host, to = way
-        due = self._abroad.looks.due(host, to)
+        due = self._remote_nodes.looks.due(host, to)
         due.add_done_callback(partial(self._counted, way, number))
 
     def _counted(self, way: _Way, number: int, due: Future[Frames]) -> None:
@@ -733,7 +735,7 @@ class Arrivals:
         else:
             # `end` is called if the readers' node is being given up, or the session is over.
             come, end = partial(self.come, number), partial(self._end, number)
-            self._abroad.looks.when_come(to, host, due.result(), come, end)
+            self._remote_nodes.looks.when_come(to, host, due.result(), come, end)
 
     def _ways(self, number: int) -> list[_Way]:
         """Return the way that a question is about; empty if it was given up meanwhile."""
@@ -758,26 +760,26 @@ class Arrivals:
         up."""
         for way, number in list(self._asked.items()):
             _, host, to = way
-            if self._abroad.is_lost(to) or not self._abroad.comes(host, to):
+            if self._remote_nodes.is_lost(to) or not self._remote_nodes.comes(host, to):
                 self._end(number)
         self._orphans.look()
 
 
 def ask_readers(
-    orphans: Orphans, table: Table, abroad: FarHosts, process: Process, chores: Chores
+    orphans: Orphans, table: Table, remote_nodes: RemoteNodes, process: Process, cleanup: Cleanup
 ) -> None:
     """Have readers asked from now on. ``process``: the driver's, which is one of them."""
 
     def ask(reader: Reader, question: int, writers: tuple[Reader, ...]) -> None:
         if reader == process.identity:
             settle = partial(orphans.settle, question, reader)
-            process.sources.when_dry(writers, lambda: chores.soon(settle), chores)
+            process.sources.when_dry(writers, lambda: cleanup.soon(settle), cleanup)
             return
         for record in table:
             if record.reader == reader:
                 with suppress(ConveyorError):  # it is dead, which is told on another way
                     record.order(Settle(question, writers))
 
-    arrivals = Arrivals(orphans, abroad, chores)
+    arrivals = Arrivals(orphans, remote_nodes, cleanup)
     orphans.begin(arrivals.pending, ask)
-    abroad.on_given_up = arrivals.given_up
+    remote_nodes.on_given_up = arrivals.given_up

@@ -17,19 +17,19 @@ from conveyor.calls.constructor import EXIT_HOOK
 from conveyor.calls.links import Link
 from conveyor.codec import Reader
 from conveyor.driver.actors import Actor, ActorRecord, DeathWatches, Table
-from conveyor.driver.bootstrap import Birth, Household
-from conveyor.driver.hosts import FarHost, Hosts, Spawned, Spawning
-from conveyor.driver.remote_processes import FarHosts
+from conveyor.driver.bootstrap import SharedState, Startup
+from conveyor.driver.hosts import Hosts, RemoteNode, Spawned, Spawning
+from conveyor.driver.remote_processes import RemoteNodes
 from conveyor.exceptions import ActorDiedError, ActorStartError, ConveyorError, RuntimeStateError
 from conveyor.flag import Flag
 from conveyor.refs.ref import Ref
 from conveyor.runtime import threads
-from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import PID_MASK, ActorId
 from conveyor.runtime.status import ActorStatus
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.runtime.waiting import Patience, wait_for_flag
+from conveyor.runtime.waiting import TimeLimit, wait_for_flag
 from conveyor.system_limits import explained
 from conveyor.worker.messages import End
 
@@ -83,19 +83,19 @@ class Restarts:
         except Exception as error:  # no thread was left
             self._conclude(record, error)
 
-    def revive(self, actor: ActorId, patience: Patience | None = None) -> ActorRecord:
+    def revive(self, actor: ActorId, time_limit: TimeLimit | None = None) -> ActorRecord:
         """Return the actor's living process. A dead actor is restarted, whatever its ``max_restarts``; the
-        restart goes on where ``patience`` ends.
+        restart goes on where ``time_limit`` ends.
 
         Raises ``ActorDiedError`` if that is not possible, or if the new process has died as well, and
         ``WaitTimeoutError``.
         """
         tried = False
         while True:
-            record = self.current(actor, patience)
+            record = self.current(actor, time_limit)
             if record.alive:
                 return record
-            _wait_for_end(record, patience)
+            _wait_for_end(record, time_limit)
             if tried:
                 raise record.death()
             with self.lock:
@@ -110,21 +110,21 @@ class Restarts:
             tried = True
             self.begin(record)
 
-    def current(self, actor: ActorId, patience: Patience | None = None) -> ActorRecord:
+    def current(self, actor: ActorId, time_limit: TimeLimit | None = None) -> ActorRecord:
         """Return the process that the actor has now; wait for the end of a start or restart under way."""
         while True:
             record = self._table.record(actor)
             if record.spawning is not None:
                 doing = "its process is being started"
-                wait_for_flag(record.placed, f"the start of {actor.name}", doing, patience)
+                wait_for_flag(record.placed, f"the start of {actor.name}", doing, time_limit)
             # In this order: a restart that was decided on just now may have been the last one.
             coming = record.exited.is_set() or record.may_restart() or record.restarting
             if record.alive or not coming:
                 return record
-            _wait_for_end(record, patience)
+            _wait_for_end(record, time_limit)
             if record.restarting:
                 doing = "another process is being started for it"
-                wait_for_flag(record.replaced, f"the restart of {actor.name}", doing, patience)
+                wait_for_flag(record.replaced, f"the restart of {actor.name}", doing, time_limit)
             if self._table.record(actor) is record:
                 return record
 
@@ -221,19 +221,19 @@ class Restarts:
             self._table.forget_actor(record)  # its last handle may be gone by now
 
 
-def _wait_for_end(record: ActorRecord, patience: Patience | None = None) -> None:
+def _wait_for_end(record: ActorRecord, time_limit: TimeLimit | None = None) -> None:
     pid = record.pid & PID_MASK
     doing = f"the end of its process (pid {pid}) is not reported yet"
-    wait_for_flag(record.exited, f"the end of {record.id.name}", doing, patience)
+    wait_for_flag(record.exited, f"the end of {record.id.name}", doing, time_limit)
 
 
 #: Seconds to wait for the end of a killed process; the kernel may take its time to free the memory.
-_KILLED_PATIENCE = 10.0
+_KILLED_TIME_LIMIT = 10.0
 #: Seconds to wait for one on another node, which may not be reachable.
-_FAR_PATIENCE = 2.0
+_REMOTE_TIME_LIMIT = 2.0
 
 
-class Goodbye:
+class GracefulExit:
     """Orderly end of actors: they are asked to end, and killed after the grace period. ``label`` names a
     (graph, node)."""
 
@@ -292,12 +292,12 @@ class Goodbye:
             for record in left:
                 self._kill(record)
         killed = _core.monotonic()
-        _wait_for([r for r in left if r.host is not None], killed + _FAR_PATIENCE)
+        _wait_for([r for r in left if r.host is not None], killed + _REMOTE_TIME_LIMIT)
         near = [r for r in left if r.host is None and not _stays(r)]
-        if not _wait_for(near, killed + _KILLED_PATIENCE):
+        if not _wait_for(near, killed + _KILLED_TIME_LIMIT):
             names = ", ".join(r.id.name for r in near if not r.exited.is_set())
             logger.warning(
-                "killed, and not known to have ended after %g s: %s", _KILLED_PATIENCE, names
+                "killed, and not known to have ended after %g s: %s", _KILLED_TIME_LIMIT, names
             )
         return left
 
@@ -324,7 +324,7 @@ class Goodbye:
             if record.host is not None:
                 return ": it runs no method, and its process has not ended"
             # The hook is what the page says last, also where the class has none.
-            if self._process.board.status(record.slot)[-1] == EXIT_HOOK:
+            if self._process.process_table.status(record.slot)[-1] == EXIT_HOOK:
                 return (
                     f": its methods and {EXIT_HOOK} are done, but its process was not: threads, atexit "
                     "handlers, finalizers, or what the interpreter does at its end"
@@ -353,7 +353,7 @@ class Step(NamedTuple):
     unborn: bool = False
 
 
-class Burial:
+class DeathCleanup:
     """The steps of the cleanup after a death, in order. Each is taken, whatever the ones before it have
     raised: others wait for its effect."""
 
@@ -393,26 +393,28 @@ class Supervisor:
     def __init__(
         self,
         table: Table,
-        household: Household,
+        shared_state: SharedState,
         hosts: Hosts,
-        chores: Chores,
+        cleanup: Cleanup,
         grace: float,
         fired: int,
-        abroad: FarHosts,
+        remote_nodes: RemoteNodes,
     ) -> None:
         """``fired``: an eventfd that is written to when an actor's liveness futex has fired; whoever watches
-        it calls :meth:`on_life_words`."""
+        it calls :meth:`on_liveness_futexes`."""
         self._table = table
-        self._household = household
+        self._shared_state = shared_state
         self._hosts = hosts
-        self._chores = chores
-        self._abroad = abroad
-        self._board = table.board
-        self._watches = DeathWatches(self._board, fired)
+        self._cleanup = cleanup
+        self._remote_nodes = remote_nodes
+        self._process_table = table.process_table
+        self._watches = DeathWatches(self._process_table, fired)
         self._restarts = Restarts(
             table, lambda record, pause: self.start(record.actor, replaces=record, pause=pause)
         )
-        self._goodbye = Goodbye(household.process, grace, self._end_at_once, table.label)
+        self._graceful_exit = GracefulExit(
+            shared_state.process, grace, self._end_at_once, table.label
+        )
         #: Called with the driver's end of a new process's request socket.
         self.on_request_socket: Callable[[ActorRecord, socket.socket], object] = _close_it
         #: Called if a process will be on another node, which passes on its requests.
@@ -422,7 +424,7 @@ class Supervisor:
         #: Called when half of the actors' time at the session's end is over.
         self.end_waits: Callable[[], object] = lambda: None
         #: The cleanup after the end of a process; the driver sets it.
-        self.burial = Burial()
+        self.death_cleanup = DeathCleanup()
 
     # Starting
 
@@ -440,32 +442,34 @@ class Supervisor:
         take long to come. The process can be called from then on; if it does not come, calls get the
         error."""
         self._table.check_open()
-        self._chores.do()
+        self._cleanup.do()
         if replaces is not None:
             assert actor.kept is not None
             construct = actor.kept.start
         # Lists, so that an interrupted caller finds what was made before it had the result.
         entered: list[ActorRecord] = []
-        births: list[Birth] = []
+        startups: list[Startup] = []
         asked: list[Spawning] = []
         handed_over: list[tuple[ActorRecord, Spawning]] = []
         try:
             uninterrupted(lambda: entered.append(self._table.enter(actor, replaces)))
             (record,) = entered
-            births.append(
-                Birth(self._household, record, self._goodbye.grace, self.on_request_socket)
+            startups.append(
+                Startup(
+                    self._shared_state, record, self._graceful_exit.grace, self.on_request_socket
+                )
             )
             with explained(f"start actor {record.id.name}"):
-                spawned = self._spawn(record, births[0], construct, replaces, pause)
+                spawned = self._spawn(record, startups[0], construct, replaces, pause)
                 if not isinstance(spawned, Spawned):
                     asked.append(spawned)
                     if not spawned.ask() and later:
-                        given = entered, births, asked, handed_over
+                        given = entered, startups, asked, handed_over
                         uninterrupted(partial(self._begin_wait, *given))
                         return record
                     spawned = spawned.wait()
                 record.process = spawned
-                self._household.process.unplaced.discard(record.slot)
+                self._shared_state.process.unplaced.discard(record.slot)
         except BaseException as error:
             for record, spawning in handed_over:
                 record.actor.over.set()
@@ -481,8 +485,8 @@ class Supervisor:
                     self._table.forget_start(failed)
             raise
         finally:
-            for birth in births:
-                uninterrupted(birth.close)
+            for startup in startups:
+                uninterrupted(startup.close)
             for known in entered:
                 known.usable.set()
         self._is_there(record)
@@ -504,28 +508,28 @@ class Supervisor:
     def _begin_wait(
         self,
         entered: list[ActorRecord],
-        births: list[Birth],
+        startups: list[Startup],
         asked: list[Spawning],
         handed_over: list[tuple[ActorRecord, Spawning]],
     ) -> None:
         """Have another thread wait for the process. That thread owns the content of these lists from then on,
         as ``handed_over`` says."""
-        (record,), (birth,), (spawning,) = entered, births, asked
+        (record,), (startup,), (spawning,) = entered, startups, asked
         record.spawning = spawning
-        self._restarts.follow(partial(self._wait_for, record, spawning, birth))
+        self._restarts.follow(partial(self._wait_for, record, spawning, startup))
         handed_over.append((record, spawning))
-        for own in (entered, births, asked):
+        for own in (entered, startups, asked):
             own.clear()
         with self._table.lock:
             if record.spawning is not None:
                 self.on_start(record)
 
-    def _wait_for(self, record: ActorRecord, spawning: Spawning, birth: Birth) -> None:
+    def _wait_for(self, record: ActorRecord, spawning: Spawning, startup: Startup) -> None:
         """Wait for an actor's first process, which may have been called already."""
         try:
             with explained(f"start actor {record.id.name}"):
                 record.process = spawning.wait()
-            self._household.process.unplaced.discard(record.slot)
+            self._shared_state.process.unplaced.discard(record.slot)
         except Exception as error:
             spawning.give_up("is not wanted any more")
             with self._table.lock:
@@ -536,7 +540,7 @@ class Supervisor:
         else:
             self._is_there(record)
         finally:
-            birth.close()
+            startup.close()
             record.spawning = None
             record.placed.set()
             record.usable.set()
@@ -553,14 +557,14 @@ class Supervisor:
     def _spawn(
         self,
         record: ActorRecord,
-        birth: Birth,
+        startup: Startup,
         construct: Callable[[Link], Ref] | None,
         replaces: ActorRecord | None,
         pause: Callable[[], object],
     ) -> Spawned | Spawning:
-        uninterrupted(birth.lay)
+        uninterrupted(startup.deploy)
         if self._hosts.places:
-            self._household.process.unplaced.add(record.slot)
+            self._shared_state.process.unplaced.add(record.slot)
         uninterrupted(partial(self._watches.add, record.slot))
         if construct is not None:
             assert record.calls is not None
@@ -574,29 +578,29 @@ class Supervisor:
         pause()
         return self._hosts.spawn(
             record.id.name,
-            birth.told(),
-            birth.passed(),
+            startup.told(),
+            startup.passed(),
             record.actor.options,
             partial(self._table.spawned, record),
-            partial(self._settle, record, birth),
+            partial(self._settle, record, startup),
         )
 
     def _settle(
-        self, record: ActorRecord, birth: Birth, host: FarHost
+        self, record: ActorRecord, startup: Startup, host: RemoteNode
     ) -> tuple[Reader, bytes, list[int]]:
-        told = self._abroad.settle(record, birth, host)
+        told = self._remote_nodes.settle(record, startup, host)
         self.on_settled(record)
-        return record.reader, told, self._abroad.links_of(record)
+        return record.reader, told, self._remote_nodes.links_of(record)
 
     def _undo(self, record: ActorRecord) -> None:
         """Clean up after a start that has failed, or was interrupted."""
-        self._household.process.unplaced.discard(record.slot)
+        self._shared_state.process.unplaced.discard(record.slot)
         with self._table.lock:
             for pid, known in self._table.pids():
                 if known is record:
                     self._table.forget_pid(pid)  # its end is nobody's concern
                     self._hosts.kill(pid)
-        self.burial.of(record, unborn=True)
+        self.death_cleanup.of(record, unborn=True)
 
     @property
     def locks(self) -> tuple[Any, ...]:
@@ -616,7 +620,7 @@ class Supervisor:
 
     def hosts_of(self, actors: Sequence[ActorId]) -> tuple[int, ...]:
         """Return the numbers of the nodes of the actors' processes."""
-        return tuple([self._abroad.host_of(self.current(actor).slot) for actor in actors])
+        return tuple([self._remote_nodes.host_of(self.current(actor).slot) for actor in actors])
 
     def have_gpus(self, actors: Sequence[ActorId]) -> bool:
         """Return whether any of the actors was given a GPU, or, if it is attached, may have one of its own
@@ -624,10 +628,10 @@ class Supervisor:
         options = [self.callable(actor).actor.options for actor in actors]
         return any(one.num_gpus or one.attached is not None for one in options)
 
-    def revive(self, actor: ActorId, patience: Patience | None = None) -> ActorRecord:
+    def revive(self, actor: ActorId, time_limit: TimeLimit | None = None) -> ActorRecord:
         """Return the actor's living process; a dead actor is restarted. Raises ``ActorDiedError`` if that is
         not possible, ``WaitTimeoutError`` if it takes too long."""
-        return self._restarts.revive(actor, patience)
+        return self._restarts.revive(actor, time_limit)
 
     def link(self, actor: ActorId) -> Link:
         """Return the driver's link to the process that the actor has now, or will have: calls wait there
@@ -683,7 +687,7 @@ class Supervisor:
         except (ActorDiedError, RuntimeStateError):
             pass
         except Exception as error:  # no memory to say it with
-            self._chores.again(lambda: self._stop(calls), error)
+            self._cleanup.again(lambda: self._stop(calls), error)
 
     def kill(
         self, actor: ActorId, no_restart: bool = True, graceful: bool = False, wait: bool = True
@@ -707,10 +711,10 @@ class Supervisor:
         elif not graceful:
             self._end_at_once(record)
         elif wait:
-            self._goodbye.say([record])
+            self._graceful_exit.say([record])
         else:
-            self._goodbye.ask(record)
-            threads.start(self._goodbye.wait, "goodbye", [record])
+            self._graceful_exit.ask(record)
+            threads.start(self._graceful_exit.wait, "graceful_exit", [record])
 
     def end_unmade(self, record: ActorRecord) -> None:
         """End the process if the actor's constructor has raised in it, so that another one may try again."""
@@ -726,7 +730,7 @@ class Supervisor:
         be ended in good order. Waits shortly only: the caller may be a signal handler that has interrupted
         that very thread."""
         is_near = record.spawning is not None and record.host is None
-        if is_near and self._board.condition(record.slot) == _ALIVE:
+        if is_near and self._process_table.condition(record.slot) == _ALIVE:
             record.placed.wait(_NEWS_WAIT)
 
     def _end_pending(self, record: ActorRecord, spawning: Spawning, how: str) -> None:
@@ -748,11 +752,11 @@ class Supervisor:
             self._wait_for_news(record)
             record.killed = "has ended with its session"
             record.actor.over.set()
-        self._goodbye.say(records, self.end_waits)
+        self._graceful_exit.say(records, self.end_waits)
 
     def hurry(self) -> None:
         """Kill at once all processes that are still ending: nobody wants to wait for them."""
-        self._goodbye.hurry()
+        self._graceful_exit.hurry()
         for record in self._table:
             if record.process is not None and not record.exited.is_set():
                 self._end_at_once(record)
@@ -765,7 +769,7 @@ class Supervisor:
             self._say_unasked(record)
             record.actor.kept = None  # refs among it hold on to channels
             if record.arena_fd >= 0:
-                self.burial.of(record, unborn=True)
+                self.death_cleanup.of(record, unborn=True)
 
     # Deaths
 
@@ -779,9 +783,9 @@ class Supervisor:
             if not record.started:  # whoever starts it sees to the rest
                 return
             self._table.forget_pid(pid)
-        self.burial.of(record)
+        self.death_cleanup.of(record)
 
-    def on_life_words(self) -> None:
+    def on_liveness_futexes(self) -> None:
         """End the processes whose main threads have ended. Most end by themselves; the others are ended,
         since these actors count as dead everywhere. Called by the engine."""
         with self._table.lock:
@@ -799,7 +803,7 @@ class Supervisor:
 
     def announce(self, record: ActorRecord) -> None:
         """Announce the death, so that all processes take this one for dead."""
-        self._board.announce_death(record.slot)
+        self._process_table.announce_death(record.slot)
 
     def decide(self, record: ActorRecord) -> None:
         """Decide whether the actor is restarted, and then keeps its slot."""
@@ -814,10 +818,10 @@ class Supervisor:
                 record.control_socket.close()
             # They are the process's, which forgets the peer now.
             record.arena, record.arena_fd, record.eventfd = None, -1, -1
-            self._abroad.bury(record)
+            self._remote_nodes.bury(record)
             if record.host is None:
-                self._board.forget_memory(record.slot)
-            self._household.process.forget(record.slot)
+                self._process_table.forget_memory(record.slot)
+            self._shared_state.process.forget(record.slot)
             # Refs keep what they need of these; the record only keeps what can be asked of the dead.
             record.calls = record.control_link = record.start = None
             record.introduced = []

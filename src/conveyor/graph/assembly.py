@@ -11,14 +11,14 @@ from conveyor.graph.compiled import CompiledGraph, GraphParts, GraphView, Upkeep
 from conveyor.graph.entry import MOVED_REFS, GateEntry
 from conveyor.graph.executor import Epoch, Executor
 from conveyor.graph.handles import reducer_of
-from conveyor.graph.lifecycle import Lifecycle, ProcessAccount
+from conveyor.graph.lifecycle import Lifecycle, ProcessGraphInfo
 from conveyor.graph.result_source import GraphSource
 from conveyor.graph.results import DebugRef, GraphRef, Results
 from conveyor.graph.submission import (
     BellWays,
     Entry,
+    FastPath,
     Options,
-    ShortWay,
     Submitter,
     reserved_inputs,
 )
@@ -46,7 +46,7 @@ def whole(executor: Executor, make: Callable[[Begun], CompiledGraph]) -> Compile
 
 
 def compiled_graph(
-    executor: Executor, plan: Plan, config: Config, accounts: WeakSet[ProcessAccount]
+    executor: Executor, plan: Plan, config: Config, accounts: WeakSet[ProcessGraphInfo]
 ) -> CompiledGraph:
     """Deploy the graph of ``plan``. Its account is entered among ``accounts``."""
     return whole(executor, lambda begun: _compiled(executor, plan, config, accounts, begun))
@@ -56,48 +56,48 @@ def _compiled(
     executor: Executor,
     plan: Plan,
     config: Config,
-    accounts: WeakSet[ProcessAccount],
+    accounts: WeakSet[ProcessGraphInfo],
     begun: Begun,
 ) -> CompiledGraph:
     results = Results(plan, executor.keep)
     lifecycle = supervise(executor, plan, config, begun)
-    account = ProcessAccount(lifecycle)
+    account = ProcessGraphInfo(lifecycle)
     source = GraphSource(account, results, executor)
     entry = GateEntry(lifecycle, results, source, DebugRef if config.debug else GraphRef)
     accounts.add(account)
     ways = BellWays(executor.process)
-    return assemble(account, entry, ways, lifecycle, short_way=entry.short_way)
+    return assemble(account, entry, ways, lifecycle, fast_path=entry.fast_path)
 
 
 def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> Lifecycle:
     """Deploy the graph of ``plan``, and return its lifecycle."""
-    laid = executor.lay(plan, config, begun)
-    number, process = laid.number, executor.process
+    deployed = executor.deploy(plan, config, begun)
+    number, process = deployed.number, executor.process
     name = config.name or f"graph {number}"
     make_epoch = functools.partial(Epoch, plan, config, name, process, MOVED_REFS)
-    first = make_epoch(laid, 0)
+    first = make_epoch(deployed, 0)
     process.limit_spin(number, config.spin_us)
     # From here on the graph is taken down when it is garbage.
     return Lifecycle(executor, plan, config, number, name, make_epoch, first)
 
 
 def assemble(
-    account: ProcessAccount,
+    account: ProcessGraphInfo,
     entry: Entry[Any],
     ways: BellWays,
     upkeep: Upkeep,
     how: str = "",
-    short_way: ShortWay | None = None,
+    fast_path: FastPath | None = None,
 ) -> CompiledGraph:
     """Put the graph together from these parts. how: the way its actors run, if they are no processes.
-    short_way: see ``Submitter``."""
+    fast_path: see ``Submitter``."""
     plan, config = account.plan, account.config
     options = Options(reserved_inputs(plan), config.submit_timeout, config.deadline)
     return CompiledGraph(
         GraphParts(
             account.number,
             account.name,
-            Submitter(account.name, entry, ways, options, short_way),
+            Submitter(account.name, entry, ways, options, fast_path),
             upkeep,
             GraphView(account, how),
             reducer_of(plan, account),

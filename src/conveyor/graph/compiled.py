@@ -20,7 +20,7 @@ from conveyor.callers import trimmed
 from conveyor.config import Config
 from conveyor.graph.status import GraphState, GraphStatus
 from conveyor.graph.submission import Submitter
-from conveyor.graph.telemetry import PATIENCE, Afar, Progress, Question, Recording, Track
+from conveyor.graph.telemetry import TIME_LIMIT, Progress, Question, Recording, RemoteStatus, Track
 from conveyor.plan import explain
 from conveyor.plan.explain import counted
 from conveyor.plan.model import Plan
@@ -48,7 +48,7 @@ class Upkeep(Protocol):
         ...
 
 
-class Account(Protocol):
+class GraphInfo(Protocol):
     """A graph's state, as the process that executes it can tell."""
 
     #: The graph's number among those of its session.
@@ -87,13 +87,13 @@ class Account(Protocol):
         """Return the graph's processes, the executing one first."""
         ...
 
-    def afar(self, question: Question, patience: float) -> Afar:
-        """Return the status of the graph's actors on other nodes, as these report it within ``patience``
+    def remote_status(self, question: Question, time_limit: float) -> RemoteStatus:
+        """Return the status of the graph's actors on other nodes, as these report it within ``time_limit``
         seconds."""
         ...
 
-    def status(self, stacks: bool = False, patience: float = PATIENCE) -> GraphStatus:
-        """Return the graph's status. ``patience``: seconds that other nodes have to answer."""
+    def status(self, stacks: bool = False, time_limit: float = TIME_LIMIT) -> GraphStatus:
+        """Return the graph's status. ``time_limit``: seconds that other nodes have to answer."""
         ...
 
 
@@ -132,7 +132,7 @@ class View(Protocol):
 class GraphView:
     """Shows a graph that this process executes."""
 
-    def __init__(self, account: Account, how: str = "") -> None:
+    def __init__(self, account: GraphInfo, how: str = "") -> None:
         """``how``: how the actors run, if they are no processes."""
         self._account = account
         self._how = f", {how}" if how else ""
@@ -194,7 +194,7 @@ def parts_of(graph: CompiledGraph[Any]) -> GraphParts:
 
 
 class CompiledGraph(Generic[ResultT]):
-    """A graph whose processes, channels and schedule are laid; made by ``dag.compile()``.
+    """A graph whose processes, channels and schedule are deployed; made by ``dag.compile()``.
 
     Any number of threads may execute it and get its results. Use it as a context manager, or call
     :meth:`teardown`; the actors can be used for anything else before and after.
@@ -210,7 +210,7 @@ class CompiledGraph(Generic[ResultT]):
         self._parts = parts
         self._submitter = parts.submitter
         # The fast path, which almost every execution takes.
-        self._short_way = parts.submitter.short_way
+        self._fast_path = parts.submitter.fast_path
 
     @property
     def name(self) -> str:
@@ -261,7 +261,7 @@ class CompiledGraph(Generic[ResultT]):
         try:
             made: ResultT | None
             if timeout is None:
-                made = self._short_way(args, kwargs, deadline)
+                made = self._fast_path(args, kwargs, deadline)
                 if made is not None:
                     return made
             made = self._submitter.execute(args, kwargs, timeout, deadline)
@@ -299,7 +299,7 @@ class CompiledGraph(Generic[ResultT]):
         """Bring a graph back whose actors have died, with the same handles and in place.
 
         Dead actors are started again (a new process, the constructor with the same arguments) unless
-        that has been done, and the graph is laid anew; when this returns, it can be executed.
+        that has been done, and the graph is deployed anew; when this returns, it can be executed.
         Executions that were in flight fail with ``ActorRestartedError`` and can be tried again;
         results of those that were over can still be got. A graph whose actors all live is left as it is. A
         graph all of whose dead actors had ``max_restarts`` left restarts itself at the next

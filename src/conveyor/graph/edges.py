@@ -102,18 +102,18 @@ class Whereabouts(Struct, frozen=True):
 
     hosts: tuple[Host, ...] = ()
     known_dead_within: float = KNOWN_DEAD_WITHIN
-    laid: int = 0
+    deployed: int = 0
 
     def of(self, edge: Edge) -> Whereabouts:
         """Return the whereabouts of the ends of an edge, by rank. This one has to be that of all actors of
         the edge's graph."""
         hosts = tuple([self.hosts[actor] for actor in (edge.writer, *edge.readers) if self.hosts])
         if len({host.number for host in hosts}) < 2:
-            return Whereabouts(laid=self.laid)
-        return Whereabouts(hosts, self.known_dead_within, self.laid)
+            return Whereabouts(deployed=self.deployed)
+        return Whereabouts(hosts, self.known_dead_within, self.deployed)
 
 
-class ConduitEnd(Struct, frozen=True):
+class EdgeEndpoint(Struct, frozen=True):
     """The end of an edge's out-of-band parts in one process.
 
     transport: opens the end.
@@ -175,7 +175,7 @@ def make_wire(
     places: dict[int, Place],
     transport: Transport,
     where: Whereabouts,
-) -> list[tuple[int, ConduitEnd]]:
+) -> list[tuple[int, EdgeEndpoint]]:
     """Add the rings of an edge's wire: one from the writer to the readers, one for the writer's last message,
     and one back from each reader. Return each actor with its end."""
     slots, readers = slots_of(edge.depth), len(edge.readers)
@@ -190,19 +190,19 @@ def make_wire(
     last, last_at = WriteEnd(edge.id, at, down.targets), at
     at += _core.Segment.ring_bytes(1, stride, readers)
     ups: list[ReadEnd] = []
-    ends: list[tuple[int, ConduitEnd]] = []
+    ends: list[tuple[int, EdgeEndpoint]] = []
     for index, actor in enumerate(edge.readers):
         rings.append(RingPlan(at, slots, stride, places[actor], (writer,), may_wait))
         ups.append(ReadEnd(edge.id, at, 0, places[actor], shared=False))
         sends = WriteEnd(edge.id, at, (writer,))
         receives = ReadEnd(edge.id, offset, index, writer, shared=readers > 1)
         hears = ReadEnd(edge.id, last_at, index, writer, shared=readers > 1)
-        end = ConduitEnd(
+        end = EdgeEndpoint(
             transport, edge.id, index + 1, members, overlap, ends_where, sends, (receives,), hears
         )
         ends.append((actor, end))
         at += _core.Segment.ring_bytes(slots, stride, 1)
-    end = ConduitEnd(transport, edge.id, 0, members, overlap, ends_where, down, tuple(ups), last)
+    end = EdgeEndpoint(transport, edge.id, 0, members, overlap, ends_where, down, tuple(ups), last)
     return [(edge.writer, end), *ends]
 
 
@@ -240,7 +240,7 @@ def assign(
             first,
             config.memory_bytes,
             config.spin_us,
-            layout.conduits.get(actor, ()),
+            layout.endpoints.get(actor, ()),
             {
                 end.edge: promise
                 for end in writes
@@ -293,7 +293,7 @@ class Assignment(Struct, frozen=True):
     """The part of one actor in a graph, as its process gets it: its program, and its ends of the rings.
 
     sources: by edge, what it carries, for errors.
-    conduits: its ends of the out-of-band parts.
+    endpoints: its ends of the out-of-band parts.
     promises: by edge, what holds for the tensors that it sends.
     stays: by edge, the values that stay and are fetched later.
     tasks: sealed if the driver, which passes them on, may not know the classes of their constants.
@@ -318,7 +318,7 @@ class Assignment(Struct, frozen=True):
     first: int
     memory_bytes: int | None
     spin_us: float | None
-    conduits: tuple[ConduitEnd, ...] = ()
+    endpoints: tuple[EdgeEndpoint, ...] = ()
     promises: dict[int, Promise] = field(default_factory=dict)
     stays: dict[int, tuple[str, bool]] = field(default_factory=dict)
 
@@ -332,7 +332,7 @@ class Layout(Struct, frozen=True):
     reads: dict[int, tuple[ReadEnd, ...]]
     writes: dict[int, tuple[WriteEnd, ...]]
     recorders: dict[int, RecorderPlace]
-    conduits: dict[int, tuple[ConduitEnd, ...]]
+    endpoints: dict[int, tuple[EdgeEndpoint, ...]]
 
     def peers_of(self, actor: int, places: dict[int, Place]) -> tuple[tuple[int, int], ...]:
         """Return the processes that this actor must be able to read from or to wake."""
@@ -394,13 +394,13 @@ def lay_out(
         times = recorders[edge.writer].times_of(edge.id)
         rings.append(RingPlan(offset, slots_of(edge.depth), stride, writer, targets, flags, *times))
         writes.setdefault(edge.writer, []).append(WriteEnd(edge.id, offset, targets))
-    conduits: dict[int, list[ConduitEnd]] = {}
+    endpoints: dict[int, list[EdgeEndpoint]] = {}
     for number, offset in wires.items():
         edge = plan.edges[number]
         transport, ends = transports[edge.route], where or Whereabouts()
         made = make_wire(rings, plan, edge, offset, stride, places, transport, ends)
         for actor, part in made:
-            conduits.setdefault(actor, []).append(part)
+            endpoints.setdefault(actor, []).append(part)
     rings += failures.rings(limits.sets, stride)
     shared_limits = LimitsPlan(limits.offset, limits.sets, limits.tasks, places[EXECUTOR].slot)
     blueprint = Blueprint(top, tuple(rings), (shared_limits,))
@@ -413,7 +413,7 @@ def lay_out(
         {actor: tuple(ends) for actor, ends in reads.items()},
         {actor: tuple(ends) for actor, ends in writes.items()},
         recorders,
-        {actor: tuple(ends) for actor, ends in conduits.items()},
+        {actor: tuple(ends) for actor, ends in endpoints.items()},
     )
 
 

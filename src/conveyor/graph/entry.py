@@ -28,8 +28,8 @@ from conveyor.graph.result_source import GraphSource
 from conveyor.graph.results import GraphRef, Results
 from conveyor.graph.submission import (
     Attempt,
+    FastPath,
     Need,
-    ShortWay,
     Terms,
     check_inputs,
     match_inputs,
@@ -174,7 +174,7 @@ class Execution(Struct, eq=False, weakref=True):
 
 def _references_of_a_moved_value() -> int:
     # How many references an argument of execute() has when its maker keeps none: measured, because
-    # it differs between versions of Python. Same shape as CompiledGraph.execute and ShortWay.enter.
+    # it differs between versions of Python. Same shape as CompiledGraph.execute and FastPath.enter.
     def at_once(args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float | None) -> int:
         return _core.refcount(args[0])
 
@@ -222,7 +222,7 @@ class GateEntry:
         self._plain = not reserved_inputs(plan)
         self._single = results.single
         self._outputs = len(results.edges)
-        self._short_way: _core.ShortWay | None = None
+        self._fast_path: _core.FastPath | None = None
         self._arranged = results.single or results.as_read
         self._promises = InputPromises(plan)
         alone = plan.whole_input and len(plan.inputs) == 1
@@ -231,7 +231,7 @@ class GateEntry:
         if usual and self._plain and not self._promises:
             # No reference cycle: the fast path refers to nothing that refers to this entry, so the graph ends
             # with the last reference to it.
-            self._short_way = _core.ShortWay(
+            self._fast_path = _core.FastPath(
                 lifecycle.door,
                 lifecycle.lock,
                 lifecycle.holder,
@@ -248,14 +248,16 @@ class GateEntry:
             )
 
     @property
-    def afar(self) -> bool:
-        board = self._process.board
-        return any(board.elsewhere(member.slot) for member in self._supervision.epoch.members)
+    def remote_status(self) -> bool:
+        process_table = self._process.process_table
+        return any(
+            process_table.is_remote(member.slot) for member in self._supervision.epoch.members
+        )
 
     @property
-    def short_way(self) -> ShortWay:
+    def fast_path(self) -> FastPath:
         """The fast path: ``at_once``, or a part of it that begins most executions."""
-        return self._short_way.enter if self._short_way and self._arranged else self.at_once
+        return self._fast_path.enter if self._fast_path and self._arranged else self.at_once
 
     def at_once(
         self,
@@ -264,8 +266,8 @@ class GateEntry:
         deadline: Any = None,
         blocking: bool = True,
     ) -> Any:
-        if self._short_way is not None:
-            first = self._short_way.enter(args, kwargs, deadline)
+        if self._fast_path is not None:
+            first = self._fast_path.enter(args, kwargs, deadline)
             return first if first is None or self._arranged else self._refs(first, {})
         # A thread that waits for room holds the lock meanwhile: others queue for it in their attempts.
         if self._lock.locked():
@@ -289,11 +291,11 @@ class GateEntry:
         return self._supervision.closed_or_failed()
 
     def revive(self, terms: Terms) -> None:
-        patience = terms.revival()
+        time_limit = terms.revival()
         try:
-            self._supervision.restart_if_possible(patience)
+            self._supervision.restart_if_possible(time_limit)
         except WaitTimeoutError as error:
-            if patience is terms.patience:
+            if time_limit is terms.time_limit:
                 raise
             raise DeadlineExceededError(
                 f"{self._name}: the {deadline_in_words(terms.seconds)} has passed before it could "
@@ -329,7 +331,7 @@ class GateEntry:
     def tell_room_blockers(self, then: Callable[[Blockers], object]) -> None:
         """Have ``then`` told, now or later, on any thread, which processes have to do something before there
         is room."""
-        tell_another(self._source.room_blockers, self._process.lanes.next_question(), then)
+        tell_another(self._source.room_blockers, self._process.wait_registry.next_question(), then)
 
     def submit(
         self,
@@ -349,9 +351,9 @@ class GateEntry:
             first = yield from self._pass(inputs, execution, self._submit_once, blocking=False)
         else:
             # Held while waiting for room: first come, first served.
-            timeout = terms.patience.timeout
+            timeout = terms.time_limit.timeout
             with _core.Turn(
-                self._lock, _shorter(terms.patience.left(), execution), self._holder
+                self._lock, _shorter(terms.time_limit.left(), execution), self._holder
             ) as taken:
                 if not taken:
                     self._check_time(execution)
@@ -451,7 +453,7 @@ class GateEntry:
                 raise afresh(lifecycle.why())
             ref = self._submit_now(inputs, source)
             # Otherwise a death, of this graph or of another, keeps the gate shut.
-            if ref is not None or self._process.board.deaths == lifecycle.epoch.gate.deaths:
+            if ref is not None or self._process.process_table.deaths == lifecycle.epoch.gate.deaths:
                 return ref
 
     def _submit_now(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:

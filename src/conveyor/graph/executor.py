@@ -15,7 +15,7 @@ from conveyor.config import Config
 from conveyor.exceptions import ActorDiedError, ConveyorError, GraphError, SerializationError
 from conveyor.graph.edges import Layout, LimitsPlace, ReadEnd, WriteEnd, make_budget
 from conveyor.graph.failures import FailureRings
-from conveyor.graph.telemetry import Afar, Question, RecorderPlace, Recording, result_edges
+from conveyor.graph.telemetry import Question, RecorderPlace, Recording, RemoteStatus, result_edges
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Outline
 from conveyor.refs.ref import Ref
@@ -23,7 +23,7 @@ from conveyor.refs.streams import GraphStream, Items, StreamRef
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.wait_graph import Blockers, steps_of
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import TimeLimit
 
 if TYPE_CHECKING:
     from conveyor.graph.results import Origins
@@ -61,7 +61,7 @@ class Member(Protocol):
         ...
 
 
-class LaidMember(Struct, frozen=True):
+class MemberSpec(Struct, frozen=True):
     """Description of an actor, sent to the executor of its graph."""
 
     id: ActorId
@@ -70,13 +70,13 @@ class LaidMember(Struct, frozen=True):
     incarnation: int
 
 
-class LaidChannels(Struct, frozen=True):
+class ChannelsSpec(Struct, frozen=True):
     """Description of a graph's channels, sent to its executor. offsets: of the rings. reads, writes: the
     executor's ends of them. bits: the doorbell bits of the members' programs. hosts: in words, the nodes of
     the actors and the executor, if there are several."""
 
     number: int
-    members: tuple[LaidMember, ...]
+    members: tuple[MemberSpec, ...]
     offsets: tuple[int, ...]
     reads: tuple[ReadEnd, ...]
     writes: tuple[WriteEnd, ...]
@@ -93,11 +93,11 @@ class LaidChannels(Struct, frozen=True):
         layout: Layout,
         bits: tuple[int, ...],
         hosts: dict[int, str] | None = None,
-    ) -> LaidChannels:
+    ) -> ChannelsSpec:
         """Return the description of graph ``number``, which is laid out as in ``layout``."""
-        return LaidChannels(
+        return ChannelsSpec(
             number,
-            tuple(LaidMember(m.id, m.pid, m.slot, m.incarnation) for m in members),
+            tuple(MemberSpec(m.id, m.pid, m.slot, m.incarnation) for m in members),
             layout.offsets,
             layout.reads.get(EXECUTOR, ()),
             layout.writes.get(EXECUTOR, ()),
@@ -109,10 +109,10 @@ class LaidChannels(Struct, frozen=True):
         )
 
 
-class Laid(Struct, frozen=True):
+class DeployedChannels(Struct, frozen=True):
     """A graph whose channels are deployed, in the process that executes it."""
 
-    channels: LaidChannels
+    channels: ChannelsSpec
     members: Sequence[Member]
     segment: _core.Segment
 
@@ -127,15 +127,17 @@ class Executor(Protocol):
 
     process: Process
 
-    def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
+    def deploy(
+        self, plan: Plan, config: Config, begun: Callable[[int], object]
+    ) -> DeployedChannels:
         """Deploy the graph's channels and load every actor's program. All or nothing. ``begun`` is told the
         number as soon as there is one: a caller that is interrupted before it has the result drops the
         graph."""
         ...
 
-    def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
+    def redeploy(self, number: int, first: int, time_limit: TimeLimit) -> DeployedChannels:
         """Bring dead actors of graph ``number`` back and deploy the graph anew; ``first``: the number of the
-        next execution. All or nothing. Raises ``WaitTimeoutError`` if ``patience`` ends before they are
+        next execution. All or nothing. Raises ``WaitTimeoutError`` if ``time_limit`` ends before they are
         back."""
         ...
 
@@ -148,7 +150,7 @@ class Executor(Protocol):
         may replace them."""
         ...
 
-    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+    def undeploy(self, number: int) -> list[tuple[Member, Ref]]:
         """Take graph ``number`` down; return the acknowledgements that are still to come."""
         ...
 
@@ -164,12 +166,12 @@ class Executor(Protocol):
         """Return the name of task ``node`` of graph ``graph``, if it is known here."""
         ...
 
-    def afar(self, number: int, question: Question, patience: float) -> Afar:
+    def remote_status(self, number: int, question: Question, time_limit: float) -> RemoteStatus:
         """Return the status of graph ``number``'s actors on other nodes, as these report it within
-        ``patience`` seconds."""
+        ``time_limit`` seconds."""
         ...
 
-    def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
+    def remote_later(self, number: int, then: Callable[[RemoteStatus | Exception], object]) -> None:
         """Have ``then`` called, on any thread, with the report of the other nodes from now on, or with the
         error that keeps them from it."""
         ...
@@ -212,7 +214,7 @@ class Epoch:
         name: str,
         process: Process,
         moved_refs: int,
-        laid: Laid,
+        deployed: DeployedChannels,
         first: int,
     ) -> None:
         """Open the executor's ends. Raises the death of an actor that has died since the deployment.
@@ -220,10 +222,10 @@ class Epoch:
         name: the graph's. moved_refs: see ``Writer.moved_refs``. first: the number of the first execution.
         """
         self._name = name
-        self.members = laid.members
-        channels = laid.channels
+        self.members = deployed.members
+        channels = deployed.channels
         self.bits = channels.bits
-        self.segment = laid.segment
+        self.segment = deployed.segment
         self.offsets = channels.offsets
         self.hosts = channels.hosts
         self.first = first
@@ -232,8 +234,8 @@ class Epoch:
             writers = {
                 end.edge: end.open(
                     process,
-                    laid.segment,
-                    laid.number,
+                    deployed.segment,
+                    deployed.number,
                     name,
                     plan.edges[end.edge].source,
                     budget=budget,
@@ -241,20 +243,20 @@ class Epoch:
                 for end in channels.writes
             }
             readers = {
-                end.edge: end.open(process, laid.segment, name, plan.edges[end.edge].source)
+                end.edge: end.open(process, deployed.segment, name, plan.edges[end.edge].source)
                 for end in channels.reads
             }
-            failures = channels.failures.open(process, laid.segment, name)
+            failures = channels.failures.open(process, deployed.segment, name)
         except ConveyorError:
-            for member in laid.members:
+            for member in deployed.members:
                 if not member.alive:  # just now
                     raise member.death() from None
             raise
         for writer in writers.values():
             writer.moved_refs = moved_refs
-        self.limits = channels.limits.open(laid.segment)
-        self.recording = Recording(plan, name, channels.recorders, laid.segment)
-        laid.segment.close_fd()
+        self.limits = channels.limits.open(deployed.segment)
+        self.recording = Recording(plan, name, channels.recorders, deployed.segment)
+        deployed.segment.close_fd()
         task_of = {
             edge: task for program in plan.programs for task, edge in Outline(program).streams
         }
@@ -282,7 +284,7 @@ class Epoch:
         self.gate.set_failures(failures, config.fail_fast, siblings)
         self.recording.watch(self.gate)
         self._process = process
-        self._number = laid.number
+        self._number = deployed.number
         process.sweeper.start()
         process.reads(self)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from conveyor import _core
 from conveyor.exceptions import CollectiveBrokenError
 from conveyor.runtime.blueprint import RingPlan
-from conveyor.runtime.meeting import DEAD_RANK, FAILED_IN
+from conveyor.runtime.broker import DEAD_RANK, FAILED_IN
 from conveyor.runtime.process import Place, Process
 
 _cause, _context, _noted = (
@@ -137,7 +137,7 @@ class FailureTeller:
             self._limits.fail(execution)
             for program in self._rings.programs:  # a coroutine may be running there
                 if program != self._rings.programs[self._actor]:
-                    self._process.board.ring(*program.bell)
+                    self._process.process_table.ring(*program.bell)
 
     def _open(self) -> _core.Writer:
         rings, offset = self._rings, self._rings.offset + self._actor * self._rings.size

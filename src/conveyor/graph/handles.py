@@ -33,7 +33,7 @@ from conveyor.runtime import context
 from conveyor.runtime.messages import SHARE_FROM, Connection, Message
 from conveyor.runtime.process import Process
 from conveyor.runtime.wait_graph import Blockers
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import TimeLimit
 from conveyor.weak import WeakValues
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ class ToOwner(Message, frozen=True):
 
 
 class Execute(ToOwner, frozen=True):
-    """Begin an execution; answered by :class:`Answered`. ``patient``: wait for room, for ``patience`` seconds
-    (``None``: for ever). ``left``: seconds that the execution has for all of it (``None``: no limit). These
-    are durations, since clocks of nodes differ. The snapshot holds the arguments (``whole``: the only one, as
-    it is), or the error of one of them (``failed``)."""
+    """Begin an execution; answered by :class:`Answered`. ``patient``: wait for room, for ``time_limit``
+    seconds (``None``: for ever). ``left``: seconds that the execution has for all of it (``None``: no
+    limit). These are durations, since clocks of nodes differ. The snapshot holds the arguments (``whole``:
+    the only one, as it is), or the error of one of them (``failed``)."""
 
     number: int
     patient: bool
     whole: bool
     failed: bool
-    patience: float | None
+    time_limit: float | None
     left: float | None
     parts: Parts
 
@@ -253,8 +253,8 @@ class Owner:
         """``name``: the graph's. ``connect()`` returns the socket of a connection to its owner."""
         self.name = name
         self.ways = BellWays(process)
-        board, slot = process.board, process.slot
-        self._requests = Requests(lambda: board.ring(slot, _core.ATTENTION_BIT))
+        process_table, slot = process.process_table, process.slot
+        self._requests = Requests(lambda: process_table.ring(slot, _core.ATTENTION_BIT))
         self._numbers = itertools.count(1)
         # Reentrant: a signal handler may use the handle while its thread waits for the connection.
         self._lock = threading.RLock()
@@ -330,7 +330,7 @@ class Owner:
     def ask(self, question: Question, *args: Any) -> Any:
         """Ask the owner a question, and return its answer. This thread waits."""
         request = self.send(lambda number: Show(number, question, args))
-        return self.ways.block(self.answer(request), Patience(None))
+        return self.ways.block(self.answer(request), TimeLimit(None))
 
     def refuse(self, what: str, why: str = _BELONGS) -> NoReturn:
         """Raise that only the owner can do this with the graph; ``what``: the participle."""
@@ -354,7 +354,7 @@ class _Remote(Struct, frozen=True, eq=False, weakref=True):
 class RemoteEntry:
     """Entry of a handle, which has the owner submit; see ``submitter.Entry``."""
 
-    takes_parts = afar = False  # the owner sees to that
+    takes_parts = remote_status = False  # the owner sees to that
 
     def __init__(self, owner: Owner, process: Process, whole: bool) -> None:
         """``whole``: the graph's input is one argument that travels as it is."""
@@ -415,7 +415,7 @@ class RemoteEntry:
         else:
             # The owner makes refs with this outcome.
             snapshot = Outcome.failed(error).snapshot
-        patience = terms.patience.left()
+        time_limit = terms.time_limit.left()
         left = None
         if execution.deadline:
             left = (execution.deadline - _core.monotonic_ns()) / 1e9
@@ -426,13 +426,13 @@ class RemoteEntry:
                 terms.way != "refuse",
                 whole,
                 error is not None,
-                patience,
+                time_limit,
                 left,
                 snapshot.parts,
             )
 
         request = self._owner.send(ask, snapshot)
-        bounded = patience is not None or left is not None
+        bounded = time_limit is not None or left is not None
         return (yield from self._owner.answer(request, bounded))
 
 

@@ -20,24 +20,24 @@ from conveyor.exceptions import (
     SessionEndedError,
 )
 from conveyor.graph.executor import Epoch, Executor, Member, first_death
-from conveyor.graph.status import NOTHING_AFAR, GraphState, GraphStatus, graph_status
+from conveyor.graph.status import NOTHING_REMOTE, GraphState, GraphStatus, graph_status
 from conveyor.graph.telemetry import (
-    PATIENCE,
     STACKS,
-    Afar,
+    TIME_LIMIT,
     Progress,
     Question,
     Recording,
+    RemoteStatus,
     Track,
     result_edges,
 )
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import Ref
 from conveyor.runtime import ending
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import TimeLimit
 
 
-class ProcessAccount:
+class ProcessGraphInfo:
     """The account of a graph over processes. It reads shared memory, and asks the actors nothing; for remote
     actors it asks their nodes.
 
@@ -50,7 +50,7 @@ class ProcessAccount:
         self.name = lifecycle.name
         self.plan = lifecycle.plan
         self.config = lifecycle.config
-        self._board = lifecycle.process.board
+        self._process_table = lifecycle.process.process_table
         self._own_slot = lifecycle.process.slot
 
     @property
@@ -73,29 +73,29 @@ class ProcessAccount:
         return self.lifecycle.epoch.hosts
 
     def progress(self) -> Progress:
-        epoch, board = self.lifecycle.epoch, self._board
+        epoch, process_table = self.lifecycle.epoch, self._process_table
         gate = epoch.gate
         gate.count_completed()
-        arenas = {EXECUTOR: board.memory(self._own_slot)}
+        arenas = {EXECUTOR: process_table.memory(self._own_slot)}
         for info, member in zip(self.plan.actors, epoch.members, strict=True):
-            arenas[info.index] = board.memory(member.slot) if member.alive else 0
+            arenas[info.index] = process_table.memory(member.slot) if member.alive else 0
         completed = gate.completed  # first: what is submitted meanwhile is not completed
         return Progress(gate.submitted, completed, gate.stashed, gate.stashed_bytes, arenas)
 
     def tracks(self) -> list[Track]:
-        tracks = [Track(EXECUTOR, self._board.name(self._own_slot), os.getpid(), None)]
+        tracks = [Track(EXECUTOR, self._process_table.name(self._own_slot), os.getpid(), None)]
         for info, member in zip(self.plan.actors, self.lifecycle.epoch.members, strict=True):
             tracks.append(Track(info.index, info.name, member.pid, member.pid))
         return tracks
 
-    def afar(self, question: Question, patience: float) -> Afar:
+    def remote_status(self, question: Question, time_limit: float) -> RemoteStatus:
         hosts = self.hosts
         # A forked child has neither Ray's connections nor the pump's.
         if not hosts or self.lifecycle.process.inbox.inherited:
-            return NOTHING_AFAR
-        return self.lifecycle.afar(question, patience)
+            return NOTHING_REMOTE
+        return self.lifecycle.remote_status(question, time_limit)
 
-    def status(self, stacks: bool = False, patience: float = PATIENCE) -> GraphStatus:
+    def status(self, stacks: bool = False, time_limit: float = TIME_LIMIT) -> GraphStatus:
         self.lifecycle.closed_or_failed()  # it may not have been noticed
         return graph_status(
             self.name,
@@ -107,7 +107,7 @@ class ProcessAccount:
             result_edges(self.plan),
             self.lifecycle.name_node,
             stacks,
-            self.afar(Question(stacks=stacks), STACKS if stacks else patience),
+            self.remote_status(Question(stacks=stacks), STACKS if stacks else time_limit),
         )
 
 
@@ -147,7 +147,7 @@ class Lifecycle:
         make_epoch: Callable[..., Epoch],
         first: Epoch,
     ) -> None:
-        """``make_epoch(laid, first)`` opens the channels of a graph that was deployed again."""
+        """``make_epoch(deployed, first)`` opens the channels of a graph that was deployed again."""
         self.plan = plan
         self.config = config
         self.number = number
@@ -186,7 +186,7 @@ class Lifecycle:
         """Return whether the graph cannot be executed as it is. Notices deaths."""
         if self.closed is not None or self._failure is not None:
             return True
-        epoch, deaths = self.epoch, self.process.board.deaths
+        epoch, deaths = self.epoch, self.process.process_table.deaths
         if deaths == epoch.gate.deaths:
             return False
         dead = first_death(epoch.members)
@@ -249,10 +249,10 @@ class Lifecycle:
         """Return the name of a task of this graph, or of another one that this process knows."""
         return self.label(graph, node) or self._executor.label(graph, node)
 
-    def afar(self, question: Question, patience: float) -> Afar:
-        """Return the status of the graph's actors on other nodes, as these report it within ``patience``
+    def remote_status(self, question: Question, time_limit: float) -> RemoteStatus:
+        """Return the status of the graph's actors on other nodes, as these report it within ``time_limit``
         seconds."""
-        return self._executor.afar(self.number, question, patience)
+        return self._executor.remote_status(self.number, question, time_limit)
 
     def check_turn(self) -> None:
         """Raise ``DeadlockError`` if this very thread is in the middle of a submission, which it would wait
@@ -266,10 +266,10 @@ class Lifecycle:
 
     # Restarts
 
-    def restart(self, patience: Patience | None = None) -> None:
+    def restart(self, time_limit: TimeLimit | None = None) -> None:
         """Bring the graph back. Raises ``WaitTimeoutError`` if its actors are not back in time; their restart
         goes on."""
-        patience = patience or Patience(None)
+        time_limit = time_limit or TimeLimit(None)
         if not self.closed_or_failed():
             self._executor.end_unmade(self.number)
         if not self.closed_or_failed():
@@ -280,11 +280,11 @@ class Lifecycle:
                 f"{self.name} is being restarted by this very thread, which would wait for itself: a signal "
                 "handler cannot execute or restart the graph that it has interrupted the restart of"
             )
-        seconds = patience.left()
+        seconds = time_limit.left()
         seconds = -1.0 if seconds is None else seconds
         with _core.Turn(self._restarting, seconds, self._restarter) as taken:
             if not taken:
-                patience.check(
+                time_limit.check(
                     lambda: f"the restart of {self.name}", lambda: "another thread does it"
                 )
             if not self.closed_or_failed():
@@ -295,10 +295,10 @@ class Lifecycle:
             with self.holder:  # after whoever was submitting just now
                 left = self.epoch
                 first = left.gate.submitted
-            laid = self._executor.lay_again(self.number, first, patience)
-            epoch = self._make_epoch(laid, first)
+            deployed = self._executor.redeploy(self.number, first, time_limit)
+            epoch = self._make_epoch(deployed, first)
             with self.holder, self._failing:
-                if self.closed is not None:  # meanwhile: what was laid goes with the rest
+                if self.closed is not None:  # meanwhile: what was deployed goes with the rest
                     raise afresh(self.closed)
                 self._past.append((first, _as_past(cause)))
                 del self._past[:-_PAST_KEPT]
@@ -308,7 +308,7 @@ class Lifecycle:
         # the graph.
         left.leave()
 
-    def restart_if_possible(self, patience: Patience) -> None:
+    def restart_if_possible(self, time_limit: TimeLimit) -> None:
         """Restart the graph before an execution, if all of its dead actors come back by themselves. This also
         notices deaths."""
         if (
@@ -316,7 +316,7 @@ class Lifecycle:
             and self.closed is None
             and self._executor.comes_back(self.number)
         ):
-            self.restart(patience)
+            self.restart(time_limit)
 
     # The end
 
@@ -329,7 +329,7 @@ class Lifecycle:
                 finally:  # Ctrl-C comes once, and the actors are to be told all the same
                     if kill_actors:
                         self._kill_actors()
-                    self._unloading = self._executor.unlay(self.number)
+                    self._unloading = self._executor.undeploy(self.number)
                     self._finalizer.detach()  # last: it serves a caller that is interrupted before
             elif kill_actors and type(self.closed) is GraphTornDownError:
                 self._kill_actors()
@@ -359,7 +359,7 @@ class Lifecycle:
         epoch = self.epoch
         # Other threads may wait for a result that will not come, or for room with the lock held.
         epoch.gate.closed = True
-        self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
+        self.process.process_table.ring(self.process.slot, _core.ATTENTION_BIT)
         if type(error) is SessionEndedError:
             # Tasks that have not begun are skipped, so that the actors can end.
             for number in range(epoch.gate.completed, epoch.gate.submitted):

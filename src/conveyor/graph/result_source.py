@@ -10,24 +10,29 @@ from typing import Any
 from conveyor import _core
 from conveyor.exceptions import ArenaFullError, ConveyorError, SessionEndedError
 from conveyor.graph.executor import Epoch, Executor
-from conveyor.graph.lifecycle import ProcessAccount
+from conveyor.graph.lifecycle import ProcessGraphInfo
 from conveyor.graph.results import Results
 from conveyor.graph.status import RingProgress, replace_rings
-from conveyor.graph.telemetry import HASTE, Afar
+from conveyor.graph.telemetry import HASTE, RemoteStatus
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import EMPTY, Ref, cancelled_error, final
 from conveyor.refs.together import get_or_wait
 from conveyor.runtime import ending
 from conveyor.runtime.deadlock import OLD, Wait, sooner
 from conveyor.runtime.wait_graph import Again, Blockers, steps_of
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import TimeLimit
 
 #: (actor, what it is about to make, of which execution)
 Holder = tuple[int, str, int]
 
 
 def holder_among(
-    progress: RingProgress, afar: Afar, own: str, hosts: dict[int, str], number: int, edge: int
+    progress: RingProgress,
+    remote_status: RemoteStatus,
+    own: str,
+    hosts: dict[int, str],
+    number: int,
+    edge: int,
 ) -> Holder | None:
     """Return the actor that has to do something before ``edge`` is published for that execution; ``None``: no
     actor, or it is not known. ``progress``: as the node called ``own`` knows it; ``hosts``: the nodes of all
@@ -36,9 +41,9 @@ def holder_among(
         writer = progress.plan.edges[edge].writer
         if writer == EXECUTOR:
             return None
-        if hosts.get(writer, own) != own and writer not in afar.rings:
+        if hosts.get(writer, own) != own and writer not in remote_status.rings:
             return None
-        there = replace_rings(progress, afar.rings.get(writer))
+        there = replace_rings(progress, remote_status.rings.get(writer))
         if there.rings[edge][0] > number - progress.first:
             return None  # it is on its way
         at, wait = there.at(writer)
@@ -48,7 +53,7 @@ def holder_among(
     return None
 
 
-class HoldUps:
+class RemoteBlockers:
     """Blockers of executions of one graph over several nodes, for the waits of its executor, and of processes
     that ask the executor."""
 
@@ -63,7 +68,7 @@ class HoldUps:
         # The last question that they have answered, with the epoch and the answer.
         self._answered = -1
         self._epoch: Epoch | None = None
-        self._afar: Afar | None = None
+        self._other_nodes: RemoteStatus | None = None
         # By execution, when it was first asked about.
         self._since: dict[int, float] = {}
         # Callbacks for answers, with their questions.
@@ -86,7 +91,7 @@ class HoldUps:
             return None, True
         with self._lock:
             known = self._answered >= question and self._epoch is epoch
-            afar = self._afar
+            remote_status = self._other_nodes
             if not known:
                 self._want(question, epoch)
                 if again is not None:
@@ -94,10 +99,10 @@ class HoldUps:
         if not known:
             self._ask()
             return None, False
-        if afar is None:
+        if remote_status is None:
             return None, True
         own = epoch.hosts[EXECUTOR]
-        return holder_among(progress, afar, own, dict(epoch.hosts), number, edge), True
+        return holder_among(progress, remote_status, own, dict(epoch.hosts), number, edge), True
 
     def _is_old(self, number: int, epoch: Epoch) -> bool:
         now = _core.monotonic()
@@ -121,17 +126,17 @@ class HoldUps:
                 return
             self._under_way, self._wanted = self._wanted, None
         try:
-            self._executor.afar_later(self._number, self._looked)
+            self._executor.remote_later(self._number, self._looked)
         except Exception as error:  # the session ends, or the system refuses a thread
             self._looked(error)
 
-    def _looked(self, afar: Afar | Exception) -> None:
+    def _looked(self, remote_status: RemoteStatus | Exception) -> None:
         with self._lock:
             assert self._under_way is not None
             question, self._epoch = self._under_way
             self._under_way = None
             self._answered = max(question, self._answered)
-            self._afar = afar if isinstance(afar, Afar) else None
+            self._other_nodes = remote_status if isinstance(remote_status, RemoteStatus) else None
             told = [again for of, again in self._told if of <= question]
             self._told = [(of, again) for of, again in self._told if of > question]
         for again in told:
@@ -164,7 +169,7 @@ class GraphSource:
     #: On the monotonic clock; 0: none. An ``Execution`` has one.
     deadline = 0
 
-    def __init__(self, account: ProcessAccount, results: Results, executor: Executor) -> None:
+    def __init__(self, account: ProcessGraphInfo, results: Results, executor: Executor) -> None:
         self.account = account
         self.name = account.name
         self.plan = account.plan
@@ -175,7 +180,7 @@ class GraphSource:
         self._results = results
         self._executor = executor
         self._process = executor.process
-        self._hold_ups = HoldUps(executor, account.number)
+        self._remote_blockers = RemoteBlockers(executor, account.number)
 
     @property
     def gate(self) -> _core.Gate:
@@ -189,16 +194,16 @@ class GraphSource:
         value = gate.get(ref._number, ref._reader, 0.0 if timeout == 0 else _FIRST_LOOK)
         if value is not EMPTY:
             return value
-        patience = Patience(timeout)
+        time_limit = TimeLimit(timeout)
         ask = functools.partial(self.blockers, ref)
-        with self._process.lanes.waiting(ask, True, patience.bounded) as wait:
-            return self._wait(ref, patience, wait)
+        with self._process.wait_registry.waiting(ask, True, time_limit.bounded) as wait:
+            return self._wait(ref, time_limit, wait)
 
-    def _wait(self, ref: Ref, patience: Patience, wait: Wait | None) -> Any:
+    def _wait(self, ref: Ref, time_limit: TimeLimit, wait: Wait | None) -> Any:
         gate, inbox, lifecycle = ref._gate, self._process.inbox, self._supervision
         while ref._outcome is EMPTY:
             seen, asked = inbox.count, inbox.asked
-            deaths = self._process.board.deaths
+            deaths = self._process.process_table.deaths
             if wait is not None and wait.serve is not None:
                 wait.serve()
             ended = lifecycle.past_error(ref._number)
@@ -209,13 +214,13 @@ class GraphSource:
                 # It may still come, from a living actor, and would be kept as long as the graph is held.
                 gate.drop(ref._number, ref._reader)
                 raise final(ended or lifecycle.past_error(ref._number) or lifecycle.why())
-            step = patience.step()
+            step = time_limit.step()
             if wait is not None:
                 step = sooner(step, wait.look(asked))
             value = get_or_wait(ref, inbox, seen, step, deaths, wait is not None)
             if value is not EMPTY:
                 return value
-            patience.check(lambda: self.describe(ref), self.doing)
+            time_limit.check(lambda: self.describe(ref), self.doing)
         return EMPTY
 
     def is_ready(self, ref: Ref) -> bool:
@@ -257,7 +262,9 @@ class GraphSource:
         epoch = self._supervision.epoch
         progress = RingProgress.read(self.plan, epoch.segment, epoch.offsets, epoch.first)
         if epoch.hosts:
-            holder, known = self._hold_ups.holder(epoch, progress, number, edges, question, again)
+            holder, known = self._remote_blockers.holder(
+                epoch, progress, number, edges, question, again
+            )
             if not known:
                 return None
         else:
@@ -286,7 +293,7 @@ class GraphSource:
                 ref._gate.interrupt()
         for member, bit in zip(epoch.members, epoch.bits, strict=True):
             if member.alive:  # a coroutine may be running there
-                self._process.board.ring(member.slot, bit)
+                self._process.process_table.ring(member.slot, bit)
 
     def stopped(self, ref: Ref, overdue: bool) -> BaseException:
         if type(self._supervision.closed) is SessionEndedError:  # so it was cancelled
@@ -309,7 +316,7 @@ class GraphSource:
 
     def doing(self) -> str:
         """Return in words what each actor of the graph is doing now."""
-        return self.account.status(patience=HASTE).summary()
+        return self.account.status(time_limit=HASTE).summary()
 
     # In debug mode
 
@@ -320,4 +327,6 @@ class GraphSource:
 
     def explain_held(self, error: ArenaFullError) -> str:
         """Say where the program got the results that fill an arena."""
-        return self._executor.origins().explain(error, self._process.board.name(self._process.slot))
+        return self._executor.origins().explain(
+            error, self._process.process_table.name(self._process.slot)
+        )

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from conveyor import _core
 from conveyor.codec import summarize_error
-from conveyor.graph.telemetry import Afar, Rings, stack_of
+from conveyor.graph.telemetry import RemoteStatus, Rings, stack_of
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Outline
 from conveyor.runtime.process import Process
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conveyor.graph.executor import Epoch
 
 GraphState = Literal["ready", "failed", "torn down"]
-NOTHING_AFAR = Afar()
+NOTHING_REMOTE = RemoteStatus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +161,17 @@ def executions_in_flight(
     submitted: int,
     actors: Sequence[ActorStatus],
     failures: Mapping[int, Sequence[bytes]],
-    afar: Afar = NOTHING_AFAR,
+    remote_status: RemoteStatus = NOTHING_REMOTE,
 ) -> tuple[tuple[ExecutionStatus, ...], tuple[ActorStatus, ...]]:
     """Return the executions in flight, and the actors with what they wait for. ``failures``: the errors of
-    executions, encoded. ``afar``: the report of other nodes about their actors."""
+    executions, encoded. ``remote_status``: the report of other nodes about their actors."""
     at: dict[int, list[str]] = {}
     found: list[ActorStatus] = []
     for i, actor in enumerate(actors):
         if actor.state == "elsewhere":  # nor are its channels' counters known
             found.append(actor)
             continue
-        number, wait = replace_rings(progress, afar.rings.get(i)).at(i)
+        number, wait = replace_rings(progress, remote_status.rings.get(i)).at(i)
         if actor.state == "idle" and number < submitted:
             actor = (
                 replace(actor, state="waiting", waits_for=wait)
@@ -202,14 +202,18 @@ def replace_rings(progress: RingProgress, rings: Rings | None) -> RingProgress:
     return RingProgress(progress.plan, known, progress.first)
 
 
-def _far_status(
-    actor: ActorStatus, afar: Afar, index: int, hosts: Mapping[int, str], label: Label
+def _remote_status(
+    actor: ActorStatus,
+    remote_status: RemoteStatus,
+    index: int,
+    hosts: Mapping[int, str],
+    label: Label,
 ) -> ActorStatus:
     """Return the status of a live remote actor, as its node reports it."""
     host = hosts.get(index, "another host")
-    sight = afar.seen.get(index)
+    sight = remote_status.seen.get(index)
     if sight is None:
-        return replace(actor, host=host, unknown=afar.why_unknown(host))
+        return replace(actor, host=host, unknown=remote_status.why_unknown(host))
     if sight.page.state == "dead":  # just now: here it lives, so far
         return replace(actor, host=host, unknown="it has just died")
     return replace(status_of(sight.page, label), name=actor.name, host=host)
@@ -225,18 +229,18 @@ def graph_status(
     outputs: Sequence[int],
     label: Label,
     stacks: bool,
-    afar: Afar,
+    remote_status: RemoteStatus,
 ) -> GraphStatus:
     """Return the status of a graph over processes; see :meth:`CompiledGraph.status`."""
-    board, host = process.board, process.name_host
+    process_table, host = process.process_table, process.name_host
     actors = []
     for index, member in enumerate(epoch.members):
-        actor = actor_status(board, member.slot, member.incarnation, label)
+        actor = actor_status(process_table, member.slot, member.incarnation, label)
         if actor.state == "dead":
             death = str(member.death(label))
             actor = ActorStatus(member.id.name, member.pid & PID_MASK, "dead", error=death)
         elif actor.state == "elsewhere":
-            actor = _far_status(actor, afar, index, epoch.hosts, label)
+            actor = _remote_status(actor, remote_status, index, epoch.hosts, label)
             actor = replace(actor, pid=member.pid & PID_MASK)
         elif stacks:
             actor = replace(actor, stack=stack_of(member.pid))
@@ -245,7 +249,7 @@ def graph_status(
     completed, submitted = epoch.gate.completed, epoch.gate.submitted
     failures = dict(epoch.gate.failures())
     executions, now = executions_in_flight(
-        progress, outputs, completed, submitted, actors, failures, afar
+        progress, outputs, completed, submitted, actors, failures, remote_status
     )
     text = None if error is None else str(error)
     return GraphStatus(name, state, plan.depth, submitted, completed, executions, now, text)

@@ -19,7 +19,7 @@ from conveyor.refs.ref import Ref, blockers_of
 from conveyor.refs.values import RefFailed, is_there, lacking, refs_among, with_values
 from conveyor.runtime.process import Process
 from conveyor.runtime.wait_graph import Ask
-from conveyor.runtime.waiting import Patience, wait_patiently
+from conveyor.runtime.waiting import TimeLimit, wait_within
 
 #: The options of ``execute``. Inputs of the graph may have the same names.
 RESERVED = ("timeout", "deadline")
@@ -160,7 +160,7 @@ Attempt: TypeAlias = Generator[Need, None, Any]
 
 
 #: Begins an execution with these arguments and this deadline, or returns ``None``.
-ShortWay: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], Any], Any]
+FastPath: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 class Terms(Struct, frozen=True):
@@ -169,19 +169,19 @@ class Terms(Struct, frozen=True):
     #: The way to wait: the thread blocks, a coroutine awaits, or the execution is refused.
     way: Literal["block", "await", "refuse"]
     #: How long it may block.
-    patience: Patience
+    time_limit: TimeLimit
     #: Seconds within which it must have run.
     seconds: float | None
     #: Since when, on the monotonic clock, in nanoseconds.
     since: int = field(default_factory=_core.monotonic_ns)
 
-    def revival(self) -> Patience:
+    def revival(self) -> TimeLimit:
         """Return how long the graph's dead actors may take to come back before the execution begins:
-        :attr:`patience`, unless the deadline is sooner."""
-        timeout, seconds = self.patience.timeout, self.seconds
+        :attr:`time_limit`, unless the deadline is sooner."""
+        timeout, seconds = self.time_limit.timeout, self.seconds
         if seconds is None or (timeout is not None and timeout <= seconds):
-            return self.patience
-        return Patience(seconds)
+            return self.time_limit
+        return TimeLimit(seconds)
 
 
 class Entry(Protocol[T]):
@@ -196,7 +196,7 @@ class Entry(Protocol[T]):
         ...
 
     @property
-    def afar(self) -> bool:
+    def remote_status(self) -> bool:
         """Whether some of the graph's actors are on another node."""
         ...
 
@@ -256,13 +256,13 @@ class Submitter(Generic[T]):
         entry: Entry[T],
         ways: BellWays,
         options: Options,
-        short_way: ShortWay | None = None,
+        fast_path: FastPath | None = None,
     ) -> None:
-        """``name``: the graph's. ``short_way``: begins a part of the executions that ``entry.at_once`` would
+        """``name``: the graph's. ``fast_path``: begins a part of the executions that ``entry.at_once`` would
         begin."""
         self.entry = entry
         #: Tried first.
-        self.short_way = short_way or entry.at_once
+        self.fast_path = fast_path or entry.at_once
         self._name = name
         self._ways = ways
         self._options = options
@@ -274,14 +274,14 @@ class Submitter(Generic[T]):
         made = self.entry.at_once(args, kwargs, deadline)
         if made is not None:
             return made
-        patience = Patience(timeout)
-        terms = Terms("block", patience, seconds)
+        time_limit = TimeLimit(timeout)
+        terms = Terms("block", time_limit, seconds)
         self.entry.revive(terms)
-        return self._ways.block(self._attempt(args, kwargs, terms), patience)
+        return self._ways.block(self._attempt(args, kwargs, terms), time_limit)
 
     def try_execute(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: Any) -> Any:
         seconds = self._options.deadline(kwargs, deadline)
-        terms = Terms("refuse", Patience(None), seconds)
+        terms = Terms("refuse", TimeLimit(None), seconds)
         self.entry.revive(terms)
         return self._ways.refuse(self._attempt(args, kwargs, terms))
 
@@ -292,7 +292,7 @@ class Submitter(Generic[T]):
         made = self.entry.at_once(args, kwargs, deadline, blocking=False)
         if made is not None:
             return made
-        terms = Terms("await", Patience(None), seconds)
+        terms = Terms("await", TimeLimit(None), seconds)
         if self.entry.is_down():
             import asyncio  # slow to import
 
@@ -307,7 +307,7 @@ class Submitter(Generic[T]):
             while (ref := lacking(args, kwargs)) is not None:
                 yield entry.until_done(self._argument(ref), execution)
             try:
-                args, kwargs = with_values(args, kwargs, entry.takes_parts, entry.afar)
+                args, kwargs = with_values(args, kwargs, entry.takes_parts, entry.remote_status)
             except RefFailed as failed:
                 return (yield from entry.submit(args, kwargs, execution, terms, failed.error))
         return (yield from entry.submit(args, kwargs, execution, terms))
@@ -329,7 +329,7 @@ class BellWays:
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    def block(self, attempt: Attempt, patience: Patience) -> Any:
+    def block(self, attempt: Attempt, time_limit: TimeLimit) -> Any:
         """Run the attempt; this thread sleeps while the attempt lacks something."""
         try:
             while True:
@@ -337,15 +337,15 @@ class BellWays:
                     need = next(attempt)
                 except StopIteration as over:
                     return over.value
-                self._block(need, patience if need.refusal is not None else Patience(None))
+                self._block(need, time_limit if need.refusal is not None else TimeLimit(None))
         finally:
             attempt.close()
 
-    def _block(self, need: Need, patience: Patience) -> None:
+    def _block(self, need: Need, time_limit: TimeLimit) -> None:
         process = self._process
-        bounded = need.bounded or patience.bounded
-        with process.lanes.waiting(need.ask, True, bounded) as wait:
-            wait_patiently(process.inbox, need.ready, patience, need.what, need.who, wait)
+        bounded = need.bounded or time_limit.bounded
+        with process.wait_registry.waiting(need.ask, True, bounded) as wait:
+            wait_within(process.inbox, need.ready, time_limit, need.what, need.who, wait)
 
     async def wait(self, attempt: Attempt) -> Any:
         """Run the attempt; the running asyncio task sleeps while the attempt lacks something."""
@@ -370,7 +370,7 @@ class BellWays:
                 except StopIteration as over:
                     return over.value
                 if need.refusal is None:
-                    self._block(need, Patience(None))
+                    self._block(need, TimeLimit(None))
                 # Asking for an argument has it fetched, so that a later attempt finds it.
                 elif need.ref is None or not need.ready():
                     raise CapacityError(need.refusal())

@@ -30,7 +30,7 @@ from conveyor.codec import Reader
 from conveyor.exceptions import RuntimeStateError
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Outline
-from conveyor.runtime.status import Page, read_page
+from conveyor.runtime.status import ProcessSnapshot, read_snapshot
 
 _TIMEOUT = 10.0
 
@@ -315,7 +315,7 @@ class Recording:
 
 
 #: Seconds that nodes have to answer: a user's question, one for an error's text, one with stacks.
-PATIENCE, HASTE, STACKS = 2.0, 0.25, 12.0
+TIME_LIMIT, HASTE, STACKS = 2.0, 0.25, 12.0
 
 Histogram: TypeAlias = "tuple[int, int, list[tuple[int, int, int]]]"
 """(total, largest, [(least value, first value beyond, count), ...]), in nanoseconds."""
@@ -362,7 +362,7 @@ class SeenAll(Struct, frozen=True):
     """The answer to :class:`LookAtAll`. troubles: what keeps the node from fetching values from others, by
     their numbers."""
 
-    pages: list[Page]
+    pages: list[ProcessSnapshot]
     troubles: dict[int, str]
 
 
@@ -385,10 +385,10 @@ class Events(Struct, frozen=True):
     running: tuple[int, int, int] | None
 
 
-class Sight(Struct, frozen=True):
+class RemoteActorStatus(Struct, frozen=True):
     """Status of one actor on another node."""
 
-    page: Page
+    page: ProcessSnapshot
     counted: Counted | None = None
     events: Events | None = None
 
@@ -396,16 +396,16 @@ class Sight(Struct, frozen=True):
 class Seen(Struct, frozen=True):
     """Answer of one node, by actor."""
 
-    actors: dict[int, Sight]
+    actors: dict[int, RemoteActorStatus]
     rings: Rings
 
 
-class Afar(Struct, frozen=True):
+class RemoteStatus(Struct, frozen=True):
     """All nodes' answers. seen: by actor. rings: by actor, as its node knows them. clocks: by actor, of its
     node, relative to the asking node's. unknown: why there is no answer, by the name of the node; why: the
     same for all others."""
 
-    seen: dict[int, Sight] = field(default_factory=dict)
+    seen: dict[int, RemoteActorStatus] = field(default_factory=dict)
     rings: dict[int, Rings] = field(default_factory=dict)
     clocks: dict[int, Offset] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
@@ -416,11 +416,11 @@ class Afar(Struct, frozen=True):
         return self.unknown.get(host) or self.why or "its host has not said"
 
 
-class Lookout:
+class StatusResponder:
     """Answers questions on one node. Any thread may ask."""
 
-    def __init__(self, board: _core.Board) -> None:
-        self._board = board
+    def __init__(self, process_table: _core.ProcessTable) -> None:
+        self._process_table = process_table
         #: Recorders that collect events, by segment and actor.
         self._traced: dict[int, dict[int, _core.Recorder]] = {}
 
@@ -431,7 +431,7 @@ class Lookout:
         for one in look.actors:
             page = self.page(*one.process, stack=question.stacks)
             counted = _counted(one.recorder, segment) if question.counters else None
-            seen[one.actor] = Sight(page, counted)
+            seen[one.actor] = RemoteActorStatus(page, counted)
         if question.trace == "begin":
             self._begin(look, segment)
         elif question.trace == "end":
@@ -440,9 +440,9 @@ class Lookout:
         rings = (segment.progress(offset) for offset in look.offsets)
         return Seen(seen, tuple((head, tuple(taken)) for head, taken in rings))
 
-    def page(self, slot: int, incarnation: int, *, stack: bool = False) -> Page:
+    def page(self, slot: int, incarnation: int, *, stack: bool = False) -> ProcessSnapshot:
         """Return the process snapshot of one process."""
-        page = read_page(self._board, slot, incarnation)
+        page = read_snapshot(self._process_table, slot, incarnation)
         return replace(page, stack=stack_of(page.pid)) if stack and page.pid else page
 
     def _begin(self, look: Look, segment: _core.Segment) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Union
 from msgspec.structs import replace
 
 from conveyor.exceptions import RuntimeStateError
-from conveyor.graph.compiled import Account
+from conveyor.graph.compiled import GraphInfo
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.observe.drawing.picture import draw_timeline, write_svg
 from conveyor.observe.stats import GraphStats, Times, read_stats
@@ -155,7 +155,7 @@ def simulate(
     return options.simulate(plan, durations, name or "graph", None)
 
 
-def simulate_graph(graph: Account, durations: Durations | None, **options: Any) -> Simulation:
+def simulate_graph(graph: GraphInfo, durations: Durations | None, **options: Any) -> Simulation:
     """Do what ``CompiledGraph.simulate`` does."""
     return Options(**options).simulate(graph.plan, durations, graph.name, graph)
 
@@ -173,7 +173,7 @@ class Options:
     pace: float | None
 
     def simulate(
-        self, plan: Plan, durations: Durations | None, name: str, graph: Account | None
+        self, plan: Plan, durations: Durations | None, name: str, graph: GraphInfo | None
     ) -> Simulation:
         """Check the options, and simulate ``plan``, whose counters ``graph`` has."""
         depth = plan.depth if self.depth is None else _counted(self.depth, "depth", _DEEPEST)

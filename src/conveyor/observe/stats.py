@@ -9,15 +9,15 @@ from html import escape
 from typing import Any, NamedTuple
 
 from conveyor import _core
-from conveyor.graph.compiled import Account
+from conveyor.graph.compiled import GraphInfo
 from conveyor.graph.telemetry import (
-    PATIENCE,
-    Afar,
+    TIME_LIMIT,
     Counted,
     Histogram,
     Progress,
     Question,
     RecorderPlace,
+    RemoteStatus,
 )
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.observe.units import duration, size
@@ -144,10 +144,10 @@ class GraphStats:
         return f"<p>{escape(_summary(self))}</p>" + "".join(map(_html, _tables(self)))
 
 
-def read_stats(graph: Account) -> GraphStats:
+def read_stats(graph: GraphInfo) -> GraphStats:
     """Read the counters and times of ``graph``. Nodes that do not answer in time are left out."""
     plan, recording = graph.plan, graph.recording
-    afar = graph.afar(Question(counters=True), PATIENCE)
+    remote_status = graph.remote_status(Question(counters=True), TIME_LIMIT)
     progress = graph.progress()
     now = _core.monotonic_ns()
     recorders, places = recording.recorders, recording.places
@@ -156,7 +156,7 @@ def read_stats(graph: Account) -> GraphStats:
     waits: dict[int, list[WaitStats]] = {edge.id: [] for edge in plan.edges}
     for place, where in places.items():
         name = place_name(plan, place)
-        sight = afar.seen.get(place)
+        sight = remote_status.seen.get(place)
         if sight is not None and sight.counted is not None:
             noted = _of_another_host(sight.counted, now)
         else:
@@ -194,8 +194,8 @@ def read_stats(graph: Account) -> GraphStats:
         ),
         stashed_results=progress.stashed,
         stashed_bytes=progress.stashed_bytes,
-        arena_bytes=_by_name(plan, _arenas(progress, afar)),
-        unknown=_unknown(graph, afar),
+        arena_bytes=_by_name(plan, _arenas(progress, remote_status)),
+        unknown=_unknown(graph, remote_status),
     )
 
 
@@ -224,18 +224,18 @@ def _of_another_host(counted: Counted, now: int) -> _Noted:
     return _Noted(counted.tasks, counted.receives, counted.sends, running)
 
 
-def _arenas(progress: Progress, afar: Afar) -> dict[int, int]:
+def _arenas(progress: Progress, remote_status: RemoteStatus) -> dict[int, int]:
     """Return the arena sizes, by actor. For an actor on another node, that node tells it: this node only
     knows the values of the actor that have come here."""
-    return progress.arena_bytes | {place: s.page.memory for place, s in afar.seen.items()}
+    return progress.arena_bytes | {place: s.page.memory for place, s in remote_status.seen.items()}
 
 
-def _unknown(graph: Account, afar: Afar) -> dict[str, str]:
+def _unknown(graph: GraphInfo, remote_status: RemoteStatus) -> dict[str, str]:
     hosts = graph.hosts
     return {
-        place_name(graph.plan, place): afar.why_unknown(name)
+        place_name(graph.plan, place): remote_status.why_unknown(name)
         for place, name in hosts.items()
-        if name != hosts[EXECUTOR] and place not in afar.seen
+        if name != hosts[EXECUTOR] and place not in remote_status.seen
     }
 
 

@@ -19,15 +19,15 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 from conveyor import _core
-from conveyor.graph.compiled import Account
+from conveyor.graph.compiled import GraphInfo
 from conveyor.graph.telemetry import (
     HASTE,
-    PATIENCE,
-    Afar,
+    TIME_LIMIT,
     Alignment,
     Events,
     Question,
     Recording,
+    RemoteStatus,
     Track,
 )
 from conveyor.observe.dataflow import place_name, printable
@@ -45,7 +45,7 @@ class Trace:
     dropped: afterwards, the number of slices that there was no room for.
     """
 
-    def __init__(self, graph: Account, path: str | os.PathLike[str], max_events: int) -> None:
+    def __init__(self, graph: GraphInfo, path: str | os.PathLike[str], max_events: int) -> None:
         if max_events < 1:
             raise ValueError(f"max_events must be at least 1, not {max_events}")
         self.path = Path(path)
@@ -54,7 +54,7 @@ class Trace:
         self._graph = graph
         self._max_events = max_events
         self._stack = ExitStack()
-        self._begun = Afar()
+        self._begun = RemoteStatus()
         self._partial = Path()
         self._pid = os.getpid()
 
@@ -68,13 +68,13 @@ class Trace:
             self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
             self._partial.touch()
             most = max(self._max_events // len(graph.recording.recorders), 1)
-            self._begun = graph.afar(Question(trace="begin", events=most), PATIENCE)
+            self._begun = graph.remote_status(Question(trace="begin", events=most), TIME_LIMIT)
         except BaseException:
             with suppress(FileNotFoundError):
                 self._partial.unlink()
             self._stack.close()
             with suppress(Exception):  # other nodes may have begun, and would not end otherwise
-                graph.afar(Question(trace="end"), HASTE)
+                graph.remote_status(Question(trace="end"), HASTE)
             raise
         return self
 
@@ -88,10 +88,10 @@ class Trace:
             return  # a forked child: the trace is its parent's
         try:
             members = self._graph.tracks()
-            ended = self._graph.afar(Question(trace="end"), PATIENCE)
+            ended = self._graph.remote_status(Question(trace="end"), TIME_LIMIT)
             self._stack.close()
             until = _core.monotonic_ns()
-            far = far_events(self._graph.hosts, self._begun, ended)
+            far = remote_events(self._graph.hosts, self._begun, ended)
             recording = self._graph.recording
             slices = Slices(self._graph.plan, recording, members, until, far.events)
             self.events, self.dropped = slices.count, sum(slices.dropped.values())
@@ -112,10 +112,12 @@ class Trace:
             )
 
 
-def far_events(hosts: Mapping[int, str], begun: Afar, ended: Afar) -> Far:
+def remote_events(
+    hosts: Mapping[int, str], begun: RemoteStatus, ended: RemoteStatus
+) -> RemoteTrace:
     """Combine the answers of other nodes about their actors: ``begun`` from the trace's begin, ``ended`` from
     its end. ``hosts``: the node's name, by actor."""
-    events: dict[int, FarEvents] = {}
+    events: dict[int, RemoteEvents] = {}
     unknown: dict[int, str] = {}
     for place, host in hosts.items():
         if host == hosts[EXECUTOR]:
@@ -131,8 +133,8 @@ def far_events(hosts: Mapping[int, str], begun: Afar, ended: Afar) -> Far:
         elif before is None or after is None:
             unknown[place] = "its host's clock has not answered"
         else:
-            events[place] = FarEvents(sight.events, Alignment(before, after))
-    return Far(hosts, events, unknown)
+            events[place] = RemoteEvents(sight.events, Alignment(before, after))
+    return RemoteTrace(hosts, events, unknown)
 
 
 def _opened(path: Path, *, compressed: bool) -> IO[str]:
@@ -187,7 +189,7 @@ class _Flow:
     received: tuple[tuple[int, int], int]
 
 
-class FarEvents(NamedTuple):
+class RemoteEvents(NamedTuple):
     """Events of a process on another node, with the alignment of that node's clock."""
 
     events: Events
@@ -207,10 +209,10 @@ class Slices:
         recording: Recording,
         members: Sequence[Track],
         until: int,
-        afar: Mapping[int, FarEvents],
+        remote_status: Mapping[int, RemoteEvents],
     ) -> None:
-        """``until``: now, which is the end of slices that have not ended. ``afar``: the events of processes
-        on other nodes."""
+        """``until``: now, which is the end of slices that have not ended. ``remote_status``: the events of
+        processes on other nodes."""
         self.plan = plan
         self.dropped: dict[int, int] = {}
         self.unfinished: list[_Slice] = []
@@ -226,7 +228,7 @@ class Slices:
                 _EXECUTE: (0,),
                 _ROOM: (0,),
             }
-            far = afar.get(member.place)
+            far = remote_status.get(member.place)
             if far is None:
                 data, self.dropped[member.place] = collected[member.place]
                 running = recording.recorders[member.place].running
@@ -277,12 +279,12 @@ class Slices:
                     yield _Flow(s.number, source, (s.track, s.begin))
 
 
-class Far(NamedTuple):
+class RemoteTrace(NamedTuple):
     """Part of a trace that comes from other nodes. hosts: the node's name, by process, if there are several
     nodes. unknown: why there are no events, by the processes without any."""
 
     hosts: Mapping[int, str]
-    events: Mapping[int, FarEvents]
+    events: Mapping[int, RemoteEvents]
     unknown: Mapping[int, str]
 
     def clock(self, place: int) -> dict[str, Any]:
@@ -310,7 +312,7 @@ def write_events(
     slices: Slices,
     members: Sequence[Track],
     thread_names: Mapping[int, str],
-    far: Far,
+    far: RemoteTrace,
 ) -> None:
     """Write the whole trace of the graph ``name`` to ``file``."""
     plan = slices.plan
@@ -339,7 +341,7 @@ def _all_events(
     slices: Slices,
     members: Sequence[Track],
     thread_names: Mapping[int, str],
-    far: Far,
+    far: RemoteTrace,
 ) -> Iterator[str]:
     plan = slices.plan
     tracks = {s.track: s.place for s in slices.slices}

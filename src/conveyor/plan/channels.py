@@ -53,10 +53,10 @@ def choose(
     source: str,
     hints: Iterable[TransportHint],
     default: Any = "create",
-    elsewhere: Container[str] = (),
+    is_remote: Container[str] = (),
 ) -> Route:
     """Choose the route for the value ``source`` (a label), given what its readers were told about it.
-    ``default`` is the graph's ``default_communicator``. ``elsewhere``: the kinds of device that actors may
+    ``default`` is the graph's ``default_communicator``. ``is_remote``: the kinds of device that actors may
     have where this process has none.
 
     Raises:
@@ -83,13 +83,13 @@ def choose(
             reason = "its ranks meet"
         return Route(name, reason, False, wanted, transport)
     automatic = transport == "auto"
-    serving = _automatic(hint) if automatic else _forced(source, hint, transport, elsewhere)
-    _check_device(source, hint, serving, elsewhere)
+    serving = _automatic(hint) if automatic else _forced(source, hint, transport, is_remote)
+    _check_device(source, hint, serving, is_remote)
     in_frame = serving.capabilities.in_frame
     nothing = (Promise(), Promise("cpu"))
     # Frames bring tensors of devices back to such a device. Where there may be any, what is to be on the CPU
     # has to be looked for.
-    on_device = promise.device == "cpu" and ("cuda" in elsewhere or _may_be_on_devices())
+    on_device = promise.device == "cpu" and ("cuda" in is_remote or _may_be_on_devices())
     wanted = None if promise in nothing and not (in_frame and on_device) else promise
     if automatic:
         reason = "same host"
@@ -169,7 +169,7 @@ def _name_of(source: str, communicator: Any) -> str:
 
 
 def _check_device(
-    source: str, hint: TransportHint, serving: Transport, elsewhere: Container[str]
+    source: str, hint: TransportHint, serving: Transport, is_remote: Container[str]
 ) -> None:
     """Refuse a hint that asks for tensors where ``serving`` cannot bring them."""
     device = _kind(hint.device)
@@ -181,7 +181,7 @@ def _check_device(
             f"{source}: {hint} asks for tensors on the device {hint.device!r}, and the transport "
             f"{serving.name!r} moves those of {_listed(sorted(capable.devices))}"
         )
-    if device != "cpu" and capable.in_frame and device not in elsewhere:
+    if device != "cpu" and capable.in_frame and device not in is_remote:
         why_not = _not_viable(device)
         if why_not is not None:
             raise GraphError(
@@ -205,9 +205,9 @@ def _kind(device: str) -> str | None:
     return None if device == "default" else {"gpu": "cuda"}.get(device, device)
 
 
-def _forced(source: str, hint: TransportHint, name: str, elsewhere: Container[str]) -> Transport:
+def _forced(source: str, hint: TransportHint, name: str, is_remote: Container[str]) -> Transport:
     transport = registry.get(name)
-    if transport is not None and any(kind in elsewhere for kind in transport.capabilities.devices):
+    if transport is not None and any(kind in is_remote for kind in transport.capabilities.devices):
         return transport  # this process takes no part in it
     why_not = _MISSING.get(name, lambda: None)() if transport is None else _viable(transport)
     if transport is not None and why_not is None:
@@ -389,7 +389,7 @@ MOST_READERS = _core.MAX_READERS
 
 class Channels:
     """The values that cross from process to process, and on which edge each does. ``keys`` are the parts of
-    the input that are used. ``elsewhere``: see ``route.choose``; it is asked for where something is said of a
+    the input that are used. ``is_remote``: see ``route.choose``; it is asked for where something is said of a
     tensor.
 
     edges: all of them, by their numbers.
@@ -402,19 +402,19 @@ class Channels:
         flow: Flow,
         keys: Sequence[Key],
         config: Config,
-        elsewhere: Callable[[], Container[str]],
+        is_remote: Callable[[], Container[str]],
     ) -> None:
         self.edges: list[Edge] = []
         self.edge_of: dict[tuple[Value | Done | Items, int], int] = {}
         self._flow = flow
         self._config = config
-        self._elsewhere = elsewhere
+        self._is_remote = is_remote
         self._communicators = Communicators(config.name or "the graph")
-        self.inputs = self._lay_inputs(keys)
-        self._lay_results()
-        self._lay_effects()
+        self.inputs = self._add_inputs(keys)
+        self._add_results()
+        self._add_effects()
 
-    def _lay_inputs(self, keys: Sequence[Key]) -> tuple[InputBundle, ...]:
+    def _add_inputs(self, keys: Sequence[Key]) -> tuple[InputBundle, ...]:
         """Make the edges on which the executor gives the inputs of an execution. Inputs that travel in one
         way to the same readers share a frame, but for parts about whose tensors something is promised."""
         readers = self._flow.readers
@@ -426,25 +426,25 @@ class Channels:
                 promised = promise is not None and (promise.static_shape or promise.direct_return)
                 alone = part if promised else None
                 bundles.setdefault((readers[part], route, alone), []).append(part)
-        laid = [
+        deployed = [
             InputBundle(edge, tuple(part.key for part in parts))
             for (to, route, _), parts in bundles.items()
-            for edge in self._lay(parts, EXECUTOR, to, self._label(parts), route)
+            for edge in self._deploy(parts, EXECUTOR, to, self._label(parts), route)
         ]
         whole = Part(None)
         if whole in readers:
             # Alone in its frame, which then is the value itself.
             to, route = readers[whole], self._input_route(whole)
-            edges = self._lay([whole], EXECUTOR, to, self._label([whole]), route)
-            laid += [InputBundle(edge, (None,)) for edge in edges]
+            edges = self._deploy([whole], EXECUTOR, to, self._label([whole]), route)
+            deployed += [InputBundle(edge, (None,)) for edge in edges]
         starts = [value for value in readers if isinstance(value, Start)]
         if starts:
             to = tuple(sorted(value.actor for value in starts))
-            for edge in self._lay([], EXECUTOR, to, self._label(starts), in_frames("same host")):
-                laid.append(InputBundle(edge, ()))
+            for edge in self._deploy([], EXECUTOR, to, self._label(starts), in_frames("same host")):
+                deployed.append(InputBundle(edge, ()))
                 for actor in self.edges[edge].readers:
                     self.edge_of[Start(actor), actor] = edge
-        return tuple(laid)
+        return tuple(deployed)
 
     def _label(self, values: Sequence[Value]) -> str:
         return ", ".join(dict.fromkeys(map(self._flow.label, values)))
@@ -454,10 +454,10 @@ class Channels:
 
     def _choose(self, value: Part | Made) -> Route:
         hints = self._flow.hints.get(value, ())
-        elsewhere = self._elsewhere() if hints else ()
-        return choose(self._flow.label(value), hints, self._config.default_communicator, elsewhere)
+        is_remote = self._is_remote() if hints else ()
+        return choose(self._flow.label(value), hints, self._config.default_communicator, is_remote)
 
-    def _lay_results(self) -> None:
+    def _add_results(self) -> None:
         """Make the edges of the tasks' results."""
         flow, depth = self._flow, self._config.depth
         made = [value for value in flow.readers if isinstance(value, Made)]
@@ -471,35 +471,35 @@ class Channels:
                     Items(value), writer, f"items of {label}", credit, "a generator's items"
                 )
             elif flow.readers[value]:
-                self._lay_made(value, writer, flow.readers[value], label)
+                self._add_made(value, writer, flow.readers[value], label)
             else:
                 # The value stays on its actor, in a register; but the transport that its hint names must
                 # still exist.
                 self._choose(value)
 
-    def _lay_effects(self) -> None:
+    def _add_effects(self) -> None:
         """Make the edges on which the executor hears that a task has run for its effect."""
         for value in self._flow.effects:
             writer, label = self._flow.actor_of[value.task], f"done {self._flow.label(value)}"
             reason = "an effect: only that it has run"
             self._lay_plain(Done(value), writer, label, self._config.depth, reason)
 
-    def _lay_made(self, value: Made, writer: int, readers: tuple[int, ...], label: str) -> None:
+    def _add_made(self, value: Made, writer: int, readers: tuple[int, ...], label: str) -> None:
         """Make the edges of one result. The executor has an edge of its own where it cannot share one with
         the others."""
         route = self._choose(value)
         actors = tuple([reader for reader in readers if reader != EXECUTOR])
         stays = self._flow.nodes[value.task].stays
         if actors == readers or (stays is None and route.in_frame):
-            self._lay([value], writer, readers, label, route)
+            self._deploy([value], writer, readers, label, route)
         elif stays is not None:
             there = in_frames("it stays on its actor until it is fetched")
-            self._lay([value], writer, (EXECUTOR,), label, there, stays)
-            self._lay([value], writer, actors, label, route)
+            self._deploy([value], writer, (EXECUTOR,), label, there, stays)
+            self._deploy([value], writer, actors, label, route)
         else:
             plain = for_executor(label, route, alone=not actors)
-            self._lay([value], writer, actors, label, route)
-            self._lay([value], writer, (EXECUTOR,), label, plain)
+            self._deploy([value], writer, actors, label, route)
+            self._deploy([value], writer, (EXECUTOR,), label, plain)
 
     def _lay_plain(
         self, what: Done | Items | Made, writer: int, label: str, depth: int, reason: str
@@ -509,7 +509,7 @@ class Channels:
             writer, (EXECUTOR,), label, depth, in_frames(reason)
         )
 
-    def _lay(
+    def _deploy(
         self,
         values: Sequence[Value],
         writer: int,
@@ -523,15 +523,15 @@ class Channels:
         parts = [
             readers[first : first + MOST_READERS] for first in range(0, len(readers), MOST_READERS)
         ]
-        laid: list[int] = []
+        deployed: list[int] = []
         for number, part in enumerate(parts, 1):
             if len(parts) > 1:
                 why = f"{number} of {len(parts)} edges, which have at most {MOST_READERS} readers each"
                 route = replace(own, reason=f"{own.reason}; {why}")
             edge = self._add(writer, part, label, self._config.depth, route, stays)
-            laid.append(edge)
+            deployed.append(edge)
             self.edge_of.update({(value, reader): edge for value in values for reader in part})
-        return laid
+        return deployed
 
     def _add(
         self,

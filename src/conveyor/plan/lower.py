@@ -95,13 +95,13 @@ def lower(
     flow = flow_of(graph, placement or {}, instead)
 
     @functools.cache
-    def elsewhere() -> frozenset[str]:
+    def is_remote() -> frozenset[str]:
         if have_gpus is None:
             return frozenset()
         gpus = have_gpus([actor.key for actor in flow.actors])
         return frozenset([kind for kind in devices.kinds() if kind != "cuda" or gpus])
 
-    channels = Channels(flow, graph.keys, config, elsewhere)
+    channels = Channels(flow, graph.keys, config, is_remote)
     edge_of = channels.edge_of
     order, tasks, programs = make_schedule(flow, channels, config.overlap)
     positional, keywords = graph.parameters

@@ -50,8 +50,8 @@ class Try(Struct, frozen=True):
     as it has come and the actor looks. It does so between two steps, while it waits for something else, and
     while a coroutine runs; what goes beside the frame is under way then.
 
-    It never waits for as long as others like. Where the frame is not there it waits for ``PATIENCE`` of the
-    time that the tasks between here and the receive took last, at most for ``MOST_PATIENCE`` seconds, less
+    It never waits for as long as others like. Where the frame is not there it waits for ``TIME_LIMIT`` of the
+    time that the tasks between here and the receive took last, at most for ``MOST_TIME`` seconds, less
     what others that are still open have waited. After ``VAIN`` waits in a row that were in vain it leaves out
     one, then two, then twice as many, up to ``MOST_LEFT_OUT``; one that was not in vain ends that.
 
@@ -69,8 +69,8 @@ class Try(Struct, frozen=True):
         return ()
 
 
-PATIENCE = 0.05
-MOST_PATIENCE = 0.005
+TIME_LIMIT = 0.05
+MOST_TIME = 0.005
 VAIN = 3
 MOST_LEFT_OUT = 64
 

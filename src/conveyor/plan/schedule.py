@@ -189,11 +189,11 @@ def _placed(
     program: Program, tried: set[int], maker: Mapping[int, int], turn: Mapping[int, int]
 ) -> Program:
     parts = stages(program)
-    turns = [turn[part.call.task] for part in parts]
+    call_lock = [turn[part.call.task] for part in parts]
     tries: list[list[int]] = [[] for _ in parts]
     for place, part in enumerate(parts):
         for edge in sorted(step.edge for step in part.receives if step.edge in tried):
-            first = next(i for i, at in enumerate(turns) if at > maker[edge])
+            first = next(i for i, at in enumerate(call_lock) if at > maker[edge])
             if first < place:
                 tries[first].append(edge)
     steps: list[Step] = []

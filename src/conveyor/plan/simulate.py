@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from conveyor.plan.model import (
     EXECUTOR,
     MOST_LEFT_OUT,
-    MOST_PATIENCE,
-    PATIENCE,
+    MOST_TIME,
+    TIME_LIMIT,
     VAIN,
     Await,
     Call,
@@ -341,22 +341,22 @@ class _Actor(_Process):
         """Take a frame that is there, or comes in a moment."""
         n, now = self.execution, self.now
         spent = sum(self.tried[other].spent for other in self.open)
-        patience = max(min(tried.last * PATIENCE, MOST_PATIENCE) - spent, 0.0)
-        patience = 0.0 if tried.left_out else patience
+        time_limit = max(min(tried.last * TIME_LIMIT, MOST_TIME) - spent, 0.0)
+        time_limit = 0.0 if tried.left_out else time_limit
         tried.ahead = tried.spent = 0.0
         here = self._comes(edge, now)
-        late = self._comes(edge, now + patience) if here is False else here
+        late = self._comes(edge, now + time_limit) if here is False else here
         if here is None or late is None:
             return "frame", edge, n
         if not here and tried.left_out:
             tried.left_out -= 1
-        elif not here and patience:
+        elif not here and time_limit:
             source = self.run.plan.edges[edge].source
             if late:
                 come, sent = self.run.happened["frame", edge, n]
                 self.wait(come, "data", sent, source, edge, n)
             else:
-                self.work("wait" if self.worked else "idle", source, edge, n, patience)
+                self.work("wait" if self.worked else "idle", source, edge, n, time_limit)
             tried.spent = self.now - now
             tried.waited(late)
         self.open.append(edge)

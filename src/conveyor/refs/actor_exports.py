@@ -47,7 +47,7 @@ from conveyor.runtime.waiting import wait_until
 from conveyor.weak import WeakKeys
 
 if TYPE_CHECKING:
-    from conveyor.runtime.cleanup import Chores
+    from conveyor.runtime.cleanup import Cleanup
 
 
 class ActorExports(Imports):
@@ -61,18 +61,18 @@ class ActorExports(Imports):
         ring: Callable[[], object],
         watcher: Callable[[], Watcher],
         connect: Callable[[], Any],
-        is_far: Callable[[], bool],
+        is_remote_rank: Callable[[], bool],
         sources: Sources,
     ) -> None:
-        """``connect()`` gives the socket of a new connection to the driver; ``is_far()``: whether that is on
-        another host. ``sources``: of this process."""
+        """``connect()`` gives the socket of a new connection to the driver; ``is_remote_rank()``: whether
+        that is on another host. ``sources``: of this process."""
         super().__init__(session, inbox, ring)
         self._process = number
         # The process of the same actor before this one has numbered refs, too, which others may still have.
         self._numbers = itertools.count(int.from_bytes(os.urandom(6), "little") + 1)
         self._watcher = watcher
         self._connect = connect
-        self._is_far = is_far
+        self._is_far = is_remote_rank
         self._sources = sources
         self._connection: Connection | None = None
         # Reentrant: a signal handler may pickle a ref while its thread waits for the connection.
@@ -232,11 +232,11 @@ class ActorExports(Imports):
         if not answers:
             raise RuntimeStateError(f"a ref cannot be pickled: {_gone(connection)}")
 
-    def settle(self, question: int, writers: Sequence[Reader], chores: Chores) -> None:
+    def settle(self, question: int, writers: Sequence[Reader], cleanup: Cleanup) -> None:
         """Have the driver told when nothing is left here of the frames that these dead processes have sent.
         Reports of refs that were loaded from them go ahead of that."""
         connection = self._open()
-        self._sources.when_dry(writers, lambda: connection.send(Dry(question)), chores)
+        self._sources.when_dry(writers, lambda: connection.send(Dry(question)), cleanup)
 
     def ask(self, export: ExportId, question: int) -> None:
         self._send(Ask(export, question))

@@ -58,7 +58,7 @@ from conveyor.runtime.messages import Connection, Node
 from conveyor.runtime.wait_graph import Blockers
 
 if TYPE_CHECKING:
-    from conveyor.runtime.cleanup import Chores
+    from conveyor.runtime.cleanup import Cleanup
 
 
 #: Have a process say :class:`~conveyor.refs.imports.Dry`, with that number, once it has
@@ -240,7 +240,7 @@ class Peer:
     def push(self, export: ExportId, outcome: Outcome) -> None:
         if self.node is None:
             outcome.send(self.connection, Arrived, export)
-        elif not outcome.stays_afar:  # it is fetched, which may take long
+        elif not outcome.stays_remote:  # it is fetched, which may take long
             try:
                 threads.start(self._push_whole, "export", export, outcome)
             except SystemLimitError:
@@ -338,13 +338,13 @@ class Exports(Imports):
         watcher: Watcher,
         me: Reader,
         gone: Callable[[int, int], bool],
-        chores: Chores,
+        cleanup: Cleanup,
     ) -> None:
         """``me``: this process, as a reader; ``gone(*reader)``: whether one is dead."""
         super().__init__(session, inbox, ring)
         self._me = me
         self._watcher = watcher
-        self._chores = chores
+        self._cleanup = cleanup
         self._given_up: deque[tuple[int, Sequence[Reader]]] = deque()
         self._entries: dict[ExportId, Exported] = {}
         self._tickets = Tickets(gone, self._used)
@@ -370,7 +370,7 @@ class Exports(Imports):
     ) -> None:
         whose = (self._me,) if readers is None else readers
         self._given_up.extend((ticket, whose) for _, ticket in tickets)
-        self._chores.soon(self.tidy)
+        self._cleanup.soon(self.tidy)
 
     def load(self, export: ExportId, ticket: int) -> Ref:
         self.tidy()
@@ -393,7 +393,7 @@ class Exports(Imports):
         """Return at once: the process that loads here is the driver."""
 
     def will(self, export: ExportId) -> _core.Will:
-        return self._chores.will(partial(self._dropped, export))
+        return self._cleanup.will(partial(self._dropped, export))
 
     def _dropped(self, export: ExportId) -> None:
         with self.lock:

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 from conveyor import _core
 from conveyor.codec import Reader, SentDefinitions, claims, decode_error, encode_error
 from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
-from conveyor.refs.ref import EMPTY, Holding, Ref, blockers_of, stays_afar
+from conveyor.refs.ref import EMPTY, Holding, Ref, blockers_of, stays_remote
 from conveyor.runtime import context
 from conveyor.runtime.messages import SHARE_FROM, Connection, Message, received
 from conveyor.runtime.wait_graph import Again, Blockers, tell_another
-from conveyor.runtime.waiting import Patience, wait_patiently
+from conveyor.runtime.waiting import TimeLimit, wait_within
 from conveyor.weak import WeakKeys, WeakValues
 
 ExportId = tuple[int, int]
@@ -191,7 +191,9 @@ def tell_of(ref: Ref | None, tell: Callable[[Blockers], object]) -> None:
     if ref is None:
         tell(())
     else:
-        tell_another(partial(blockers_of, ref), context.current().lanes.next_question(), tell)
+        tell_another(
+            partial(blockers_of, ref), context.current().wait_registry.next_question(), tell
+        )
 
 
 #: Bytes of a value that travels with its ref.
@@ -390,15 +392,15 @@ class Outcome:
         return None if _value_at_hand(ref, SHARE_FROM) is EMPTY else cls.of(ref)
 
     @property
-    def stays_afar(self) -> bool:
+    def stays_remote(self) -> bool:
         """Whether the outcome can go to another node as it is: all that it keeps can be fetched from
         there."""
-        return stays_afar(self.snapshot)
+        return stays_remote(self.snapshot)
 
     def whole(self, readers: tuple[Reader, ...] = ()) -> Outcome:
         """Return the outcome for ``readers`` on another node. Values that they could not fetch from where
         they were made are fetched here, now."""
-        if self.stays_afar:
+        if self.stays_remote:
             return self
         sent = SentDefinitions(readers, lambda: "another host")
         try:
@@ -566,13 +568,13 @@ class Imports:
         ):
             # Its outcome comes to the parent: a wait here would never end.
             raise RuntimeStateError(f"{ref!r} belongs to the process that this one was forked from")
-        patience, lanes = Patience(timeout), context.current().lanes
+        time_limit, wait_registry = TimeLimit(timeout), context.current().wait_registry
         ask = partial(self.blockers, ref)
-        with lanes.waiting(ask, True, patience.bounded) as wait:
-            wait_patiently(
+        with wait_registry.waiting(ask, True, time_limit.bounded) as wait:
+            wait_within(
                 self._inbox,
                 lambda: ref._parcel is not None,
-                patience,
+                time_limit,
                 lambda: self.describe(ref),
                 lambda: "it is made in another process",
                 wait,

@@ -32,7 +32,7 @@ from conveyor.exceptions import ConstructorError, SerializationError, SessionEnd
 from conveyor.later import import_later
 from conveyor.runtime import context, ending
 from conveyor.runtime.wait_graph import Again, Blockers
-from conveyor.runtime.waiting import Patience, passing_on, wait_patiently
+from conveyor.runtime.waiting import TimeLimit, passing_on, wait_within
 from conveyor.system_limits import explained
 from conveyor.typevars import ValueT
 
@@ -186,7 +186,7 @@ def shared_at(sent: Any) -> tuple[int, int] | None:
     return snapshot.shared_at if type(snapshot) is _core.Snapshot else None
 
 
-def stays_afar(sent: Any) -> bool:
+def stays_remote(sent: Any) -> bool:
     """Whether ``sent`` is as good on another host: it keeps nothing, or a value of which all can be fetched
     from there."""
     snapshot = sent.snapshot if type(sent) is Holding else sent
@@ -434,21 +434,21 @@ class Ref(_RefCore[ValueT], Placed):
 
     def _wait_for_others(self, by: object, timeout: float | None) -> float | None:
         """Wait until the outcome or the claim is here. Returns what is left of the timeout."""
-        patience = Patience(timeout)
+        time_limit = TimeLimit(timeout)
         runtime = context.running()
         if runtime is None:  # the session has ended, and none begins because of its refs
             raise ending.ended()
         ask = partial(blockers_of, self)
-        with runtime.lanes.waiting(ask, True, patience.bounded) as wait:
-            wait_patiently(
+        with runtime.wait_registry.waiting(ask, True, time_limit.bounded) as wait:
+            wait_within(
                 runtime.inbox,
                 lambda: self._outcome is not EMPTY or self._claim(by),
-                patience,
+                time_limit,
                 lambda: self._source.describe(self),
                 lambda: "another thread of this process is getting it",
                 wait,
             )
-        return patience.left()
+        return time_limit.left()
 
     def _arrived(self, value: Any) -> None:
         """Set the outcome to a value that came out of the channel, as it is kept."""
@@ -761,7 +761,7 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Any]:
     def reduce(unread: _Unread) -> Any:
         sent = notes.get(SENT)
         what = unread.sent
-        if sent is None or sent.in_band or (sent.elsewhere() and not stays_afar(what)):
+        if sent is None or sent.in_band or (sent.is_remote() and not stays_remote(what)):
             return same, (what,)  # nobody would keep it, or its readers cannot get all of it
         # The object that keeps the value, where the frame does not do so by itself.
         if type(what) is Unfetched:

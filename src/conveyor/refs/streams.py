@@ -20,7 +20,7 @@ from conveyor.refs.together import look_at_company
 from conveyor.runtime import context
 from conveyor.runtime.process import Process
 from conveyor.runtime.wait_graph import Blockers
-from conveyor.runtime.waiting import PassingOn, Patience, wait_patiently
+from conveyor.runtime.waiting import PassingOn, TimeLimit, wait_within
 from conveyor.typevars import ItemT
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class StreamRef(Ref[list[ItemT]]):
         if item is not EMPTY:
             return item
         runtime = context.current()
-        patience = Patience(timeout)
+        time_limit = TimeLimit(timeout)
 
         def ready() -> bool:
             nonlocal item
@@ -244,8 +244,8 @@ class StreamRef(Ref[list[ItemT]]):
                 look_at_company(self)
             return item is not EMPTY
 
-        with runtime.lanes.waiting(self._blockers, True, patience.bounded) as wait:
-            wait_patiently(runtime.inbox, ready, patience, self._describe, self._doing, wait)
+        with runtime.wait_registry.waiting(self._blockers, True, time_limit.bounded) as wait:
+            wait_within(runtime.inbox, ready, time_limit, self._describe, self._doing, wait)
         return item
 
     def _take_next(self) -> Any:
@@ -350,10 +350,10 @@ class StreamRef(Ref[list[ItemT]]):
             return self._collecting.acquire(blocking=False)
 
         if not alone():
-            runtime, patience = context.current(), Patience(None)
+            runtime, time_limit = context.current(), TimeLimit(None)
             # For the same items as the thread that is at it, so that a wait without end is found.
-            with runtime.lanes.waiting(self._blockers, True, patience.bounded) as wait:
-                wait_patiently(runtime.inbox, alone, patience, self._describe, self._doing, wait)
+            with runtime.wait_registry.waiting(self._blockers, True, time_limit.bounded) as wait:
+                wait_within(runtime.inbox, alone, time_limit, self._describe, self._doing, wait)
         try:
             yield
         finally:

@@ -20,7 +20,7 @@ from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
 from conveyor.refs.imports import Claims, load, reduce_done
-from conveyor.refs.ref import EMPTY, Holding, Ref, same, stays_afar
+from conveyor.refs.ref import EMPTY, Holding, Ref, same, stays_remote
 from conveyor.refs.streams import StreamRef
 from conveyor.runtime import context, ending
 from conveyor.runtime.waiting import PassingOn
@@ -78,14 +78,14 @@ def with_values(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None,
     decoded: bool = False,
-    afar: bool = False,
+    on_other_node: bool = False,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with what is sent in the place of each ref among them; all of them are done.
 
-    ``decoded``: with their values, for who takes parts of them. ``afar``: with the values of those that
-    cannot be fetched from another host. Raises ``RefFailed`` with the error of a ref that has one.
+    ``decoded``: with their values, for who takes parts of them. ``on_other_node``: with the values of those
+    that cannot be fetched from another host. Raises ``RefFailed`` with the error of a ref that has one.
     """
-    stand_in = value_of if decoded else _stand_in_afar if afar else _stand_in
+    stand_in = value_of if decoded else _stand_in_remote if on_other_node else _stand_in
     return (
         tuple([stand_in(a) if isinstance(a, Ref) else a for a in args]),
         {k: stand_in(a) if isinstance(a, Ref) else a for k, a in (kwargs or {}).items()},
@@ -99,9 +99,9 @@ def _stand_in(ref: Ref) -> Any:
         raise RefFailed(_as_argument(ref, error)) from error
 
 
-def _stand_in_afar(ref: Ref) -> Any:
+def _stand_in_remote(ref: Ref) -> Any:
     sent = _stand_in(ref)
-    return sent if stays_afar(sent) else value_of(ref)
+    return sent if stays_remote(sent) else value_of(ref)
 
 
 def value_of(ref: Ref) -> Any:
@@ -115,7 +115,7 @@ def value_of(ref: Ref) -> Any:
 
 def _as_argument(ref: Ref, error: Exception) -> Exception:
     """``error`` of a ref that is an argument. Its session may have ended, and another one goes on."""
-    if type(error) is not SessionEndedError or ending.begun_elsewhere():
+    if type(error) is not SessionEndedError or ending.begun_by_others():
         return error
     runtime = context.running()
     if runtime is None or runtime.ending:
@@ -226,7 +226,7 @@ def _stays(sent: SentDefinitions | None, snapshot: _core.Snapshot) -> bool:
     """Whether what is kept somewhere for ``snapshot`` may be referred to."""
     if sent is None or sent.in_band:
         return False
-    return not sent.elsewhere() or stays_afar(snapshot)
+    return not sent.is_remote() or stays_remote(snapshot)
 
 
 def _kinds(kind: type) -> list[type]:

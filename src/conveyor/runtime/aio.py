@@ -9,8 +9,8 @@ a task that waits so, or for several of them together (``asyncio.gather``), and 
 that. Whatever else it may wait for could come from anywhere, so then nothing is said of it.
 
 This is looked at some milliseconds after the last of its waits has begun, and from then on less and less
-often; and at once if somebody asks. What is noted on the board may be out of date until the next look,
-which harms nobody: whoever believes in a cycle has asked before, and only a look answers.
+often; and at once if somebody asks. What is noted on the process table may be out of date until the next
+look, which harms nobody: whoever believes in a cycle has asked before, and only a look answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 from conveyor import _core, descriptors
 from conveyor.exceptions import ConveyorError, DeadlockError, RuntimeStateError
 from conveyor.runtime import context, ending
-from conveyor.runtime.deadlock import FIRST_REFRESH, LONGEST_REFRESH, Lanes, Wait
+from conveyor.runtime.deadlock import FIRST_REFRESH, LONGEST_REFRESH, Wait, WaitRegistry
 from conveyor.runtime.wait_graph import FULL, PLACE, Ask, Blockers, any_of, call_of
 from conveyor.system_limits import explained
 from conveyor.weak import WeakKeys, WeakSet
@@ -156,7 +156,7 @@ class Awaits:
         self,
         loop: asyncio.AbstractEventLoop,
         inbox: _core.Inbox,
-        lanes: Lanes,
+        wait_registry: WaitRegistry,
         full: Callable[[], tuple[list[Activity], list[Activity]] | None],
     ) -> None:
         """``full()``: if no more calls may run side by side, those that do, and those that are to."""
@@ -164,7 +164,7 @@ class Awaits:
         _own = self
         self.loop = loop
         self._inbox = inbox
-        self._lanes = lanes
+        self._wait_registry = wait_registry
         self._full = full
         # Activities that await something, or did when they were last looked at.
         self._known: dict[Activity, None] = {}
@@ -212,8 +212,8 @@ class Awaits:
 
     def rung(self) -> None:
         """React to a ring of the doorbell, for whatever reason."""
-        waits = self._lanes.coroutines
-        answered = self._lanes.reports.answers != self._answers
+        waits = self._wait_registry.coroutines
+        answered = self._wait_registry.reports.answers != self._answers
         asked = self._inbox.asked != self._asked
         if waits and (asked or answered or any(wait.pending for wait in waits)):
             self._look_at(self.loop.time())
@@ -234,17 +234,17 @@ class Awaits:
         before = self._asked, self._answers
         asked, self._answers = (
             self._inbox.asked,
-            self._lanes.reports.answers,
+            self._wait_registry.reports.answers,
         )  # before anything is looked for
-        self._asked, lanes = asked, self._lanes
-        noted = lanes.noted
-        with lanes.at_once():
+        self._asked, wait_registry = asked, self._wait_registry
+        noted = wait_registry.noted
+        with wait_registry.at_once():
             found, due = self._examine(asked, now, (asked, self._answers) != before)
-            lanes.coroutines = [of.wait for of in found if of.wait is not None]
+            wait_registry.coroutines = [of.wait for of in found if of.wait is not None]
             self._note_full(asked, now)
         for of in due:
             self._judge(of, now)
-        if lanes.noted is not noted:
+        if wait_registry.noted is not noted:
             # Whoever notes the last wait of a cycle finds it: that may have been for any of these.
             for of in found:
                 if of not in due:
@@ -294,7 +294,9 @@ class Awaits:
             if of.wait is None or of.futures != futures:
                 asks = [of.awaits[future][1] for future in futures]
                 ask = partial(_ask_all, asks)
-                of.wait = Wait(self._lanes, of.work, ask, True, of.label, refresh=of.first_look)
+                of.wait = Wait(
+                    self._wait_registry, of.work, ask, True, of.label, refresh=of.first_look
+                )
                 of.futures = futures
             of.wait.resolve(asked, now)
             found.append(of)
@@ -334,28 +336,28 @@ class Awaits:
         running, queued = self._full() or ((), ())
         if not queued or any(of.wait is None for of in running):
             return
-        slot, lanes = self._lanes.slot, self._lanes
+        slot, wait_registry = self._wait_registry.slot, self._wait_registry
         for_running = tuple((slot, of.work, of.label) for of in running)
         if self._place is None or self._place.blockers != for_running:
-            self._place = _passive(lanes, PLACE, for_running, "whoever is next")
+            self._place = _passive(wait_registry, PLACE, for_running, "whoever is next")
         waits = [self._place]
         turn: Blockers = ((slot, PLACE, f"its turn (max_concurrency is {len(running)})"),)
         for of in queued:
             if of.wait is None:
-                of.wait = _passive(lanes, of.work, turn, of.label)
+                of.wait = _passive(wait_registry, of.work, turn, of.label)
             waits.append(of.wait)
         for wait in waits:
             wait.resolve(asked, now)
-        lanes.coroutines += waits
+        wait_registry.coroutines += waits
 
 
 def _come_last(of: Activity) -> bool:
     return isinstance(of, Call)
 
 
-def _passive(lanes: Lanes, work: int, blockers: Blockers, text: str) -> Wait:
+def _passive(wait_registry: WaitRegistry, work: int, blockers: Blockers, text: str) -> Wait:
     """Make a wait that is only noted."""
-    return Wait(lanes, work, lambda _: blockers, False, text, mode=FULL)
+    return Wait(wait_registry, work, lambda _: blockers, False, text, mode=FULL)
 
 
 def _ask_all(asks: Sequence[Ask], question: int) -> Blockers | None:
@@ -425,7 +427,7 @@ class LoopWatch:
                 loop.call_soon(self._look)
 
     def _complete(self) -> None:
-        if ending.begun_elsewhere():
+        if ending.begun_by_others():
             return  # a task that nobody waits for would print what it gets
         for future, ready in list(self._waiting.items()):
             if future.done():  # cancelled

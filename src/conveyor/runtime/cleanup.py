@@ -13,7 +13,7 @@ from conveyor.exceptions import ConveyorError
 logger = logging.getLogger("conveyor")
 
 
-class Chores:
+class Cleanup:
     """Queue of work that one process has left to do, in the order in which it was noted. Noting takes no
     lock: it may happen in any thread, in the middle of anything."""
 
@@ -37,7 +37,7 @@ class Chores:
         self._wake()
 
     def again(self, work: Callable[[], object], error: Exception) -> None:
-        """Have ``work``, which has failed with ``error``, done with the next chores. ``work`` reschedules
+        """Have ``work``, which has failed with ``error``, done with the next cleanup. ``work`` reschedules
         itself if it fails again."""
         logger.warning("something could not be said to an actor, and is said later: %s", str(error))
         self._left.append(work)

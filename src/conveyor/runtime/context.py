@@ -78,7 +78,7 @@ def current() -> Runtime:
         raise RuntimeStateError("no engine is configured; import conveyor, not its inner modules")
     with _lock:
         if _current is None:
-            if ending.begun_elsewhere():
+            if ending.begun_by_others():
                 raise ending.ended()
             begin(_start_default)
         assert _current is not None

@@ -1,12 +1,12 @@
 """Deadlock detection: finding actors that wait for each other in a cycle.
 
 What somebody waits for is a *work* of an actor (``runtime.wait_graph``): whatever one of its lanes does, the
-steps of one graph, one call. An actor has lanes (:class:`Lanes`), threads that run its methods; and where
-that is an event loop, coroutines (``runtime.aio``). One that has waited for some time notes on the board
-for whom. A work is kept from being done by the waits of its lane, once no thread is left for that lane, or
-by its own. Whoever waits follows these notes. If they lead to works that all wait, and from each of them
-back to its own, it asks all of those actors to look once more, and believes in the cycle only if all have
-looked in vain since and are in the same waits still.
+steps of one graph, one call. An actor has lanes (:class:`WaitRegistry`), threads that run its methods; and
+where that is an event loop, coroutines (``runtime.aio``). One that has waited for some time notes on the
+process table for whom. A work is kept from being done by the waits of its lane, once no thread is left for
+that lane, or by its own. Whoever waits follows these notes. If they lead to works that all wait, and from
+each of them back to its own, it asks all of those actors to look once more, and believes in the cycle only
+if all have looked in vain since and are in the same waits still.
 
 Notes that lead to processes of other nodes are followed by the driver (:class:`Reports`,
 ``runtime.deadlock_detector``). The driver is told of a wait that has lasted some time, and again when the
@@ -71,8 +71,8 @@ class Reports:
     """Reports of one process's waits to the driver. None is sent before there is somebody to tell
     (``open``)."""
 
-    def __init__(self, lanes: Lanes, ring: Callable[[], object]) -> None:
-        self._lanes = lanes
+    def __init__(self, wait_registry: WaitRegistry, ring: Callable[[], object]) -> None:
+        self._wait_registry = wait_registry
         self._ring = ring
         self._ask: AskDriver | None = None
         # Guarded by the lanes' lock, as all that follows.
@@ -90,18 +90,18 @@ class Reports:
         """Have the driver look at ``wait``, which leads to another node, unless it has looked since the
         process's waits last changed. Returns seconds after which to call again; ``None``: when the doorbell
         rings."""
-        lanes = self._lanes
-        with lanes.lock:
-            if self._ask is None or self._asking or wait.told == lanes.version:
+        wait_registry = self._wait_registry
+        with wait_registry.lock:
+            if self._ask is None or self._asking or wait.told == wait_registry.version:
                 return None
             at = max(wait.since + OLD, self._not_before)
             if now < at:
                 return at - now
-            noted = [each for each in lanes.noted_waits() if now >= each.since + OLD]
+            noted = [each for each in wait_registry.noted_waits() if now >= each.since + OLD]
             if wait not in noted:
                 return None
             for each in noted:
-                each.told = lanes.version
+                each.told = wait_registry.version
             quiet = now - self._not_before > 2 * _LONGEST_PAUSE
             self._pause = _FIRST_PAUSE if quiet else min(2 * self._pause, _LONGEST_PAUSE)
             self._not_before = now + self._pause
@@ -117,16 +117,16 @@ class Reports:
 
     def _answered(self, found: Found | Exception | None) -> None:
         failed = False
-        with self._lanes.lock:
+        with self._wait_registry.lock:
             self._asking = False
             self.answers += 1
             if isinstance(found, Exception):
-                for wait in self._lanes.noted_waits():
+                for wait in self._wait_registry.noted_waits():
                     wait.told = -1
                 self._not_before = _core.monotonic() + _LONGEST_PAUSE
                 failed, self._failed = not self._failed, True
             elif found is not None:
-                for wait in self._lanes.noted_waits():
+                for wait in self._wait_registry.noted_waits():
                     if (wait.work, wait.stamp) == (found.work, found.stamp):
                         wait.found = found
         self._ring()
@@ -160,33 +160,33 @@ class _BeingNoted(Exception):
     """Raised if a note cannot be read just now."""
 
 
-class _Abroad(Exception):
+class _LeadsToOtherNodes(Exception):
     """Raised if the notes lead to processes of other nodes."""
 
 
-def _follow(board: _core.Board, first: Sequence[Node]) -> dict[Node, _Note] | None:
+def _follow(process_table: _core.ProcessTable, first: Sequence[Node]) -> dict[Node, _Note] | None:
     """Return all notes that ``first`` lead to; ``None`` if one of the works need not wait."""
     notes: dict[Node, _Note] = {}
     ahead = list(first)
-    abroad = False
+    remote_nodes = False
     while ahead:
         node = ahead.pop()
         if node in notes:
             continue
-        if _is_abroad(board, node[0]):
-            abroad = True
+        if _is_on_other_node(process_table, node[0]):
+            remote_nodes = True
             continue
-        if board.condition(node[0]) not in _LIVING:
+        if process_table.condition(node[0]) not in _LIVING:
             return None
-        read = board.waits(*node)
+        read = process_table.waits(*node)
         if read is None:
             raise _BeingNoted
         if not read[3] or read[2] == BOUNDED:
             return None
         notes[node] = _Note(*read)
         ahead += [(slot, work) for slot, work, _ in read[3]]
-    if abroad:
-        raise _Abroad
+    if remote_nodes:
+        raise _LeadsToOtherNodes
     return notes
 
 
@@ -196,10 +196,10 @@ _FREE, _LIVING = 0, (1, 2)
 _DRIVER = 0
 
 
-def _is_abroad(board: _core.Board, slot: int) -> bool:
+def _is_on_other_node(process_table: _core.ProcessTable, slot: int) -> bool:
     """Whether that process is on another node. A process without a proxy here is not on the driver's."""
-    return board.elsewhere(slot) or (
-        board.condition(slot) == _FREE and bool(board.elsewhere(_DRIVER))
+    return process_table.is_remote(slot) or (
+        process_table.condition(slot) == _FREE and bool(process_table.is_remote(_DRIVER))
     )
 
 
@@ -209,7 +209,7 @@ class Wait:
 
     def __init__(
         self,
-        lanes: Lanes,
+        wait_registry: WaitRegistry,
         work: int,
         ask: Ask,
         changes: bool,
@@ -222,7 +222,7 @@ class Wait:
         """``work``: what it keeps from being done. ``lane``: whose thread waits, if any does. ``mode``: how
         the work is run. ``refresh``: after how long its blockers, if they may change, are seen anew for the
         first time. ``bounded``: it ends by itself, so it is part of no cycle."""
-        self._lanes = lanes
+        self._wait_registry = wait_registry
         self.work = work
         self.lane = lane
         self.mode = mode
@@ -274,7 +274,7 @@ class Wait:
         """Do the first half of a look: note who is waited for, seen anew where that is due."""
         while self._pending is not None or asked != self.answered or now >= self._refresh_at:
             if self._pending is None:
-                self._pending = self._lanes.next_question(), asked
+                self._pending = self._wait_registry.next_question(), asked
             question, then = self._pending
             blockers = self._ask(question)
             if blockers is None:
@@ -282,26 +282,26 @@ class Wait:
             self._pending = None
             self._refresh_at = now + self._refresh if self._changes else float("inf")
             self._refresh = min(2 * self._refresh, LONGEST_REFRESH)
-            self._lanes.update(self, blockers, then)
+            self._wait_registry.update(self, blockers, then)
 
     def judge(self, now: float) -> float | None:
         """Do the second half of a look: follow the notes, with this wait's among them."""
         if self._heed():
             return _FIRST_RECHECK
-        abroad = False
+        remote_nodes = False
         try:
             suspicious = self._suspicious()
         except _BeingNoted:
             suspicious = True
-        except _Abroad:
-            suspicious, abroad = False, True
+        except _LeadsToOtherNodes:
+            suspicious, remote_nodes = False, True
         if suspicious:
             step = self._recheck
             self._recheck = min(2 * step, _LONGEST_RECHECK)
             return step
         self._recheck = _FIRST_RECHECK
         again = self._again(now)
-        return sooner(again, self._lanes.reports.tell(self, now)) if abroad else again
+        return sooner(again, self._wait_registry.reports.tell(self, now)) if remote_nodes else again
 
     def _again(self, now: float) -> float | None:
         return max(self._refresh_at - now, 0.001) if self._changes else None
@@ -310,7 +310,7 @@ class Wait:
         """Raise the cycle that the driver has found, if it concerns this wait as it is now. Returns true if
         that has to be left to the next look: the awaited result may have come, and the cycle have been
         found, since the result was looked for in vain."""
-        with self._lanes.lock:
+        with self._wait_registry.lock:
             found = self.found
             if found is None or found.stamp != self.stamp:
                 self.found = self._heard = None
@@ -319,47 +319,49 @@ class Wait:
                 self._heard = found
                 return True
             self.found = self._heard = None
-            self._lanes.end(self)
+            self._wait_registry.end(self)
         raise _error(self.blockers[0][2], found.chain, found.names, found.kinds)
 
     def _suspicious(self) -> bool:
-        board = self._lanes.board
-        with self._lanes.lock:
+        process_table = self._wait_registry.process_table
+        with self._wait_registry.lock:
             first = [(slot, work) for slot, work, _ in self.blockers]
             try:
-                notes = _follow(board, first) if first else None
-            except _Abroad:
+                notes = _follow(process_table, first) if first else None
+            except _LeadsToOtherNodes:
                 self._suspects = {}
                 raise
             if notes is None or any(way_back(notes, n, self._is_mine) is None for n in notes):
                 self._suspects = {}
                 return False
-            stamps = {n: (board.incarnation(n[0]), note.stamp) for n, note in notes.items()}
+            stamps = {n: (process_table.incarnation(n[0]), note.stamp) for n, note in notes.items()}
             if stamps == self._suspects:
                 if all(_since(note.answered, self._asked[node[0]]) for node, note in notes.items()):
                     error = self._deadlock(notes)
                     # Before anybody else looks: one error opens the cycle.
-                    self._lanes.end(self)
+                    self._wait_registry.end(self)
                     raise error
                 return True
             self._suspects = stamps
-            self._asked = {slot: board.ask(slot) for slot in {slot for slot, _ in stamps}}
+            self._asked = {slot: process_table.ask(slot) for slot in {slot for slot, _ in stamps}}
             return True
 
     def _is_mine(self, node: Node) -> bool:
         """Whether this wait is the one that keeps that work from being done."""
         slot, work = node
-        if slot != self._lanes.slot:
+        if slot != self._wait_registry.slot:
             return False
-        return work == self.work or (self.lane is not None and self._lanes.keeps(self.lane, work))
+        return work == self.work or (
+            self.lane is not None and self._wait_registry.keeps(self.lane, work)
+        )
 
     def _deadlock(self, notes: Mapping[Node, _Note]) -> DeadlockError:
-        board, me = self._lanes.board, self._lanes.slot
+        process_table, me = self._wait_registry.process_table, self._wait_registry.slot
         slot, work, text = self.blockers[0]
         way = way_back(notes, (slot, work), self._is_mine)
         assert way is not None
         chain = [f"{self.text} waits for {text}", *(text for _, text in way)]
-        names = (board.name(me), *(board.name(slot) for slot, _ in way))
+        names = (process_table.name(me), *(process_table.name(slot) for slot, _ in way))
         return _error(text, chain, names, {(note.mode, work) for (_, work), note in notes.items()})
 
 
@@ -424,11 +426,11 @@ class Serving(Protocol):
         ...
 
 
-class Lanes:
+class WaitRegistry:
     """The lanes of this process, with what they wait for. The driver has none: nobody waits for it."""
 
-    def __init__(self, inbox: _core.Inbox, board: _core.Board, slot: int) -> None:
-        self.board = board
+    def __init__(self, inbox: _core.Inbox, process_table: _core.ProcessTable, slot: int) -> None:
+        self.process_table = process_table
         self.slot = slot
         #: Held while notes are written, and from the last look at a cycle to the error.
         self.lock = threading.RLock()  # a signal handler may wait, too
@@ -439,7 +441,7 @@ class Lanes:
         #: Counts how often that has changed, but for the questions that are answered.
         self.version = 0
         #: Reports of the waits to the driver.
-        self.reports = Reports(self, lambda: board.ring(slot, _core.ATTENTION_BIT))
+        self.reports = Reports(self, lambda: process_table.ring(slot, _core.ATTENTION_BIT))
         self._inbox = inbox
         self._mode = -1
         #: The thread that runs the actor's loop.

@@ -26,18 +26,22 @@ from conveyor.runtime.wait_graph import BOUNDED, THREADS, Node, lane_of, way_bac
 _LIVING = (1, 2)
 
 
-def look_at_waits(board: _core.Board, pump: _core.HostPump | None, look: LookAtWaits) -> WaitsThere:
+def look_at_waits(
+    process_table: _core.ProcessTable, pump: _core.HostPump | None, look: LookAtWaits
+) -> WaitsThere:
     """Answer a round on the node that has that process table; on any thread. ``pump``: the node's own, if it
     has one."""
     has = pump is None or all(pump.has(host, frames) for host, frames in look.has.items())
     asked = {
-        slot: board.ask(slot) for slot, incarnation in look.ask if not board.gone(slot, incarnation)
+        slot: process_table.ask(slot)
+        for slot, incarnation in look.ask
+        if not process_table.gone(slot, incarnation)
     }
     processes: dict[int, tuple[int, tuple[Row, ...] | None]] = {}
-    for slot in range(board.used):
-        if board.elsewhere(slot) or board.condition(slot) not in _LIVING:
+    for slot in range(process_table.used):
+        if process_table.is_remote(slot) or process_table.condition(slot) not in _LIVING:
             continue
-        incarnation, rows = board.incarnation(slot), board.all_waits(slot)
+        incarnation, rows = process_table.incarnation(slot), process_table.all_waits(slot)
         if rows is None or rows:  # of whom nothing is noted, nothing has to be said
             processes[slot] = incarnation, None if rows is None else tuple(rows)
     # Behind the notes: what was published before a wait is among it.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import logging
 
 #: Seconds that the interpreter's end waits for threads that are in Python code which the codec calls.
-_PATIENCE = 1.0
+_TIME_LIMIT = 1.0
 
 #: Why the session has ended before its end, in words; empty if it has not.
 fault = ""
@@ -50,7 +50,7 @@ def begin() -> None:
         logging.getLogger("asyncio").addFilter(_not_of_the_end)
 
 
-def begun_elsewhere() -> bool:
+def begun_by_others() -> bool:
     """Whether another thread than the calling one ends the program."""
     return _ender is not None and _ender != threading.get_ident()
 
@@ -63,7 +63,7 @@ def begun_here() -> bool:
 def ended() -> SessionEndedError:
     """Make the error for whoever needs a session that is over. A thread that has had it, and comes back
     although the program is over, sleeps for ever: not to be called with a lock held."""
-    if begun_elsewhere():
+    if begun_by_others():
         if getattr(_told, "once", False):
             _core.sleep_for_ever()
         # The library's own threads have to go on, to come to their end.
@@ -78,7 +78,7 @@ def error() -> SessionEndedError:
             f"the session has ended: {fault}; "
             "conveyor.shutdown() ends what is left, and another session can begin after it"
         )
-    if not begun_elsewhere():
+    if not begun_by_others():
         return SessionEndedError("the session has ended: it has been shut down")
     return SessionEndedError("the session has ended with the program")
 
@@ -115,7 +115,7 @@ def _end_sessions() -> None:
 def _finish() -> None:
     try:
         begin()
-        _core.begin_exit(_PATIENCE)
+        _core.begin_exit(_TIME_LIMIT)
     except KeyboardInterrupt:
         _core.die_of_interrupt()
 

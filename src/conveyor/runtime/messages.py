@@ -83,7 +83,7 @@ T = TypeVar("T")
 PIECE = 60_000
 #: Seconds for which it is tried what the kernel refuses for the moment, and between two tries: at first, and
 #: at most. Others of the system, or of this user, use up what there is, and do not tell when they stop.
-_PATIENCE, _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 0.001, 0.1
+_TIME_LIMIT, _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 0.001, 0.1
 
 
 class Missing(Struct, frozen=True):
@@ -203,7 +203,7 @@ def _none_left() -> Missing:
 def _patiently(operation: Callable[[], T]) -> T:
     """Repeat an operation on a socket for a while if the system has no memory for it. Half a message cannot
     be taken back, and a lost one is waited for in vain."""
-    until, pauses = _core.monotonic() + _PATIENCE, Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
+    until, pauses = _core.monotonic() + _TIME_LIMIT, Pauses(_FIRST_PAUSE, _LONGEST_PAUSE)
     while True:
         try:
             return operation()

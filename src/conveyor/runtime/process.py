@@ -21,13 +21,13 @@ from conveyor.codec.errors import read_error
 from conveyor.codec.tensors import staging
 from conveyor.exceptions import ConstructorError, RuntimeStateError, TaskError
 from conveyor.runtime import ending, threads
-from conveyor.runtime.deadlock import Lanes
+from conveyor.runtime.deadlock import WaitRegistry
 from conveyor.runtime.shortage import Shortage
 from conveyor.runtime.sources import Sources
 from conveyor.runtime.status import (
     ActorStatus,
     Label,
-    Page,
+    ProcessSnapshot,
     actor_status,
     status_of,
     with_node,
@@ -37,7 +37,7 @@ from conveyor.runtime.waiting import Alarm
 from conveyor.weak import WeakSet
 
 if TYPE_CHECKING:
-    from conveyor.runtime.remote_memory import FarMemory, HostsMemory
+    from conveyor.runtime.remote_memory import HostsMemory, RemoteMemory
 
 
 def memory_limit(root: str = "/") -> int:
@@ -180,8 +180,10 @@ class Pinning:
     """Thread that gives pinned memory up, started with the first block that this process pins. It sleeps
     while nothing is pinned."""
 
-    def __init__(self, board: _core.Board, slot: int, arena: _core.Arena, idle: float) -> None:
-        self._words = _core.PinWords(board, slot)
+    def __init__(
+        self, process_table: _core.ProcessTable, slot: int, arena: _core.Arena, idle: float
+    ) -> None:
+        self._words = _core.PinWords(process_table, slot)
         self._lock = threading.RLock()  # a signal handler may get a value, too
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -243,11 +245,11 @@ class OthersArenas:
             # Its number may be another process's by now, and the descriptor's another file's.
             if os.fstat(fd).st_ino != inode:
                 return None
-            size, board = self._process.arena_size.file, self._process.board
-            view = self._opened[place] = _core.ArenaView(fd, size, board, slot)
+            size, process_table = self._process.arena_size.file, self._process.process_table
+            view = self._opened[place] = _core.ArenaView(fd, size, process_table, slot)
         finally:
             os.close(fd)
-        if board.gone(
+        if process_table.gone(
             slot, incarnation
         ):  # meanwhile, and this process may have heard of it already
             self._opened.pop(place, None)
@@ -256,7 +258,7 @@ class OthersArenas:
     def forget_gone(self) -> None:
         """Forget the arenas of dead processes. Values in them stay as long as they are held."""
         for place in list(self._opened):
-            if self._process.board.gone(*place):
+            if self._process.process_table.gone(*place):
                 self._opened.pop(place, None)
 
     def clear(self) -> None:
@@ -392,13 +394,19 @@ class HangingUp(Protocol):
         """Tell the process at the other end that nothing more is done at this one."""
 
 
-def _elsewhere(board: _core.Board, unplaced: Set[int], targets: Sequence[Place]) -> str:
+def _is_remote(
+    process_table: _core.ProcessTable, unplaced: Set[int], targets: Sequence[Place]
+) -> str:
     """Names of those of ``targets`` that are on other hosts, or may come to be.
 
     Not a method: a writer holds it, and the collector does not see what a writer holds.
     """
     return ", ".join(
-        [board.name(t.slot) for t in targets if board.elsewhere(t.slot) or t.slot in unplaced]
+        [
+            process_table.name(t.slot)
+            for t in targets
+            if process_table.is_remote(t.slot) or t.slot in unplaced
+        ]
     )
 
 
@@ -406,43 +414,48 @@ class Process:
     """This process's endpoints. Made once, by the driver's start or by an actor's ``main``."""
 
     def __init__(
-        self, board: _core.Board, slot: int, eventfd: int, arena_fd: int, arena: ArenaSize
+        self,
+        process_table: _core.ProcessTable,
+        slot: int,
+        eventfd: int,
+        arena_fd: int,
+        arena: ArenaSize,
     ) -> None:
         set_up_codec()
-        _core.show_decoding_on(board, slot)
-        self.board = board
+        _core.show_decoding_on(process_table, slot)
+        self.process_table = process_table
         self.slot = slot
         #: This process among those that have had its slot, as others know it.
-        self.identity: Reader = slot, board.incarnation(slot)
-        board.publish_directory(slot)
+        self.identity: Reader = slot, process_table.incarnation(slot)
+        process_table.publish_directory(slot)
         self.arena_size = arena
-        self.inbox = _core.Inbox(board, slot, eventfd, threading.main_thread().ident or 0)
+        self.inbox = _core.Inbox(process_table, slot, eventfd, threading.main_thread().ident or 0)
         spin = spin_of_environment()
         if spin is not None:
             self.inbox.spin_ns = int(spin * 1000)
         self._spin_ns = self.inbox.spin_ns
         self._spin_limits: dict[int, int] = {}
         # Threads of this process ring it too.
-        board.set_eventfd(slot, eventfd, board.incarnation(slot))
+        process_table.set_eventfd(slot, eventfd, process_table.incarnation(slot))
         #: The session is over for this process's threads, though its processes may still be ending.
         self.ended = False
         #: This is an actor's process, and its loop is over: it begins no more calls.
         self.loop_over = False
         #: Hears of what a step of a graph has raised here, before anybody else does.
         self.on_failure: Callable[[BaseException], object] = lambda _: None
-        self.alarm = Alarm(lambda: board.ring(slot, _core.ATTENTION_BIT))
-        self.lanes = Lanes(self.inbox, board, slot)
+        self.alarm = Alarm(lambda: process_table.ring(slot, _core.ATTENTION_BIT))
+        self.wait_registry = WaitRegistry(self.inbox, process_table, slot)
         # As long as the arena's thread waits for more leases to end.
         self.sweeper = Sweeper(self.inbox, arena.idle / 3)
         #: Lets go of what is kept for others.
         self.keeping = Keeping(self.ring)
-        self.arena = _core.Arena(arena_fd, arena.file, arena.cap, board, slot, arena.idle)
+        self.arena = _core.Arena(arena_fd, arena.file, arena.cap, process_table, slot, arena.idle)
         #: Values that wait for memory at a cap.
         self.shortage = Shortage(
-            board, self.inbox, self.arena, self.alarm, self.lanes, self.under_way
+            process_table, self.inbox, self.arena, self.alarm, self.wait_registry, self.under_way
         )
         #: Gives up what devices have pinned of arenas.
-        self.pinning = Pinning(board, slot, self.arena, arena.idle)
+        self.pinning = Pinning(process_table, slot, self.arena, arena.idle)
         #: Incarnation and arena of each peer, by slot.
         self._peers: dict[int, tuple[int, _core.ArenaView]] = {}
         self._peers_lock = threading.Lock()
@@ -455,12 +468,12 @@ class Process:
         self._reading_lock = threading.RLock()  # a signal handler may lay a channel
         #: Asks the nodes of the processes in these slots, which are other ones, for snapshots; a text says
         #: why there is none. Only the driver's process has it.
-        self.look_afar: Callable[[Sequence[int]], list[Page | str]] | None = None
+        self.look_at_remote: Callable[[Sequence[int]], list[ProcessSnapshot | str]] | None = None
         #: Names the node of the process in a slot. Only the driver's process has it, where there are
         #: several nodes.
         self.name_host: Callable[[int], str] | None = None
         #: Fetches memory of processes of other hosts; ``None`` where there is no other host.
-        self.far_memory: FarMemory | None = None
+        self.remote_memory: RemoteMemory | None = None
         #: The same, where this process does that for others of its host.
         self.hosts_memory: HostsMemory | None = None
         #: Slots of processes that have no place yet: they may come to be on another host.
@@ -470,7 +483,7 @@ class Process:
     @property
     def waits_end(self) -> bool:
         """Whether the session's actors have no more time for what they wait for: the driver leaves."""
-        return self.board.leaving(_DRIVER)
+        return self.process_table.leaving(_DRIVER)
 
     def describe(self, slot: int, label: Label | None = None) -> str:
         """Describe what the process in ``slot`` is doing, for an error. ``label`` names a (graph, node)."""
@@ -481,11 +494,11 @@ class Process:
     ) -> list[ActorStatus]:
         """Return the status of these processes, given by slot and incarnation. The driver asks other nodes,
         all of them together, and not for long."""
-        found = [actor_status(self.board, *member, label) for member in members]
+        found = [actor_status(self.process_table, *member, label) for member in members]
         far = [place for place, status in enumerate(found) if status.state == "elsewhere"]
         # A forked child has no connection to other hosts.
-        if far and self.look_afar is not None and not self.inbox.inherited:
-            seen = self.look_afar([members[place][0] for place in far])
+        if far and self.look_at_remote is not None and not self.inbox.inherited:
+            seen = self.look_at_remote([members[place][0] for place in far])
             for place, page in zip(far, seen, strict=True):
                 found[place] = (
                     replace(found[place], unknown=page)
@@ -497,7 +510,7 @@ class Process:
 
     def ring(self) -> None:
         """Have whoever waits in this process look again."""
-        self.board.ring(self.slot, _core.ATTENTION_BIT)
+        self.process_table.ring(self.slot, _core.ATTENTION_BIT)
 
     def reads(self, part: Reading) -> None:
         """Have ``part`` leave its channels when the session ends: what is mapped of its writers' arenas
@@ -534,31 +547,31 @@ class Process:
         other. So whoever was introduced to a process takes its arena from here. By the slot alone it would
         be the successor's, or nobody's once the process has died.
         """
-        view = _core.ArenaView(arena_fd, self.arena_size.file, self.board, slot)
+        view = _core.ArenaView(arena_fd, self.arena_size.file, self.process_table, slot)
         with self._peers_lock:
             known = self._peers.get(slot)
             if known is None or known[0] <= incarnation:
                 self._peers[slot] = incarnation, view
-                self.board.set_eventfd(slot, eventfd, incarnation)
+                self.process_table.set_eventfd(slot, eventfd, incarnation)
         return view
 
     def own_view(self, arena_fd: int) -> _core.ArenaView:
         """This process's own arena, as its peers see it. The descriptor stays the caller's."""
-        return _core.ArenaView(arena_fd, self.arena_size.file, self.board, self.slot)
+        return _core.ArenaView(arena_fd, self.arena_size.file, self.process_table, self.slot)
 
     def descriptors(self, slot: int) -> tuple[int, int]:
         """Arena and eventfd of a peer, to be passed on; they stay this process's until it is forgotten."""
-        return self._peers[slot][1].fd, self.board.eventfd(slot)
+        return self._peers[slot][1].fd, self.process_table.eventfd(slot)
 
     def forget_gone(self) -> None:
         """Let go of what is kept of processes that are dead and will not be heard of again."""
         self.arenas.forget_gone()
         for slot, (incarnation, _) in list(self._peers.items()):
-            if self.board.gone(slot, incarnation):
+            if self.process_table.gone(slot, incarnation):
                 with self._peers_lock:
                     if self._peers.get(slot, (0,))[0] == incarnation:
                         del self._peers[slot]
-                        self.board.forget_eventfd(slot)
+                        self.process_table.forget_eventfd(slot)
 
     def limit_spin(self, graph: int, microseconds: float | None) -> None:
         """Limit how long this process spins while it has a part in ``graph``. ``None``: the part is over, or
@@ -579,7 +592,7 @@ class Process:
         with ExitStack() as last:
             last.callback(_core.show_decoding_on, None, 0)
             last.callback(_core.let_go_of_kept)  # last of all: what the arena has let go of
-            for close in (self.inbox.close_fds, self.arena.close, self.board.close_fds):
+            for close in (self.inbox.close_fds, self.arena.close, self.process_table.close_fds):
                 last.callback(close)
             last.callback(self._peers.clear)
             last.callback(self.arenas.clear)
@@ -595,7 +608,7 @@ class Process:
         self.arenas.forget_gone()
         with self._peers_lock:
             self._peers.pop(slot, None)
-            self.board.forget_eventfd(slot)
+            self.process_table.forget_eventfd(slot)
 
     def writer(
         self,
@@ -614,12 +627,12 @@ class Process:
         return _core.Writer(
             segment,
             offset,
-            self.board,
+            self.process_table,
             [target.bell for target in targets],
             self.arena,
             SentDefinitions(
                 tuple([target.process for target in targets]),
-                partial(_elsewhere, self.board, self.unplaced, targets),
+                partial(_is_remote, self.process_table, self.unplaced, targets),
             ),
             graph,
             edge,
@@ -627,9 +640,9 @@ class Process:
             budget,
         )
 
-    def may_be_elsewhere(self, slot: int) -> bool:
+    def may_be_remote(self, slot: int) -> bool:
         """Whether the process there is on another host, or may come to be."""
-        return self.board.elsewhere(slot) or slot in self.unplaced
+        return self.process_table.is_remote(slot) or slot in self.unplaced
 
     def place(self, bit: int) -> Place:
         """Return this process's own end, for rings that ring ``bit``."""
@@ -649,7 +662,9 @@ class Process:
         """Reading end ``index`` of a ring that ``writer`` writes, whose ``arena`` that is. ``carries`` says
         what goes over it. Somebody else reads the same memory as who reads a ``shared`` ring, so what is
         written to large values goes to private pages."""
-        end = _core.Reader(segment, offset, index, self.board, writer.bell, arena, shared, carries)
+        end = _core.Reader(
+            segment, offset, index, self.process_table, writer.bell, arena, shared, carries
+        )
         self.sources.note(writer.process, end)
         return end
 

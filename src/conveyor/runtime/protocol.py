@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from conveyor.refs.imports import ExportId
     from conveyor.refs.ref import Ref
     from conveyor.refs.watcher import Watcher
-    from conveyor.runtime.cleanup import Chores
-    from conveyor.runtime.deadlock import Lanes
-    from conveyor.runtime.meeting import Collectives, Introductions
+    from conveyor.runtime.broker import Broker, Collectives
+    from conveyor.runtime.cleanup import Cleanup
+    from conveyor.runtime.deadlock import WaitRegistry
     from conveyor.runtime.process import Process
     from conveyor.weak import WeakValues
 
@@ -221,7 +221,7 @@ class Runtime(Protocol):
         ...
 
     @property
-    def lanes(self) -> Lanes:
+    def wait_registry(self) -> WaitRegistry:
         """Wait registry: which of this process's threads waits for whom."""
         ...
 
@@ -241,12 +241,12 @@ class Runtime(Protocol):
         ...
 
     @property
-    def chores(self) -> Chores:
+    def cleanup(self) -> Cleanup:
         """Work that is left to be done for objects that are garbage here."""
         ...
 
     @property
-    def introductions(self) -> Introductions:
+    def broker(self) -> Broker:
         """Broker between the processes at the ends of a channel."""
         ...
 
@@ -268,7 +268,7 @@ class Runtime(Protocol):
 
     @property
     def graphs(self) -> Iterable[Any]:
-        """The accounts (``graph.compiled.Account``) of the graphs that this process executes, as long as
+        """The accounts (``graph.compiled.GraphInfo``) of the graphs that this process executes, as long as
         somebody holds the graph or one of its refs."""
         ...
 

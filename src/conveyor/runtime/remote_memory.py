@@ -111,7 +111,7 @@ class Closing:
         os.close(self.fd)
 
 
-class FarMemory(Protocol):
+class RemoteMemory(Protocol):
     """Memory of the processes of all other nodes."""
 
     def fetch(
@@ -136,7 +136,7 @@ class FarMemory(Protocol):
         ...
 
 
-class HostsMemory(FarMemory, Protocol):
+class HostsMemory(RemoteMemory, Protocol):
     """Memory of the processes of all other nodes, as a node has it."""
 
     def serve(self, sock: socket.socket) -> None:

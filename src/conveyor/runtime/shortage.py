@@ -10,10 +10,10 @@ from contextlib import suppress
 from conveyor import _core
 from conveyor.exceptions import ArenaFullError, SystemLimitError
 from conveyor.pauses import Pauses
-from conveyor.runtime.deadlock import Lanes
+from conveyor.runtime.deadlock import WaitRegistry
 from conveyor.runtime.threads import Background
 from conveyor.runtime.wait_graph import CALLS, STEPS, Blockers
-from conveyor.runtime.waiting import Alarm, Patience, wait_patiently
+from conveyor.runtime.waiting import Alarm, TimeLimit, wait_within
 
 #: How long those who hold memory are given to let go of it once they have nothing to do any more: a value may
 #: be held a moment longer than its call takes.
@@ -52,19 +52,19 @@ class Shortage:
 
     def __init__(
         self,
-        board: _core.Board,
+        process_table: _core.ProcessTable,
         inbox: _core.Inbox,
         arena: _core.Arena,
         alarm: Alarm,
-        lanes: Lanes,
+        wait_registry: WaitRegistry,
         under_way: Callable[[], Sequence[tuple[int, int, str]]],
     ) -> None:
         """``under_way()``: the works that this process has given to actors."""
-        self._board = board
+        self._process_table = process_table
         self._inbox = inbox
         self._arena = arena
         self._alarm = alarm
-        self._lanes = lanes
+        self._wait_registry = wait_registry
         self._under_way = under_way
         self._lock = threading.RLock()  # a signal handler may send, too
         self.waits: set[MemoryWait] = set()
@@ -111,7 +111,7 @@ class Shortage:
         told = None
         # Again if a signal handler has begun or ended a wait meanwhile.
         while told != (what := self._what()) and not self._inbox.inherited:
-            self._board.starve(self._inbox.slot, what)
+            self._process_table.starve(self._inbox.slot, what)
             told = what
 
     def _what(self) -> int:
@@ -122,7 +122,7 @@ class Shortage:
     def result(
         self, budget: Callable[[], _core.MemoryBudget | None], until: Callable[[], int]
     ) -> MemoryWait:
-        """Begin to wait for memory for a result. ``until()``: see ``unwanted.until``."""
+        """Begin to wait for memory for a result. ``until()``: see ``abandoned.until``."""
         return self._add(MemoryWait(self, budget, until, is_result=True))
 
     def made(self, blocks: bool) -> MemoryWait:
@@ -164,9 +164,9 @@ class Shortage:
         return before
 
     def _sleep(self, what: Sending | MemoryWait, ready: Callable[[], bool]) -> None:
-        with self._lanes.waiting(lambda _: what.causes(), True) as noted:
-            wait_patiently(
-                self._inbox, ready, Patience(None), lambda: "memory", lambda: what.why, noted
+        with self._wait_registry.waiting(lambda _: what.causes(), True) as noted:
+            wait_within(
+                self._inbox, ready, TimeLimit(None), lambda: "memory", lambda: what.why, noted
             )
 
     def is_next(self, order: int) -> bool:
@@ -181,7 +181,7 @@ class Shortage:
 
     def ring(self) -> None:
         """Have all that waits in this process look."""
-        self._board.ring(self._inbox.slot, _core.ATTENTION_BIT)
+        self._process_table.ring(self._inbox.slot, _core.ATTENTION_BIT)
 
     def has_later(self, wait: MemoryWait) -> bool:
         """Whether another one may go now that ``wait`` has tried in vain."""
@@ -204,12 +204,12 @@ class Shortage:
     def blockers(self, budget: _core.MemoryBudget | None) -> Blockers:
         """Return who may let go of memory, of that budget or of the session: any of them. Empty: nobody, or
         the program. Who waits for memory for a result itself lets go of none."""
-        board = self._board
-        held = {slot for slot in self._holders(budget) if board.starving(slot) != _RESULTS}
+        process_table = self._process_table
+        held = {slot for slot in self._holders(budget) if process_table.starving(slot) != _RESULTS}
         found = [one for one in self._under_way() if one[0] in held] if held else []
         for slot in held - {slot for slot, _, _ in found} - {self._inbox.slot}:
-            if not board.is_idle(slot):
-                text = f"{board.name(slot)}, which holds memory that is needed"
+            if not process_table.is_idle(slot):
+                text = f"{process_table.name(slot)}, which holds memory that is needed"
                 found += [(slot, STEPS, text), (slot, CALLS, text)]
         return tuple(found)
 
@@ -220,9 +220,9 @@ class Shortage:
     def _holders(self, budget: _core.MemoryBudget | None) -> set[int]:
         held = set(self._arena.holders(budget))
         if budget is None:
-            for slot in range(self._board.used):
-                if slot != self._inbox.slot and self._board.memory(slot):
-                    held.update(self._board.holders(slot))
+            for slot in range(self._process_table.used):
+                if slot != self._inbox.slot and self._process_table.memory(slot):
+                    held.update(self._process_table.holders(slot))
         return held
 
     def is_all_of_the_program(self) -> bool:
@@ -233,7 +233,7 @@ class Shortage:
     @property
     def program_waits(self) -> bool:
         """Whether the program's main thread waits for something of this library."""
-        return self._board.is_waiting(DRIVER)
+        return self._process_table.is_waiting(DRIVER)
 
     def less(self, time: int) -> int:
         """Return how much of ``time`` a value waits, after those that have waited in vain."""
@@ -242,7 +242,7 @@ class Shortage:
     @property
     def over(self) -> bool:
         """Whether the session ends."""
-        return self._board.leaving(DRIVER)
+        return self._process_table.leaving(DRIVER)
 
     def ring_at(self, wait: MemoryWait) -> None:
         """Ring this process's bell at the deadline of ``wait``."""

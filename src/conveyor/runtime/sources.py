@@ -12,7 +12,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 
 if TYPE_CHECKING:
-    from conveyor.runtime.cleanup import Chores
+    from conveyor.runtime.cleanup import Cleanup
 
 
 class _Awaited(NamedTuple):
@@ -33,7 +33,7 @@ class Sources:
     dictionary is one step.
 
     Native code removes the traces of an end that is gone, and the work that follows is a chore
-    (``Chores.will``): a finalizer in Python would swallow a Ctrl-C that comes in it.
+    (``Cleanup.will``): a finalizer in Python would swallow a Ctrl-C that comes in it.
     """
 
     def __init__(self) -> None:
@@ -53,10 +53,10 @@ class Sources:
         self._ends[number] = writer, weakref.ref(end, partial(self._ends.pop, number)), None
 
     def when_dry(
-        self, writers: Iterable[Reader], then: Callable[[], object], chores: Chores
+        self, writers: Iterable[Reader], then: Callable[[], object], cleanup: Cleanup
     ) -> None:
         """Have ``then()`` called, on any thread, once nothing that these processes have sent is left to be
-        read here. That is now, or as one of ``chores`` when the reading ends that have something go. The
+        read here. That is now, or as one of ``cleanup`` when the reading ends that have something go. The
         processes are dead, and all frames that were to come have come."""
         self._awaited[next(self._numbers)] = _Awaited(tuple(writers), then)
         self.look()
@@ -67,10 +67,10 @@ class Sources:
             if will is None and any(
                 writer in awaited.writers for awaited in self._awaited.values()
             ):
-                self._ends[number] = writer, end, chores.will(look)
+                self._ends[number] = writer, end, cleanup.will(look)
         for number, (unmet, will) in list(self._unmet.items()):
             if will is None:
-                self._unmet[number] = unmet, chores.will(look)
+                self._unmet[number] = unmet, cleanup.will(look)
         self.look()  # one of them may have gone meanwhile
 
     def look(self) -> None:

@@ -91,7 +91,7 @@ class ActorStatus:
 
     state: ``"stopped"`` by a signal or a debugger; ``"waiting"`` for the input in ``waits_for``;
         ``"decoding"`` the arguments of its next call;
-        ``"elsewhere"``: it lives, on another node, which has not said what it does.
+        ``"is_remote"``: it lives, on another node, which has not said what it does.
     method: what it runs (or ran, when it was stopped): a graph's task by its label, or a method.
     node, execution: of that task; the execution alone where it is between two steps, or in a
         coroutine that waits. call: the number of the call, where it is none of a graph's.
@@ -172,7 +172,7 @@ class ActorStatus:
         return text
 
 
-class Page(Struct, frozen=True):
+class ProcessSnapshot(Struct, frozen=True):
     """Process snapshot: a copy of a row of the process table, with facts from ``/proc``, for readers that
     have access to neither.
 
@@ -194,38 +194,44 @@ class Page(Struct, frozen=True):
     start_waits_for: str | None = None
 
 
-def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> Page:
+def read_snapshot(
+    process_table: _core.ProcessTable, slot: int, incarnation: int | None = None
+) -> ProcessSnapshot:
     """Take a snapshot of the process in ``slot`` (``incarnation``: which of its processes is meant)."""
-    condition, pid, name = board.condition(slot), board.pid(slot), board.name(slot)
-    if incarnation is not None and board.gone(slot, incarnation):
-        return Page(name, pid, "dead")
+    condition, pid, name = (
+        process_table.condition(slot),
+        process_table.pid(slot),
+        process_table.name(slot),
+    )
+    if incarnation is not None and process_table.gone(slot, incarnation):
+        return ProcessSnapshot(name, pid, "dead")
     if condition not in (1, 2):
-        return Page(name, pid, "dead")
-    if board.elsewhere(slot):
-        return Page(name, 0, "elsewhere")
-    state, graph, node, execution, since_ns, _signal, what = board.status(slot)
-    works, blocked_on, decoding = None, None, _decoding(board, slot, state)
+        return ProcessSnapshot(name, pid, "dead")
+    if process_table.is_remote(slot):
+        return ProcessSnapshot(name, 0, "elsewhere")
+    state, graph, node, execution, since_ns, _signal, what = process_table.status(slot)
+    works, blocked_on, decoding = None, None, _decoding(process_table, slot, state)
     if state == _RUNNING:
-        waits = (board.waits(slot, STEPS) or (0, 0, 0, []))[3]
+        waits = (process_table.waits(slot, STEPS) or (0, 0, 0, []))[3]
         works = (graph, node, execution, _core.monotonic_ns() - since_ns, what)
-        blocked_on = _blocked_on(board, *waits[0]) if waits else None
-    return Page(
+        blocked_on = _blocked_on(process_table, *waits[0]) if waits else None
+    return ProcessSnapshot(
         name,
         pid,
         "starting" if condition == 1 else "idle" if decoding is None else "decoding",
         bool(pid) and is_stopped(pid),
         works,
         blocked_on,
-        _fetching(board, slot),
+        _fetching(process_table, slot),
         decoding,
-        board.memory(slot),
-        start_waits_for=_start_waits_for(board) if condition == 1 and not pid else None,
+        process_table.memory(slot),
+        start_waits_for=_start_waits_for(process_table) if condition == 1 and not pid else None,
     )
 
 
-def _start_waits_for(board: _core.Board) -> str | None:
+def _start_waits_for(process_table: _core.ProcessTable) -> str | None:
     """Return the driver's fork server and what it does, or None: something else starts processes."""
-    for children in glob.glob(f"/proc/{board.pid(_DRIVER_SLOT)}/task/*/children"):
+    for children in glob.glob(f"/proc/{process_table.pid(_DRIVER_SLOT)}/task/*/children"):
         for child in _text(children).split():
             if _text(f"/proc/{child}/comm").strip() == FORK_SERVER:
                 does = "is stopped" if is_stopped(int(child)) else "has not answered"
@@ -241,30 +247,30 @@ def _text(path: str) -> str:
         return ""
 
 
-def _blocked_on(board: _core.Board, slot: int, _work: int, text: str) -> str:
+def _blocked_on(process_table: _core.ProcessTable, slot: int, _work: int, text: str) -> str:
     """Name the process that is waited for. For the driver, name what it is to do: that does not show
     elsewhere."""
     _, waits, what = text.partition(f" waits for {FOR_THE_DRIVER}")
-    return f"{FOR_THE_DRIVER}{what}" if waits else board.name(slot)
+    return f"{FOR_THE_DRIVER}{what}" if waits else process_table.name(slot)
 
 
-def _decoding(board: _core.Board, slot: int, state: int) -> Decoding | None:
-    found = board.decoding(slot)
+def _decoding(process_table: _core.ProcessTable, slot: int, state: int) -> Decoding | None:
+    found = process_table.decoding(slot)
     if found is None:
         return None
     seconds = (_core.monotonic_ns() - found[0]) / 1e9
     return Decoding(seconds, found[1], state != _RUNNING and slot != _DRIVER_SLOT)
 
 
-def _fetching(board: _core.Board, slot: int) -> Fetching | None:
-    found = board.fetching(slot)
+def _fetching(process_table: _core.ProcessTable, slot: int) -> Fetching | None:
+    found = process_table.fetching(slot)
     if found is None:
         return None
     keeper, number, done, total, others, since_ns = found
     seconds = (_core.monotonic_ns() - since_ns) / 1e9
-    name = board.name(keeper)
-    # Who waits is of the board's own host, and it may be a device that has not made the values yet.
-    far = keeper if board.elsewhere(keeper) else None
+    name = process_table.name(keeper)
+    # Who waits is of the process table's own host, and it may be a device that has not made the values yet.
+    far = keeper if process_table.is_remote(keeper) else None
     return Fetching(f"{number:016x}", name, done, total, seconds, others, far)
 
 
@@ -277,7 +283,7 @@ def with_node(status: ActorStatus, name: Callable[[int], str | None]) -> ActorSt
     return replace(status, fetching=structs.replace(fetching, node=name(fetching.slot)))
 
 
-def status_of(page: Page, label: Label | None = None) -> ActorStatus:
+def status_of(page: ProcessSnapshot, label: Label | None = None) -> ActorStatus:
     """Convert a process snapshot to the status that users see. ``label`` names a (graph, node)."""
     status = ActorStatus(
         page.name,
@@ -306,16 +312,21 @@ def status_of(page: Page, label: Label | None = None) -> ActorStatus:
 
 
 def actor_status(
-    board: _core.Board, slot: int, incarnation: int | None = None, label: Label | None = None
+    process_table: _core.ProcessTable,
+    slot: int,
+    incarnation: int | None = None,
+    label: Label | None = None,
 ) -> ActorStatus:
     """Return the status of the process in ``slot`` (``incarnation``: which of its processes is meant).
     ``label`` names a (graph, node)."""
-    return status_of(read_page(board, slot, incarnation), label)
+    return status_of(read_snapshot(process_table, slot, incarnation), label)
 
 
-def describe_status(board: _core.Board, slot: int, label: Label | None = None) -> str:
+def describe_status(
+    process_table: _core.ProcessTable, slot: int, label: Label | None = None
+) -> str:
     """Describe what the process in ``slot`` is doing."""
-    return actor_status(board, slot, None, label).describe()
+    return actor_status(process_table, slot, None, label).describe()
 
 
 def is_stopped(pid: int) -> bool:

@@ -31,15 +31,18 @@ class KeptAt(Struct, frozen=True):
     sent: Sequence[tuple[int, str]]
 
 
-def kept_on(board: _core.Board, own: int | None) -> list[KeptAt]:
+def kept_on(process_table: _core.ProcessTable, own: int | None) -> list[KeptAt]:
     """List the stored values of each living process of this node. ``own``: the slot of this process, if it
     has any."""
     found = []
-    for slot in range(board.used):
-        incarnation, pid = board.incarnation(slot), board.pid(slot)
+    for slot in range(process_table.used):
+        incarnation, pid = process_table.incarnation(slot), process_table.pid(slot)
         pid = os.getpid() if slot == own else pid
-        address = board.directory(slot)
-        here = not board.elsewhere(slot) and board.condition(slot) in (_STARTING, _ALIVE)
+        address = process_table.directory(slot)
+        here = not process_table.is_remote(slot) and process_table.condition(slot) in (
+            _STARTING,
+            _ALIVE,
+        )
         if not address or not pid or not here:
             continue
         try:
@@ -49,28 +52,28 @@ def kept_on(board: _core.Board, own: int | None) -> list[KeptAt]:
             if error.errno in (errno.ESRCH, errno.EPERM, errno.EFAULT, errno.EPROTO):
                 continue
             raise
-        if board.gone(slot, incarnation):
+        if process_table.gone(slot, incarnation):
             continue
-        now, name = _core.monotonic_ns(), board.name
+        now, name = _core.monotonic_ns(), process_table.name
         aged = [(number, size, max(now - since, 0), names) for number, size, since, names in values]
         holding = [
             (number, name(reader))
             for number, reader, which in sent
-            if not board.gone(reader, which)
+            if not process_table.gone(reader, which)
         ]
-        reading = [*held, *board.announced(slot)]
+        reading = [*held, *process_table.announced(slot)]
         found.append(KeptAt(name(slot), slot, aged, reading, holding))
     return found
 
 
-def others_have_values(board: _core.Board, own: int) -> bool:
+def others_have_values(process_table: _core.ProcessTable, own: int) -> bool:
     """Whether another living process has references to values that this process, of slot ``own``, keeps. The
     doorbell rings when one has let go of them."""
-    address = board.directory(own)
+    address = process_table.directory(own)
     if not address:
         return False
     try:
         _, _, sent = _core.read_directory(os.getpid(), address)
     except OSError:  # where no memory may be read nothing stays
         return False
-    return any(reader != own and not board.gone(reader, which) for _, reader, which in sent)
+    return any(reader != own and not process_table.gone(reader, which) for _, reader, which in sent)

@@ -123,5 +123,5 @@ def lent(*locks: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        for lock, turns in reversed(held):
-            lock._acquire_restore(turns)
+        for lock, call_lock in reversed(held):
+            lock._acquire_restore(call_lock)

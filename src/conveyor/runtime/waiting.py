@@ -108,7 +108,7 @@ LOG_AFTER = 10.0
 _NAMED = 4
 
 
-class Patience:
+class TimeLimit:
     """The time one wait has left, and whether it has been logged."""
 
     __slots__ = ("_deadline", "_log_at", "_start", "timeout")
@@ -155,11 +155,11 @@ class Patience:
             )
 
 
-def wait_for_flag(flag: Flag, what: str, doing: str, patience: Patience | None = None) -> None:
+def wait_for_flag(flag: Flag, what: str, doing: str, time_limit: TimeLimit | None = None) -> None:
     """Wait until ``flag`` is set. ``what`` is waited for, and ``doing`` says what happens meanwhile."""
-    patience = patience or Patience(None)
-    while not flag.wait(patience.step(), looks=True):
-        patience.check(lambda: what, lambda: doing)
+    time_limit = time_limit or TimeLimit(None)
+    while not flag.wait(time_limit.step(), looks=True):
+        time_limit.check(lambda: what, lambda: doing)
 
 
 def wait_until(
@@ -172,18 +172,18 @@ def wait_until(
 ) -> None:
     """Sleep on this process's bell until ``ready()``; it is asked after every ring. ``wait``: of one of
     an actor's lanes, which takes part in finding deadlocks."""
-    wait_patiently(inbox, ready, Patience(timeout), what, who, wait)
+    wait_within(inbox, ready, TimeLimit(timeout), what, who, wait)
 
 
-def wait_patiently(
+def wait_within(
     inbox: _core.Inbox,
     ready: Callable[[], bool],
-    patience: Patience,
+    time_limit: TimeLimit,
     what: Callable[[], str],
     who: Callable[[], str],
     wait: Wait | None = None,
 ) -> None:
-    """Like :func:`wait_until`, as one part of a wait whose time is ``patience``."""
+    """Like :func:`wait_until`, as one part of a wait whose time is ``time_limit``."""
     while True:
         seen = inbox.count
         asked = inbox.asked
@@ -191,13 +191,13 @@ def wait_patiently(
             wait.serve()
         if ready():
             return
-        step = patience.step()
+        step = time_limit.step()
         if wait is not None:
             step = sooner(step, wait.look(asked))
         if not inbox.wait(seen, step):
             if ready():
                 return
-            patience.check(what, who)
+            time_limit.check(what, who)
 
 
 def outstanding(refs: Sequence[Any]) -> str:

@@ -254,7 +254,7 @@ RemotePeer = conveyor.remote(Peer)
 
 
 #: Timeout of each step of a check, in seconds.
-_PATIENCE = 60.0
+_TIME_LIMIT = 60.0
 
 
 class Check(NamedTuple):
@@ -366,7 +366,7 @@ def _compiled(root: Any, **options: Any) -> Iterator[Any]:
 
 
 def _get(what: Any) -> Any:
-    return conveyor.get(what, timeout=_PATIENCE)
+    return conveyor.get(what, timeout=_TIME_LIMIT)
 
 
 def _expect(got: Any, wanted: Any, what: str) -> None:

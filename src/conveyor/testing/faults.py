@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from conveyor.api.actors import ActorHandle, AnyActor
 from conveyor.exceptions import InjectedFault, RuntimeStateError
 from conveyor.runtime import context
-from conveyor.transport.base import Conduit, Sending, TensorSpec, Transport, Wire
+from conveyor.transport.base import Endpoint, Sending, TensorSpec, Transport, Wire
 from conveyor.transport.registry import get
 
 
@@ -66,22 +66,22 @@ class FaultyTransport(Transport):
         self.stuck = frozenset(stuck)
         self.seed = seed
 
-    def open(self, wire: Wire) -> Conduit:
+    def open(self, wire: Wire) -> Endpoint:
         """Open this process's end for one edge: see :meth:`Transport.open`."""
-        return _FaultyConduit(self, self.inner.open(wire), wire.rank)
+        return _FaultyEndpoint(self, self.inner.open(wire), wire.rank)
 
 
 #: Longest time that a transfer is held back for another one, in seconds.
 _HELD_BACK = 0.05
 
 
-class _FaultyConduit(Conduit):
+class _FaultyEndpoint(Endpoint):
     #: The transfer that is held back in this process, by the transport's name, for all its edges.
     _held: ClassVar[dict[str, Callable[[], None]]] = {}
     # Timers and the actor's own thread complete the same futures.
     _lock = threading.RLock()
 
-    def __init__(self, faults: FaultyTransport, inner: Conduit, rank: int) -> None:
+    def __init__(self, faults: FaultyTransport, inner: Endpoint, rank: int) -> None:
         self._faults = faults
         self._inner = inner
         self._random = random.Random(f"{faults.seed} {rank}")
@@ -236,7 +236,7 @@ def _changed(actor: AnyActor | None, held: int, failing: int) -> Iterator[None]:
     if actor is not None and not isinstance(actor, ActorHandle):
         raise TypeError(f"an actor is needed, not {actor!r}")
     runtime: Any = context.current()
-    board = runtime.process.board
+    process_table = runtime.process.process_table
     if actor is None:
         place = runtime.process.identity
     else:
@@ -245,11 +245,11 @@ def _changed(actor: AnyActor | None, held: int, failing: int) -> Iterator[None]:
             raise RuntimeStateError(
                 "on the inline engine all values are in one process, and nothing is fetched"
             )
-        place = link.actor_slot, board.incarnation(link.actor_slot)
-    board.change_transfers(place[0], held, failing)
+        place = link.actor_slot, process_table.incarnation(link.actor_slot)
+    process_table.change_transfers(place[0], held, failing)
     try:
         yield
     finally:
         # A restarted actor in the same slot begins without these faults.
-        if not board.gone(*place):
-            board.change_transfers(place[0], -held, -failing)
+        if not process_table.gone(*place):
+            process_table.change_transfers(place[0], -held, -failing)

@@ -16,7 +16,7 @@ from conveyor.direct.managers.registry import register_tensor_transport, route
 from conveyor.exceptions import ActorDiedError
 
 #: Timeout of each step of a check, in seconds.
-_PATIENCE = 60.0
+_TIME_LIMIT = 60.0
 
 _numbers = itertools.count()
 
@@ -164,17 +164,17 @@ class _Peer:
         manager: Any = found.manager
         seen: _Seen = manager.checked
         with seen.changed:
-            seen.changed.wait_for(lambda: len(seen.freed) >= until, _PATIENCE)
+            seen.changed.wait_for(lambda: len(seen.freed) >= until, _TIME_LIMIT)
             return list(seen.extracted), list(seen.freed), list(seen.wrong)
 
 
 def _get(ref: Any) -> Any:
-    return conveyor.get(ref, timeout=_PATIENCE)
+    return conveyor.get(ref, timeout=_TIME_LIMIT)
 
 
 def _made(trial: _Trial, actor: Any, number: int) -> Any:
     ref = actor.make.options(tensor_transport=trial.name).remote(number)
-    conveyor.wait([ref], timeout=_PATIENCE)
+    conveyor.wait([ref], timeout=_TIME_LIMIT)
     return ref
 
 
@@ -226,7 +226,7 @@ def _needs_no_method_of_the_producer(trial: _Trial) -> None:
     begun, told = conveyor.channel.open()
     go_on, goes_on = conveyor.channel.open()
     held = maker.busy.remote(begun, goes_on)
-    told.receive(timeout=_PATIENCE)
+    told.receive(timeout=_TIME_LIMIT)
     try:
         value = _get(ref)
         assert not held.done()
@@ -270,7 +270,7 @@ def _outlives_the_consumer(trial: _Trial) -> None:
     _get(user.give_back.remote(ref))
     lost = user.give_back.remote(ref)
     conveyor.kill(user)
-    conveyor.wait([lost], timeout=_PATIENCE)
+    conveyor.wait([lost], timeout=_TIME_LIMIT)
     trial.assert_equal(_get(ref)["one"], 1, "what came after a consumer's death")
     del ref, lost
     gc.collect()

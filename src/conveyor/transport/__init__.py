@@ -1,7 +1,7 @@
 """How tensors get from one actor to others, beside the frames of a graph.
 
 ``with_tensor_transport(transport=...)`` names one; :func:`register` adds one. A transport is a
-:class:`Transport` that opens a :class:`Conduit` at each end of an edge. ``conveyor.testing`` has the checks
+:class:`Transport` that opens a :class:`Endpoint` at each end of an edge. ``conveyor.testing`` has the checks
 that each of them must pass.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from conveyor.transport.base import (
     Capabilities,
-    Conduit,
+    Endpoint,
     Enqueued,
     Host,
     Sending,
@@ -21,7 +21,7 @@ from conveyor.transport.registry import get, names, register, unregister
 
 __all__ = [
     "Capabilities",
-    "Conduit",
+    "Endpoint",
     "Enqueued",
     "Host",
     "Sending",

@@ -2,7 +2,7 @@
 
 A graph's edge is a ring in shared memory, whatever its route: frames say in which order values come, and
 carry errors. What a transport moves is the tensors of those values, beside the frames. A :class:`Transport`
-says what it can do, and opens a :class:`Conduit` in each process at an edge that was routed over it.
+says what it can do, and opens a :class:`Endpoint` in each process at an edge that was routed over it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ else:  # slow to import
 
 __all__ = [
     "Capabilities",
-    "Conduit",
+    "Endpoint",
     "Enqueued",
     "Host",
     "Sending",
@@ -69,7 +69,7 @@ class Host(Struct, frozen=True):
 
 
 class Wire(Protocol):
-    """Small messages between the ends of one conduit, in order, from the writer to all readers and from
+    """Small messages between the ends of one endpoint, in order, from the writer to all readers and from
     each reader to the writer. For what has to be agreed on: addresses, keys, that something was taken.
 
     rank: which end this is: 0 is the writer, the readers follow.
@@ -96,28 +96,28 @@ class Wire(Protocol):
     @property
     def known_dead_within(self) -> float: ...
     @property
-    def laid(self) -> int: ...
+    def deployed(self) -> int: ...
 
     def send(self, message: Any) -> None:
         """Send a value that can be pickled, without waiting: a message that finds no room goes as soon as
-        there is some. Only the thread that calls the conduit may call this. In :meth:`Conduit.close` the
+        there is some. Only the thread that calls the endpoint may call this. In :meth:`Endpoint.close` the
         writer's first message always has room, and messages that wait for room are dropped. Between nodes a
         message may arrive after the reader has ended."""
         ...
 
     def receive(self) -> list[tuple[int, Any]]:
         """Return the messages that have come, each with the rank of its sender. An empty list is no reason to
-        wait: whenever a message has come, :meth:`Conduit.progress` is called."""
+        wait: whenever a message has come, :meth:`Endpoint.progress` is called."""
         ...
 
     def start_thread(self, target: Callable[[], object], name: str) -> None:
-        """Start a daemon thread ``conveyor-NAME`` that is handed no signals. Every thread of a conduit must
+        """Start a daemon thread ``conveyor-NAME`` that is handed no signals. Every thread of a endpoint must
         be such a thread: an actor sleeps with a mask that lets signals in, and a signal that another thread
         takes would not wake it."""
         ...
 
     def ring(self) -> None:
-        """Have :meth:`Conduit.progress` called soon. Any thread may call this."""
+        """Have :meth:`Endpoint.progress` called soon. Any thread may call this."""
         ...
 
 
@@ -142,14 +142,14 @@ class Enqueued(Struct, frozen=True):
 
     tensors: one for each that was asked for.
     join: orders all that the thread enqueues from now on, on its current stream, behind that work. It is
-        called where the tensors are needed, on the conduit's thread, and does not wait.
+        called where the tensors are needed, on the endpoint's thread, and does not wait.
     """
 
     tensors: list[Any]
     join: Callable[[], None]
 
 
-class Conduit(ABC):
+class Endpoint(ABC):
     """Endpoint of the route that an edge's tensors take: one writer, and readers that each get all tensors.
 
     A *transfer* is the set of tensors of one execution. Its number grows from one to the next, and numbers
@@ -177,7 +177,7 @@ class Conduit(ABC):
 
     def progress(self) -> None:  # noqa: B027 - most transports have threads or hardware for it
         """Do what can be done without waiting. Called when something has come on the wire, and otherwise.
-        After an error here the edge moves nothing any more, until its graph is laid anew."""
+        After an error here the edge moves nothing any more, until its graph is deployed anew."""
 
     @abstractmethod
     def abort(self, reason: BaseException) -> None:
@@ -186,7 +186,7 @@ class Conduit(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything that the conduit holds. Called once, after :meth:`abort`."""
+        """Let go of everything that the endpoint holds. Called once, after :meth:`abort`."""
 
 
 class Transport(ABC):
@@ -211,6 +211,6 @@ class Transport(ABC):
         return None
 
     @abstractmethod
-    def open(self, wire: Wire) -> Conduit:
+    def open(self, wire: Wire) -> Endpoint:
         """Open this process's end for one edge. It must not wait for the others, which open theirs at any
         time."""

@@ -30,7 +30,7 @@ from conveyor.codec.frames import Sealed
 from conveyor.exceptions import SystemLimitError, TransportError
 from conveyor.flag import Flag
 from conveyor.futures import Future
-from conveyor.transport.base import Capabilities, Conduit, Sending, TensorSpec, Transport, Wire
+from conveyor.transport.base import Capabilities, Endpoint, Sending, TensorSpec, Transport, Wire
 from conveyor.weak import WeakValues
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Communicator(ABC):
 _NAME = "communicator"
 
 #: Seconds that a blocked call has to end when its communicator is destroyed.
-_PATIENCE = 0.5
+_TIME_LIMIT = 0.5
 
 
 class CommunicatorThread:
@@ -160,7 +160,7 @@ class CommunicatorThread:
         self._jobs.put(None)
 
         def watch() -> None:
-            self._gone.wait(_PATIENCE)
+            self._gone.wait(_TIME_LIMIT)
             self.over = True
             ended()
 
@@ -213,7 +213,7 @@ def _quietly(destroy: Callable[[], None]) -> None:
 class Job(Struct, eq=False):
     """Operation with one peer, for one transfer.
 
-    owner: the conduit that it belongs to.
+    owner: the endpoint that it belongs to.
     key: the transfer, and the peer's rank at the edge.
     call: performs the operation on the communicator.
     generation: the one in which the peer has begun it; ``None``: it begins here.
@@ -254,9 +254,9 @@ class Line:
         self.why = ""
         self._rank = rank
         self._sealed = sealed
-        #: Open conduits: the function that tells a generation to its peers, and the one that wakes it.
-        self._conduits: dict[object, tuple[Callable[[int], None], Callable[[], None]]] = {}
-        #: Errors of a conduit that occurred during another one's call, which must not fail for them.
+        #: Open endpoints: the function that tells a generation to its peers, and the one that wakes it.
+        self._endpoints: dict[object, tuple[Callable[[int], None], Callable[[], None]]] = {}
+        #: Errors of a endpoint that occurred during another one's call, which must not fail for them.
         self._faults: dict[object, Exception] = {}
         self._waiting: list[Job] = []
         self._under_way: tuple[Job, Future[Any]] | None = None
@@ -266,8 +266,8 @@ class Line:
 
     @property
     def closed(self) -> bool:
-        """Whether no conduit uses it any more."""
-        return not self._conduits
+        """Whether no endpoint uses it any more."""
+        return not self._endpoints
 
     @property
     def settled(self) -> bool:
@@ -275,24 +275,24 @@ class Line:
         return self._coming == self.generation
 
     def join(
-        self, conduit: object, renewed: Callable[[int], None], ring: Callable[[], None]
+        self, endpoint: object, renewed: Callable[[int], None], ring: Callable[[], None]
     ) -> None:
-        """Add a conduit that is opened. ``renewed`` tells its peers of a generation, ``ring`` has it look
+        """Add a endpoint that is opened. ``renewed`` tells its peers of a generation, ``ring`` has it look
         again."""
-        self._conduits[conduit] = renewed, ring
+        self._endpoints[endpoint] = renewed, ring
 
-    def leave(self, conduit: object) -> None:
-        """Remove a conduit that is closed, and forget its jobs. If one of them is under way, make the
-        communicator anew; after the last conduit, end its thread."""
-        self._conduits.pop(conduit, None)
-        self._faults.pop(conduit, None)
-        self._waiting = [job for job in self._waiting if job.owner is not conduit]
-        if not self._conduits:
+    def leave(self, endpoint: object) -> None:
+        """Remove a endpoint that is closed, and forget its jobs. If one of them is under way, make the
+        communicator anew; after the last endpoint, end its thread."""
+        self._endpoints.pop(endpoint, None)
+        self._faults.pop(endpoint, None)
+        self._waiting = [job for job in self._waiting if job.owner is not endpoint]
+        if not self._endpoints:
             self._under_way = None
             worker, self._worker = self._worker, None
             if worker is not None:
                 worker.end(_nothing)
-        elif self._under_way is not None and self._under_way[0].owner is conduit:
+        elif self._under_way is not None and self._under_way[0].owner is endpoint:
             # The peer may never answer it.
             self.renew(self._coming + 1, "an edge was closed")
 
@@ -301,9 +301,9 @@ class Line:
         self._waiting.append(job)
         self.advance()
 
-    def check(self, conduit: object) -> None:
-        """Raise the error that was noted for ``conduit`` during another one's call, if any."""
-        fault = self._faults.pop(conduit, None)
+    def check(self, endpoint: object) -> None:
+        """Raise the error that was noted for ``endpoint`` during another one's call, if any."""
+        fault = self._faults.pop(endpoint, None)
         if fault is not None:
             raise fault
 
@@ -324,8 +324,8 @@ class Line:
                     return
                 self._worker = None
                 self.generation = self._coming
-                for conduit, (renewed, _) in list(self._conduits.items()):
-                    self._for(conduit, functools.partial(renewed, self.generation))
+                for endpoint, (renewed, _) in list(self._endpoints.items()):
+                    self._for(endpoint, functools.partial(renewed, self.generation))
             if self._under_way is not None:
                 job, future = self._under_way
                 if not future.done():
@@ -350,7 +350,7 @@ class Line:
                     self._end(ready, None, error)
                     continue
             future = Future()
-            _, ring = self._conduits[ready.owner]
+            _, ring = self._endpoints[ready.owner]
             future.add_done_callback(lambda _, ring=ring: ring())  # type: ignore[misc]
             self._under_way = ready, future
             self._worker.do(ready.call, future)
@@ -362,7 +362,7 @@ class Line:
         if generation <= self._coming:
             return
         if self._coming == self.generation and self._worker is not None:
-            rings = [ring for _, ring in self._conduits.values()]
+            rings = [ring for _, ring in self._endpoints.values()]
             self._worker.end(lambda: [ring() for ring in rings])
         self._coming, self.why = generation, why
         # The peer that has begun such a job has it fail, and says so.
@@ -376,15 +376,15 @@ class Line:
     def _end(self, job: Job, made: Any, error: BaseException | None) -> None:
         self._for(job.owner, lambda: job.ended(made, error))
 
-    def _for(self, conduit: object, do: Callable[[], object]) -> None:
-        """Call ``do`` on behalf of ``conduit``. An error is noted for that conduit, and does not reach the
+    def _for(self, endpoint: object, do: Callable[[], object]) -> None:
+        """Call ``do`` on behalf of ``endpoint``. An error is noted for that endpoint, and does not reach the
         caller."""
         try:
             do()
         except Exception as error:
-            if conduit in self._conduits:
-                self._faults.setdefault(conduit, error)
-                _, ring = self._conduits[conduit]
+            if endpoint in self._endpoints:
+                self._faults.setdefault(endpoint, error)
+                _, ring = self._endpoints[endpoint]
                 ring()
 
     def _may_begin(self, job: Job) -> bool:
@@ -397,7 +397,7 @@ def _nothing() -> None:
     pass
 
 
-#: By domain, the queue of a communicator in this process, for the edges of all graphs. The conduits hold it.
+#: By domain, the queue of a communicator in this process, for the edges of all graphs. The endpoints hold it.
 _lines: WeakValues[str, Line] = WeakValues()
 
 
@@ -408,11 +408,11 @@ def line_of(domain: str, name: str, sealed: Sealed, rank: int, wire: Wire) -> Li
         # A restarted process has a later generation than all others, so they all make their copies anew:
         # connections to its predecessor are of no use. The driver counts the generations, since clocks of
         # nodes cannot be compared.
-        line = _lines[domain] = Line(name, sealed, rank, wire.start_thread, wire.laid)
+        line = _lines[domain] = Line(name, sealed, rank, wire.start_thread, wire.deployed)
     return line
 
 
-class Gathering(Conduit):
+class Gathering(Endpoint):
     """Endpoint of the edge on which one rank, the writer, tells the others how far it is.
 
     Messages on the wire: ``("anew", generation, None, why)`` of a rank whose communicator is of that
@@ -484,7 +484,7 @@ class Gathering(Conduit):
             self._wire.send(("anew", generation, None, self.line.why))
 
 
-class CommunicatorConduit(Conduit):
+class CommunicatorEndpoint(Endpoint):
     """Endpoint of an edge over a communicator. A reader asks for a transfer; then the end with the lower rank
     begins, see :class:`Line`.
 
@@ -690,9 +690,9 @@ class CommunicatorTransport(Transport):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self._sealed, self.ranks, self._domain)
 
-    def open(self, wire: Wire) -> CommunicatorConduit | Gathering:
+    def open(self, wire: Wire) -> CommunicatorEndpoint | Gathering:
         """Open this process's end of an edge, as a user of the process's copy of the communicator."""
-        return CommunicatorConduit(wire, self._ranks(wire), self._line(wire))
+        return CommunicatorEndpoint(wire, self._ranks(wire), self._line(wire))
 
     def _ranks(self, wire: Wire) -> tuple[int, ...]:
         return tuple([self.ranks[member] for member in wire.members])

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from conveyor.futures import Future
-from conveyor.transport.base import Capabilities, Conduit, Sending, TensorSpec, Transport, Wire
+from conveyor.transport.base import Capabilities, Endpoint, Sending, TensorSpec, Transport, Wire
 
 
-class ShmConduit(Conduit):
+class ShmEndpoint(Endpoint):
     """Endpoint over shared memory. Tensors are copied into the writer's arena when they are sent, and read in
     place."""
 
@@ -64,17 +64,17 @@ class ShmConduit(Conduit):
 class ShmTransport(Transport):
     """Moves tensors of the CPU between processes of one node.
 
-    In a graph the tensors lie in the frames themselves, so nothing is opened for an edge. The conduit is for
+    In a graph the tensors lie in the frames themselves, so nothing is opened for an edge. The endpoint is for
     transports that build upon it.
     """
 
     name = "shm"
     capabilities = Capabilities(devices=frozenset({"cpu"}), in_frame=True, between_hosts=True)
 
-    def open(self, wire: Wire) -> ShmConduit:
+    def open(self, wire: Wire) -> ShmEndpoint:
         """Open this process's end of an edge."""
 
-        return ShmConduit(wire)
+        return ShmEndpoint(wire)
 
 
 TRANSPORT = ShmTransport()

@@ -12,7 +12,7 @@ from conveyor.transport.base import TensorSpec
 from conveyor.transport.packing import Layout
 
 
-class Asked:
+class PendingTransfers:
     """Transfers that a reader waits for and that have not begun to come."""
 
     def __init__(self) -> None:

@@ -31,22 +31,22 @@ from conveyor.exceptions import (
 from conveyor.graph.assembly import compiled_graph
 from conveyor.graph.compiled import CompiledGraph
 from conveyor.graph.edges import task_labels, tasks_by_actor
-from conveyor.graph.executor import Laid, LaidChannels, LaidMember, Member, refuse_own
+from conveyor.graph.executor import ChannelsSpec, DeployedChannels, Member, MemberSpec, refuse_own
 from conveyor.graph.handles import graph_handle
-from conveyor.graph.lifecycle import ProcessAccount
-from conveyor.graph.telemetry import PATIENCE, Afar, Question
+from conveyor.graph.lifecycle import ProcessGraphInfo
+from conveyor.graph.telemetry import TIME_LIMIT, Question, RemoteStatus
 from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
 from conveyor.refs.actor_exports import ActorExports
 from conveyor.refs.ref import Ref
 from conveyor.refs.values import with_bound_values
-from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.messages import all_of
 from conveyor.runtime.process import Place, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.status import describe_status
 from conveyor.runtime.wait_graph import STEPS, Blockers
-from conveyor.runtime.waiting import Patience, wait_until
+from conveyor.runtime.waiting import TimeLimit, wait_until
 from conveyor.system_limits import explained
 from conveyor.weak import WeakSet, WeakValues
 from conveyor.worker.calling import CallingRuntime
@@ -56,6 +56,7 @@ from conveyor.worker.messages import (
     Connect,
     Connected,
     Create,
+    Deploy,
     Disconnect,
     EndUnmade,
     Find,
@@ -63,26 +64,25 @@ from conveyor.worker.messages import (
     HaveGpus,
     HostsOf,
     Kill,
-    Lay,
-    LayAgain,
-    LookAfar,
+    LookAtRemote,
     OpenGraph,
     OpenRefs,
+    Redeploy,
     Refuse,
     Request,
     Staying,
-    Unlay,
+    Undeploy,
 )
-from conveyor.worker.remote_memory import FarMemoryClient
+from conveyor.worker.remote_memory import RemoteMemoryClient
 from conveyor.worker.requests import (
     ActorCollectives,
-    ActorIntroductions,
     NotedRequests,
     RequestClient,
+    WorkerBroker,
 )
 
 if TYPE_CHECKING:
-    from conveyor.worker.instance import Ground
+    from conveyor.worker.instance import WorkerState
 
 
 class PeerMember:
@@ -90,26 +90,26 @@ class PeerMember:
 
     def __init__(
         self,
-        board: _core.Board,
+        process_table: _core.ProcessTable,
         requests: RequestClient,
-        member: LaidMember,
+        member: MemberSpec,
         labels: Mapping[tuple[int, int], str],
     ) -> None:
         self.id = member.id
         self.pid = member.pid
         self.slot = member.slot
         self.incarnation = member.incarnation
-        self._board = board
+        self._process_table = process_table
         self._requests = requests
         self._labels = labels
 
     @property
     def death_number(self) -> int:
-        return self._board.death_number(self.slot)
+        return self._process_table.death_number(self.slot)
 
     @property
     def alive(self) -> bool:
-        return not self._board.gone(self.slot, self.incarnation)
+        return not self._process_table.gone(self.slot, self.incarnation)
 
     def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
         return self._requests.death(self.id, self.slot, self.incarnation, self._labels)
@@ -118,22 +118,22 @@ class PeerMember:
 class ActorRuntime(CallingRuntime):
     """The runtime of an actor's process, behind ``conveyor.get``, ``.remote()`` and the rest."""
 
-    def __init__(self, ground: Ground, requests: socket.socket) -> None:
-        process, hello = ground.process, ground.hello
+    def __init__(self, worker_state: WorkerState, requests: socket.socket) -> None:
+        process, hello = worker_state.process, worker_state.hello
         # The main loop calls `tidy` for that.
-        super().__init__(process, Chores(_core.Waker(process.inbox), process.ring))
+        super().__init__(process, Cleanup(_core.Waker(process.inbox), process.ring))
         self.places = hello.places
         self.own_actor = self._me = ActorId(hello.number, hello.name)
         self.requests = self._requests = RequestClient(requests)
         self._noted = NotedRequests(self._requests, process, hello.driver_slot)
-        process.lanes.reports.open(self._requests.look_for_cycle)
-        self.introductions = ActorIntroductions(process, self._requests)
+        process.wait_registry.reports.open(self._requests.look_for_cycle)
+        self.broker = WorkerBroker(process, self._requests)
         self.collectives = ActorCollectives(process, self._requests, self.label)
         # Reentrant: a signal handler may call an actor while its thread waits for the link to one.
         self._lock = threading.RLock()
         #: Held while the link to an actor is set up, by the actor's index. Each actor has its own: it may be
         #: restarting, which takes long, and others are called meanwhile.
-        self._turns: defaultdict[int, AbstractContextManager[bool]] = defaultdict(
+        self._call_lock: defaultdict[int, AbstractContextManager[bool]] = defaultdict(
             lambda: threading.RLock()
         )
         #: Ends the process, or only its part in the session where the process is not the session's.
@@ -141,7 +141,7 @@ class ActorRuntime(CallingRuntime):
         self._deaths = 0
         # Task names of the graphs that are executed here, by graph.
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
-        self.graphs: WeakSet[ProcessAccount] = WeakSet()
+        self.graphs: WeakSet[ProcessGraphInfo] = WeakSet()
         # One handle, and so one connection, for each graph.
         self._graphs = WeakValues[int, CompiledGraph]()
         self.exports = ActorExports(
@@ -151,11 +151,11 @@ class ActorRuntime(CallingRuntime):
             process.ring,
             lambda: self.watcher,
             lambda: self._open(OpenRefs()),
-            lambda: process.board.elsewhere(hello.driver_slot),
+            lambda: process.process_table.is_remote(hello.driver_slot),
             process.sources,
         )
-        process.far_memory = (
-            FarMemoryClient(self._requests.ask, process.slot) if hello.places else None
+        process.remote_memory = (
+            RemoteMemoryClient(self._requests.ask, process.slot) if hello.places else None
         )
 
     def fail(self, why: str) -> None:
@@ -163,7 +163,7 @@ class ActorRuntime(CallingRuntime):
         self.end_at_once()
 
     def link(self, actor: ActorId) -> Link:
-        with self._turns[actor.index]:
+        with self._call_lock[actor.index]:
             link = self.links.get(actor.index)
             if link is not None and not link.gone:
                 return link
@@ -173,18 +173,20 @@ class ActorRuntime(CallingRuntime):
 
     def _connect(self, actor: ActorId) -> Link:
         """Make a new link to ``actor``, and note it in ``links``."""
-        laid, fds = self._noted.ask(
-            Connect(actor), f"for a way to call {actor.name}", lambda laid: Disconnect(laid.number)
+        deployed, fds = self._noted.ask(
+            Connect(actor),
+            f"for a way to call {actor.name}",
+            lambda deployed: Disconnect(deployed.number),
         )
-        assert isinstance(laid, Connected)
-        number, slot, incarnation = laid.number, laid.slot, laid.incarnation
+        assert isinstance(deployed, Connected)
+        number, slot, incarnation = deployed.number, deployed.slot, deployed.incarnation
         try:
             segment_fd, arena_fd, eventfd = all_of(fds, 3)
             arena = self.process.adopt(slot, incarnation, arena_fd, eventfd)
             link = Link(
                 self.process,
                 _core.Segment.attach(segment_fd),
-                Place(slot, incarnation, laid.bit),
+                Place(slot, incarnation, deployed.bit),
                 arena,
                 actor.name,
                 lambda: self._requests.death(actor, slot, incarnation),
@@ -287,7 +289,9 @@ class ActorRuntime(CallingRuntime):
     def _have_gpus(self, actors: Sequence[ActorId]) -> bool:
         return bool(self._requests.ask(HaveGpus(tuple(actors)))[0])
 
-    def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
+    def deploy(
+        self, plan: Plan, config: Config, begun: Callable[[int], object]
+    ) -> DeployedChannels:
         self.tidy()
         # The driver sees no constant of the graph, and no key: it may not know their classes.
         inputs = tuple(replace(bundle, keys=()) for bundle in plan.inputs)
@@ -299,21 +303,21 @@ class ActorRuntime(CallingRuntime):
         labels = task_labels(plan)
         # The plan says how communicators are made, and the driver may not know the class of one.
         config = config.with_options(default_communicator="create")
-        request = Lay(config, skeleton, sealed, labels)
-        answer, fds = self._requests.ask(request, lambda laid: Unlay(laid.number, False))
+        request = Deploy(config, skeleton, sealed, labels)
+        answer, fds = self._requests.ask(request, lambda deployed: Undeploy(deployed.number, False))
         number = answer.number
         begun(number)
         self._labels[number] = {(number, task): name for task, name in labels.items()}
         try:
-            return self._laid(answer, fds)
+            return self._deployed(answer, fds)
         except BaseException:
             self._let_go(number, False)
             raise
 
-    def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
-        request = LayAgain(number, first, patience.timeout, patience.left())
+    def redeploy(self, number: int, first: int, time_limit: TimeLimit) -> DeployedChannels:
+        request = Redeploy(number, first, time_limit.timeout, time_limit.left())
         with explained(f"lay the channels of graph {number} again"):
-            return self._laid(*self._noted.ask(request, f"which brings graph {number} back"))
+            return self._deployed(*self._noted.ask(request, f"which brings graph {number} back"))
 
     def label(self, graph: int, node: int) -> str | None:
         return self._labels.get(graph, {}).get((graph, node))
@@ -325,15 +329,15 @@ class ActorRuntime(CallingRuntime):
     def end_unmade(self, number: int) -> None:
         self._requests.ask(EndUnmade(number))
 
-    def afar(self, number: int, question: Question, patience: float) -> Afar:
-        answer, _ = self._requests.ask(LookAfar(number, question, patience))
-        assert isinstance(answer, Afar)
+    def remote_status(self, number: int, question: Question, time_limit: float) -> RemoteStatus:
+        answer, _ = self._requests.ask(LookAtRemote(number, question, time_limit))
+        assert isinstance(answer, RemoteStatus)
         return answer
 
-    def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
-        self._requests.ask_later(LookAfar(number, Question(), PATIENCE), then)
+    def remote_later(self, number: int, then: Callable[[RemoteStatus | Exception], object]) -> None:
+        self._requests.ask_later(LookAtRemote(number, Question(), TIME_LIMIT), then)
 
-    def _laid(self, channels: LaidChannels, fds: list[int]) -> Laid:
+    def _deployed(self, channels: ChannelsSpec, fds: list[int]) -> DeployedChannels:
         members, labels = channels.members, self._labels[channels.number]
         try:
             all_of(fds, 1 + 2 * len(members))
@@ -344,38 +348,39 @@ class ActorRuntime(CallingRuntime):
         finally:
             close_all(fds)
         peers = [
-            PeerMember(self.process.board, self._requests, member, labels) for member in members
+            PeerMember(self.process.process_table, self._requests, member, labels)
+            for member in members
         ]
-        return Laid(channels, peers, segment)
+        return DeployedChannels(channels, peers, segment)
 
-    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+    def undeploy(self, number: int) -> list[tuple[Member, Ref]]:
         self._let_go(number, True)
         return []
 
     def drop(self, number: int) -> None:
-        self.chores.soon(lambda: self._let_go(number, False))
+        self.cleanup.soon(lambda: self._let_go(number, False))
 
     def tidy(self) -> None:
         """Let go of graphs and streams that have become garbage, and of peers that have died."""
-        deaths = self.process.board.deaths
+        deaths = self.process.process_table.deaths
         if deaths != self._deaths:
             self._deaths = deaths
             self.process.forget_gone()
             for index, link in list(self.links.items()):
                 if link.gone and not link.has_pending:
                     self.links.pop(index, None)  # refs of its calls keep it as long as they need it
-        self.chores.do()
+        self.cleanup.do()
 
     def _let_go(self, number: int, wait: bool) -> None:
         self.process.limit_spin(number, None)
-        self._requests.ask(Unlay(number, wait))
+        self._requests.ask(Undeploy(number, wait))
         if wait:
             self._wait_until_left(number)
         self._labels.pop(number, None)  # until now it names what its actors run
 
     def _wait_until_left(self, number: int) -> None:
         """Wait until all members of graph ``number`` have left it: those that run a method do so then."""
-        board = self.process.board
+        process_table = self.process.process_table
         staying: list[int] = []
 
         def left() -> bool:
@@ -383,16 +388,19 @@ class ActorRuntime(CallingRuntime):
             return not staying
 
         def who() -> Blockers:
-            return tuple((s, STEPS, f"{board.name(s)} to leave its graph") for s in staying[:1])
+            return tuple(
+                (s, STEPS, f"{process_table.name(s)} to leave its graph") for s in staying[:1]
+            )
 
-        with self.process.lanes.waiting(lambda _: who(), True) as wait:
+        with self.process.wait_registry.waiting(lambda _: who(), True) as wait:
             wait_until(
                 self.process.inbox,
                 left,
                 None,
                 lambda: f"all actors to leave graph {number}",
                 lambda: "; ".join(
-                    f"{board.name(s)} {describe_status(board, s, self.label)}" for s in staying
+                    f"{process_table.name(s)} {describe_status(process_table, s, self.label)}"
+                    for s in staying
                 ),
                 wait,
             )

@@ -22,12 +22,12 @@ from conveyor.graph.results import Origins, get_all
 from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import context
-from conveyor.runtime.cleanup import Chores
-from conveyor.runtime.deadlock import Lanes
+from conveyor.runtime.cleanup import Cleanup
+from conveyor.runtime.deadlock import WaitRegistry
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId, Returns
 from conveyor.runtime.wait_graph import Blockers, any_of
-from conveyor.runtime.waiting import Patience, outstanding, wait_patiently
+from conveyor.runtime.waiting import TimeLimit, outstanding, wait_within
 from conveyor.weak import WeakValues
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ class CallingRuntime:
     own_actor: ActorId | None = None
     places = False
 
-    def __init__(self, process: Process, chores: Chores) -> None:
+    def __init__(self, process: Process, cleanup: Cleanup) -> None:
         self.process = process
-        self._board = process.board
+        self._process_table = process.process_table
         #: What is left to be done for what is garbage here.
-        self.chores = chores
+        self.cleanup = cleanup
         self.pid = os.getpid()
         self.pump = Pump(process.inbox)
         self.watcher = Watcher(process.inbox, process.ring)
@@ -84,8 +84,8 @@ class CallingRuntime:
         return self.process.inbox
 
     @property
-    def lanes(self) -> Lanes:
-        return self.process.lanes
+    def wait_registry(self) -> WaitRegistry:
+        return self.process.wait_registry
 
     def link(self, actor: ActorId) -> Incarnation:
         """A link to the process that ``actor`` has now; raises its death if there is none."""
@@ -145,7 +145,7 @@ class CallingRuntime:
         what: int = OPEN,
         returns: Returns = 1,
     ) -> CallStream:
-        self.chores.do()
+        self.cleanup.do()
         call = method, args, dict(kwargs) if kwargs else None, returns, what
         return CallStream(self, self._known_link(actor), actor.name, call, is_async)
 
@@ -192,12 +192,12 @@ class CallingRuntime:
         found = _core.refs_done(refs, num_returns, Link, Ref.done)
         if len(found[0]) == num_returns:
             return found
-        patience = Patience(timeout)
+        time_limit = TimeLimit(timeout)
 
         def ready() -> bool:
             nonlocal found
             found = _core.refs_done(refs, num_returns, Link, Ref.done)
-            return len(found[0]) == num_returns or patience.over()
+            return len(found[0]) == num_returns or time_limit.over()
 
         def ask(question: int) -> Blockers | None:
             missing = [ref for ref in refs if not ref.done()]
@@ -205,11 +205,11 @@ class CallingRuntime:
             enough = missing[: len(missing) - (num_returns - len(refs) + len(missing)) + 1]
             return any_of([blockers_of(ref, question) for ref in enough])
 
-        with self.process.lanes.waiting(ask, True, patience.bounded) as wait:
-            wait_patiently(
+        with self.process.wait_registry.waiting(ask, True, time_limit.bounded) as wait:
+            wait_within(
                 self.process.inbox,
                 ready,
-                patience,
+                time_limit,
                 lambda: f"{num_returns} of {len(refs)} results",
                 lambda: outstanding(refs),
                 wait,

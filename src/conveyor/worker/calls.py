@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from conveyor.worker.instance import Instance
 
 
-class Undecoded:
+class EncodedArgument:
     """An encoded value, parts of which may have to be fetched from other processes. It holds the references
     in it. If :meth:`decode` raises, it may be tried again; once it has returned, it is not called again."""
 
@@ -57,7 +57,7 @@ class Arriving:
     __slots__ = ("_attempts", "_call", "_ready")
 
     def __init__(self, snapshot: _core.Snapshot) -> None:
-        self._call = Undecoded(snapshot)
+        self._call = EncodedArgument(snapshot)
         self._attempts = Attempts()
         # Whether the values that were missing the last time are here.
         self._ready: Callable[[], bool] | None = None
@@ -98,7 +98,7 @@ class Mailbox:
         self.bit = bit
         self.caller = caller
         there = Place(*caller, RESULT_BIT)
-        name = process.board.name(there.slot)
+        name = process.process_table.name(there.slot)
         self.reader = process.reader(
             segment, 0, 0, there, arena, f"calls from {name}", shared=False
         )
@@ -210,7 +210,7 @@ class Calls:
         mailbox = Mailbox(self._process, segment, caller, arena, bit, self.one_by_one)
         self._mailboxes.append(mailbox)
         # Frames may have come before the handler was there.
-        self._process.board.ring(self._process.slot, bit)
+        self._process.process_table.ring(self._process.slot, bit)
         return lambda: self._serve(mailbox)
 
     def hang_up(self, bit: int) -> None:
@@ -268,7 +268,7 @@ class Calls:
         if self._running or any(m.arriving is not None for m in self._mailboxes):
             return False
         process = self._process
-        if process.keeping.started and others_have_values(process.board, process.slot):
+        if process.keeping.started and others_have_values(process.process_table, process.slot):
             return False
         return not self._instance.has_streams
 
@@ -314,7 +314,7 @@ class Calls:
                 self._start(mailbox, tag, *call[1], **(call[2] or {}))
             else:
                 self._early.append((mailbox, tag, call))
-        self._process.board.ring(self._process.slot, mailbox.bit)
+        self._process.process_table.ring(self._process.slot, mailbox.bit)
 
     def _start(self, mailbox: Mailbox, tag: int, cls: Any, /, *args: Any, **kwargs: Any) -> None:
         self._process.inbox.running_call("__init__", tag)
@@ -381,7 +381,7 @@ class Calls:
             self._call_now(mailbox, tag, call, function)
 
     def until(self) -> int:
-        """Return when the running call is over at the latest; see ``unwanted.until``."""
+        """Return when the running call is over at the latest; see ``abandoned.until``."""
         if self._begun is None:
             return 0
         mailbox, tag = self._begun
@@ -437,7 +437,7 @@ class Calls:
                 return
             self._process.inbox.running_call(call[0], tag)
             work = call_of(*mailbox.caller, tag)
-            with self._process.lanes.running(f"{self._instance.name}.{call[0]}", work):
+            with self._process.wait_registry.running(f"{self._instance.name}.{call[0]}", work):
                 self._call_now(mailbox, tag, call, function)
         except SystemExit as error:  # it would end nothing but this thread
             if self._inbox.inherited:
@@ -536,7 +536,7 @@ class Calls:
     ) -> Iterator[Sending]:
         """Have the body answer the call as soon as there is memory. ``given``: bytes of the call's arguments,
         if this thread runs others as well."""
-        board, name = self._process.board, call[0]
+        process_table, name = self._process.process_table, call[0]
 
         def send() -> None:
             with mailbox.reply_lock:
@@ -547,7 +547,7 @@ class Calls:
                         mailbox.replies.send(results[0], tag)
 
         def ends() -> int:
-            return -1 if board.gone(*mailbox.caller) else until(mailbox.limits, tag)
+            return -1 if process_table.gone(*mailbox.caller) else until(mailbox.limits, tag)
 
         shortage = self._process.shortage
         try:

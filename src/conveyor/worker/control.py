@@ -19,7 +19,7 @@ from conveyor.runtime.uninterrupted import try_each
 from conveyor.runtime.wait_graph import steps_of
 from conveyor.system_limits import explained
 from conveyor.worker.calls import Calls, Mailbox
-from conveyor.worker.instance import Ground, until
+from conveyor.worker.instance import WorkerState, until
 from conveyor.worker.messages import Accept, End, HangUp, Load, NewPeers, Order, Settle, Unload
 from conveyor.worker.program import Part, make_part
 
@@ -36,7 +36,7 @@ class Control:
 
     def __init__(
         self,
-        ground: Ground,
+        worker_state: WorkerState,
         calls: Calls,
         link: _core.Segment,
         arena: _core.ArenaView,
@@ -48,16 +48,16 @@ class Control:
         """``arena``: the driver's. ``refuse(tag, error)`` tells the driver that the caller which came with
         order ``tag`` could not be accepted. ``settle(question, writers)``: see :class:`Settle`. ``end()``
         has the actor end, see :class:`End`."""
-        hello = ground.hello
-        self._ground = ground
+        hello = worker_state.hello
+        self._worker_state = worker_state
         self._calls = calls
-        self._process = ground.process
+        self._process = worker_state.process
         self._name = hello.name
         self._socket = sock
         self._refuse = refuse
         self._settle = settle
         self._end = end
-        driver = hello.driver_slot, self._process.board.incarnation(hello.driver_slot)
+        driver = hello.driver_slot, self._process.process_table.incarnation(hello.driver_slot)
         self._link = Mailbox(self._process, link, driver, arena, hello.control_bit)
         self._parts: dict[int, Part] = {}
         #: A method runs. Until it ends, callers are accepted, but no other order is carried out: the first
@@ -73,7 +73,7 @@ class Control:
         return None if part is None else part.labels.get(node)
 
     def until(self, graph: int, execution: int) -> int:
-        """Return when an execution is over at the latest, as ``unwanted.until`` does. Return -2 if the
+        """Return when an execution is over at the latest, as ``abandoned.until`` does. Return -2 if the
         execution has failed: the step of a rank that an operation of a group lacks may have been skipped."""
         part = self._parts.get(graph)
         if part is None:
@@ -84,7 +84,7 @@ class Control:
         """Ring the programs that wait for inputs: inputs may have come."""
         for part in list(self._parts.values()):
             if part.inputs.awaited:
-                self._process.board.ring(self._process.slot, part.program.bit)
+                self._process.process_table.ring(self._process.slot, part.program.bit)
 
     def serve_first(self) -> None:
         """Serve the orders that are there, between two things that the actor does."""
@@ -180,7 +180,7 @@ class Control:
         with explained(f"receive its part of {assignment.name}"):
             segment, _ = self._receive_segment(order.new_peers, order.ticket)
         self._loads[assignment.graph] = (tag, assignment, segment)
-        if self._ground.instance.started:
+        if self._worker_state.instance.started:
             self.finish_loads()
         return True
 
@@ -192,14 +192,14 @@ class Control:
             tag, assignment, segment = self._loads.pop(graph)
             try:
                 with explained(f"take its part in {assignment.name}"):
-                    part = make_part(self._ground, assignment, segment)
+                    part = make_part(self._worker_state, assignment, segment)
             except Exception as error:
                 self._fail(tag, error, Load)
                 continue
             self._parts[graph] = part
             self._process.limit_spin(graph, assignment.spin_us)
-            self._ground.handlers[assignment.bit] = part.producers.handler(part.program)
-            self._process.board.ring(self._process.slot, assignment.bit)
+            self._worker_state.handlers[assignment.bit] = part.producers.handler(part.program)
+            self._process.process_table.ring(self._process.slot, assignment.bit)
             self._link.replies.send(None, tag)
 
     def _unload(self, order: Unload, _tag: int) -> None:
@@ -211,24 +211,24 @@ class Control:
         self._process.limit_spin(graph, None)
         part = self._parts.pop(graph, None)
         if part is not None:
-            if self._ground.coroutines is not None:
-                self._ground.coroutines.disown(steps_of(graph))
-            del self._ground.handlers[part.program.bit]
+            if self._worker_state.coroutines is not None:
+                self._worker_state.coroutines.disown(steps_of(graph))
+            del self._worker_state.handlers[part.program.bit]
             part.close()
             self._process.sources.look()
             self._process.arena.give_back_soon()
 
     def _accept(self, order: Accept, _tag: int) -> None:
-        name = self._process.board.name(order.slot)
+        name = self._process.process_table.name(order.slot)
         with explained(f"take calls of {name}"):
             caller = order.slot, order.incarnation
             segment, (arena,) = self._receive_segment((caller,), order.ticket)
-        self._ground.handlers[order.bit] = self._calls.open(segment, caller, arena, order.bit)
+        self._worker_state.handlers[order.bit] = self._calls.open(segment, caller, arena, order.bit)
 
     def _hang_up(self, order: HangUp, _tag: int) -> None:
         bit = order.bit
         # First: while what the caller has asked for is served, the bit may become another caller's.
-        if self._ground.handlers.pop(bit, None) is not None:  # else it was never accepted
+        if self._worker_state.handlers.pop(bit, None) is not None:  # else it was never accepted
             self._calls.hang_up(bit)
 
     #: The function for each kind of order. It gets the order's number; if it returns true, it acknowledges

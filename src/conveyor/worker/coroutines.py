@@ -8,7 +8,7 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.runtime.aio import Activity, Awaits, Call, Step, activity
-from conveyor.runtime.deadlock import Lanes
+from conveyor.runtime.deadlock import WaitRegistry
 
 #: Coroutines of calls that run at the same time, if the actor does not say.
 _MAX_CONCURRENCY = 1000
@@ -22,13 +22,15 @@ class Coroutines:
     #: The class of a call, for callers that should not import this module: asyncio is slow to import.
     new_call = Call
 
-    def __init__(self, inbox: _core.Inbox, lanes: Lanes, max_concurrency: int | None) -> None:
+    def __init__(
+        self, inbox: _core.Inbox, wait_registry: WaitRegistry, max_concurrency: int | None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
         self._tasks: dict[asyncio.Task[Any], Activity] = {}
         self._max_concurrency = max_concurrency or _MAX_CONCURRENCY
         self.slots = asyncio.Semaphore(self._max_concurrency)
-        self._awaits = Awaits(self._loop, inbox, lanes, self._full)
+        self._awaits = Awaits(self._loop, inbox, wait_registry, self._full)
         #: Whether the process ends. That cancels coroutines, and such a cancellation is no result.
         self.leaving = False
 

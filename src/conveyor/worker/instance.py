@@ -104,7 +104,7 @@ class Instance:
         return failed, False
 
 
-class Ground:
+class WorkerState:
     """The shared state of an actor's process. It knows none of the process's parts."""
 
     def __init__(self, hello: Hello, process: Process, instance: Instance | None = None) -> None:
@@ -118,7 +118,7 @@ class Ground:
         self.coroutines: Coroutines | None = None
 
 
-class Unwanted(ConveyorError):
+class Abandoned(ConveyorError):
     """Outcome of an execution or call that waits here for something after nobody waits for it any more."""
 
 

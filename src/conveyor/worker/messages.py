@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from conveyor.graph.edges import Assignment
     from conveyor.graph.telemetry import Question
     from conveyor.plan.model import Plan
+    from conveyor.runtime.broker import Side
     from conveyor.runtime.deadlock_detector import Waiting
-    from conveyor.runtime.meeting import Side
     from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
 
 
@@ -186,8 +186,8 @@ class HaveGpus(Request, frozen=True):
     actors: tuple[ActorId, ...]
 
 
-class Lay(Request, frozen=True):
-    """Channels of a graph that the asking actor executes: ``LaidChannels``, with their segment, and arena and
+class Deploy(Request, frozen=True):
+    """Channels of a graph that the asking actor executes: ``ChannelsSpec``, with their segment, and arena and
     eventfd of each member. ``tasks``: by actor; ``labels``: the names of the tasks, by number."""
 
     config: Config
@@ -196,9 +196,9 @@ class Lay(Request, frozen=True):
     labels: Mapping[int, str]
 
 
-class LayAgain(Request, frozen=True):
+class Redeploy(Request, frozen=True):
     """New channels of graph ``number``, whose first execution is number ``first``: the same as for
-    :class:`Lay`. timeout, left: how long dead actors may take to come back, and what is left of that;
+    :class:`Deploy`. timeout, left: how long dead actors may take to come back, and what is left of that;
     ``None``: as long as they take."""
 
     number: int
@@ -219,20 +219,20 @@ class EndUnmade(Request, frozen=True):
     number: int
 
 
-class Unlay(Request, frozen=True):
+class Undeploy(Request, frozen=True):
     """The end of graph ``number``: ``None``. ``wait``: :class:`Staying` will be asked afterwards."""
 
     number: int
     wait: bool
 
 
-class LookAfar(Request, frozen=True):
+class LookAtRemote(Request, frozen=True):
     """Status of the actors of graph ``number`` on other nodes than the asking actor's, as these nodes report
-    it within ``patience`` seconds: ``Afar``."""
+    it within ``time_limit`` seconds: ``RemoteStatus``."""
 
     number: int
     question: Question
-    patience: float
+    time_limit: float
 
 
 class LookForCycle(Request, frozen=True):
@@ -256,12 +256,12 @@ class Introduce(Request, frozen=True):
     incarnation: int
 
 
-class KeptAfar(Request, frozen=True):
+class RemoteStored(Request, frozen=True):
     """The values that processes of other nodes than the asking actor's store for others: a list of
     ``KeptAt``."""
 
 
-class OpenFarMemory(Request, frozen=True):
+class OpenRemoteMemory(Request, frozen=True):
     """A connection to the asking actor's node, which fetches memory of processes on other nodes: ``None``,
     with its socket."""
 
@@ -277,7 +277,7 @@ class OpenGraph(Request, frozen=True):
     name: str
 
 
-Opening: TypeAlias = OpenRefs | OpenGraph | OpenFarMemory
+Opening: TypeAlias = OpenRefs | OpenGraph | OpenRemoteMemory
 """What is answered with the socket of a connection."""
 
 
@@ -377,7 +377,7 @@ class Connected(Message, frozen=True):
 
 class Met(Message, frozen=True):
     """The process at the other end of a channel; ``actor`` is ``None`` if it is the driver. ``spread``: see
-    ``Meeting``."""
+    ``ChannelPeer``."""
 
     slot: int
     incarnation: int

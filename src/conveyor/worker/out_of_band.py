@@ -17,19 +17,19 @@ from msgspec import Struct
 
 from conveyor import _core
 from conveyor.codec import afresh, decode_error, encode_error
-from conveyor.codec.out_of_band import Head, Parcel
+from conveyor.codec.out_of_band import Head, OutgoingValue
 from conveyor.codec.promises import Keeper, Promised
 from conveyor.dag.collective.calls import Offer, Together
 from conveyor.exceptions import GraphTornDownError, TransportError
-from conveyor.graph.edges import Assignment, ConduitEnd, WriteEnd
+from conveyor.graph.edges import Assignment, EdgeEndpoint, WriteEnd
 from conveyor.plan.model import Call, Program, Recv, Reg, Send, Task
 from conveyor.runtime import threads
 from conveyor.runtime.process import Process
 from conveyor.runtime.uninterrupted import try_each
 from conveyor.runtime.waiting import Alarm
-from conveyor.transport.base import Conduit, Enqueued, Sending
+from conveyor.transport.base import Endpoint, Enqueued, Sending
 from conveyor.transport.communicator import Gathering, Job
-from conveyor.worker.instance import Unwanted, until
+from conveyor.worker.instance import Abandoned, until
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -44,7 +44,7 @@ class EdgeWire:
         process: Process,
         segment: _core.Segment,
         assignment: Assignment,
-        end: ConduitEnd,
+        end: EdgeEndpoint,
         budget: _core.MemoryBudget | None,
         ring: Callable[[], None],
     ) -> None:
@@ -57,7 +57,7 @@ class EdgeWire:
         self.overlap = end.overlap
         self.hosts = end.where.hosts
         self.known_dead_within = end.where.known_dead_within
-        self.laid = end.where.laid
+        self.deployed = end.where.deployed
         #: The transfer that begins; messages about who holds memory name it.
         self.transfer = 0
         self.edge = f"{name}, edge #{end.edge} ({source})"
@@ -161,7 +161,7 @@ class EdgeWire:
         return self._writer.has_room
 
 
-class Conduits:
+class Endpoints:
     """All out-of-band ends of one actor's part of a graph. Used on the thread that runs the actor's program.
 
     outbound, inbound: by edge number, where this actor writes and where it reads.
@@ -185,11 +185,11 @@ class Conduits:
         self._name = assignment.name
 
         def ring() -> None:
-            process.board.ring(process.slot, assignment.bit)
+            process.process_table.ring(process.slot, assignment.bit)
 
         self.alarm = Alarm(ring)
         try:
-            for end in assignment.conduits:
+            for end in assignment.endpoints:
                 wire = EdgeWire(process, segment, assignment, end, budget, ring)
                 if end.rank == 0:
                     label = assignment.sources[end.edge]
@@ -223,7 +223,7 @@ class Conduits:
 class _Link:
     """Base of both ends of a transport's endpoint."""
 
-    def __init__(self, wire: EdgeWire, end: ConduitEnd, ring: Callable[[], None]) -> None:
+    def __init__(self, wire: EdgeWire, end: EdgeEndpoint, ring: Callable[[], None]) -> None:
         """``ring`` has the program look again, from any thread."""
         self.wire = wire
         self.transport = end.transport
@@ -232,9 +232,9 @@ class _Link:
         #: Why nothing can be moved any more.
         self._broken: BaseException | None = None
         try:
-            self.conduit: Conduit = end.transport.open(wire)
-            if not isinstance(self.conduit, Conduit):
-                raise TypeError(f"open() has returned a {type(self.conduit).__name__}, no Conduit")
+            self.endpoint: Endpoint = end.transport.open(wire)
+            if not isinstance(self.endpoint, Endpoint):
+                raise TypeError(f"open() has returned a {type(self.endpoint).__name__}, no Conduit")
         except Exception as error:
             self.wire.close()
             who = wire.members[wire.rank]
@@ -246,22 +246,22 @@ class _Link:
             return
         try:
             self.wire.pump()
-            self.conduit.progress()
+            self.endpoint.progress()
         except Exception as error:
             self.breaks(error)
 
     def breaks(self, error: BaseException) -> None:
         """Abort the endpoint: nothing can be moved any more."""
         self._broken = error
-        try_each(lambda: self.conduit.abort(error), name=f"abort() of the transport {self.name!r}")
+        try_each(lambda: self.endpoint.abort(error), name=f"abort() of the transport {self.name!r}")
 
     def close(self, reason: BaseException) -> None:
         """Close the endpoint and its wire: the graph is taken down."""
         name = f"the transport {self.name!r}"
         if self._broken is None:
             self._broken = reason
-            try_each(lambda: self.conduit.abort(reason), name=name)
-        try_each(self.wire.end, self.conduit.close, self.wire.close, name=name)
+            try_each(lambda: self.endpoint.abort(reason), name=name)
+        try_each(self.wire.end, self.endpoint.close, self.wire.close, name=name)
 
     def error(self, what: str, cause: BaseException) -> TransportError:
         """Return an error that says what has failed, and on which edge."""
@@ -278,7 +278,7 @@ class Outbound(_Link):
     def __init__(
         self,
         wire: EdgeWire,
-        end: ConduitEnd,
+        end: EdgeEndpoint,
         ring: Callable[[], None],
         program: _core.Program,
         sender: tuple[str, str],
@@ -299,14 +299,14 @@ class Outbound(_Link):
         #: Transfers that have failed since their frames were published, put here by any thread.
         self._failed: deque[tuple[int, BaseException]] = deque()
 
-    def pack(self, value: Any) -> Parcel:
+    def pack(self, value: Any) -> OutgoingValue:
         """Return the parcel that is sent in place of ``value``."""
         self._withdraw()  # the last one could not be published
         if self._keeper is not None:
             packed = self._keeper.pack(value)
             if type(packed) is Promised:
-                return Parcel(value, self._accepts, self._offer, self._keeper, self._kinds)
-        return Parcel(value, self._accepts, self._offer, None, self._kinds)
+                return OutgoingValue(value, self._accepts, self._offer, self._keeper, self._kinds)
+        return OutgoingValue(value, self._accepts, self._offer, None, self._kinds)
 
     def posted(self) -> None:
         """Begin the transfer: its frame is published. Raises no error."""
@@ -379,7 +379,7 @@ class Outbound(_Link):
         try:
             if self._broken is not None:
                 raise afresh(self._broken)
-            sending: Any = self.conduit.send(tensors, transfer)
+            sending: Any = self.endpoint.send(tensors, transfer)
             if not isinstance(sending, Sending):
                 raise TypeError(f"send() has returned a {type(sending).__name__}, no Sending")
             note: Any = sending.note
@@ -418,7 +418,7 @@ class Inbound(_Link):
     def __init__(
         self,
         wire: EdgeWire,
-        end: ConduitEnd,
+        end: EdgeEndpoint,
         ring: Callable[[], None],
         limits: _core.Limits,
         alarm: Alarm,
@@ -435,7 +435,7 @@ class Inbound(_Link):
         try:
             if self._broken is not None:
                 raise afresh(self._broken)
-            tensors: Any = self.conduit.receive(head.tensors, head.note, execution)
+            tensors: Any = self.endpoint.receive(head.tensors, head.note, execution)
             notify = getattr(tensors, "add_done_callback", None)
             if notify is None:
                 raise TypeError(f"receive() has returned a {type(tensors).__name__}, no Future")
@@ -449,7 +449,7 @@ class Inbound(_Link):
         return coming
 
     def take(self, coming: Coming) -> Any:
-        """Return the value, or ``NotImplemented`` while its tensors are on their way. Raises ``Unwanted`` if
+        """Return the value, or ``NotImplemented`` while its tensors are on their way. Raises ``Abandoned`` if
         nobody waits for them any more."""
         head, transfer, tensors = coming.head, coming.transfer, coming.tensors
         if tensors is None:
@@ -482,7 +482,7 @@ class Inbound(_Link):
             raise self.error("tensors could not be received", self._broken) from self._broken
         if self._limits.cancelled(transfer) or coming.is_late():
             self._give_up(coming)
-            raise Unwanted(f"{self.wire.edge}: nobody waits for execution {transfer} any more")
+            raise Abandoned(f"{self.wire.edge}: nobody waits for execution {transfer} any more")
         return NotImplemented
 
     def _give_up(self, coming: Coming) -> None:
@@ -490,7 +490,7 @@ class Inbound(_Link):
         coming.head.give_up()
         if self._broken is None:
             name = f"drop() of the transport {self.name!r}"
-            try_each(lambda: self.conduit.drop(coming.transfer), name=name)
+            try_each(lambda: self.endpoint.drop(coming.transfer), name=name)
 
 
 def _failure_of(future: Future[Any]) -> BaseException | None:
@@ -515,13 +515,13 @@ class Meetings:
         self,
         steps: Program,
         tasks: Mapping[int, Task],
-        conduits: Conduits,
+        endpoints: Endpoints,
         program: _core.Program,
         limits: _core.Limits,
         running: list[Any],
     ) -> None:
         """``running[0].cancel()`` is called when an execution in which a task runs has been cancelled."""
-        self._conduits = conduits
+        self._endpoints = endpoints
         self._program = program
         self._limits = limits
         self._running = running
@@ -529,15 +529,15 @@ class Meetings:
             step.reg: step.edge for step in steps.steps if isinstance(step, (Recv, Send))
         }
         self._tasks = tasks
-        self._meetings: list[Meeting] = []
+        self._meetings: list[GraphCollective] = []
 
     def offer(self, step: Call, task: Task) -> Callable[..., Any] | None:
         """Return the callable that replaces a task's function if other ranks meet this one behind the
         task."""
-        told = self._edges.get(step.out) in self._conduits.outbound
+        told = self._edges.get(step.out) in self._endpoints.outbound
         return task.function.announce if isinstance(task.function, Offer) and told else None
 
-    def add(self, step: Call, task: Task) -> Meeting | None:
+    def add(self, step: Call, task: Task) -> GraphCollective | None:
         """Make the meeting that a task is this rank's part of, if it meets any other rank."""
         function = task.function
         if len(step.meets) < 2 or not isinstance(function, Together):
@@ -546,22 +546,28 @@ class Meetings:
         edges = [self._edges[place] for place in places[function.tensors :]]
         ends: list[Any] = []
         for edge in edges:
-            link = self._conduits.outbound.get(edge) or self._conduits.inbound[edge]
-            ends.append(link.conduit)
-        meeting = Meeting(
-            function, places, ends, self._program, self._limits, self._conduits.alarm, self._running
+            link = self._endpoints.outbound.get(edge) or self._endpoints.inbound[edge]
+            ends.append(link.endpoint)
+        meeting = GraphCollective(
+            function,
+            places,
+            ends,
+            self._program,
+            self._limits,
+            self._endpoints.alarm,
+            self._running,
         )
         self._meetings.append(meeting)
         return meeting
 
     def progress(self) -> None:
         """Do all that can be done without waiting."""
-        self._conduits.progress()
+        self._endpoints.progress()
         for meeting in self._meetings:
             meeting.progress()
 
 
-class Meeting:
+class GraphCollective:
     """A collective of a graph. If one rank fails in it, all fail: a rank that does not come to the end tells
     the others, and all have their communicator made anew."""
 
@@ -630,7 +636,7 @@ class Meeting:
 
     def cancel(self) -> None:
         """Give the operation up: nobody waits for the execution any more."""
-        self._give_up(Unwanted(f"{self._function.operation} was given up"))
+        self._give_up(Abandoned(f"{self._function.operation} was given up"))
 
     def progress(self) -> None:
         """Look at the messages of the other ranks, and give the program the outcome if there is one."""

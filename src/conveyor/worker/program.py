@@ -34,8 +34,8 @@ from conveyor.graph.failures import FailureTeller
 from conveyor.plan import fill
 from conveyor.plan.model import (
     MOST_LEFT_OUT,
-    MOST_PATIENCE,
-    PATIENCE,
+    MOST_TIME,
+    TIME_LIMIT,
     VAIN,
     Argument,
     Await,
@@ -54,15 +54,15 @@ from conveyor.runtime.messages import SHARE_FROM
 from conveyor.runtime.shortage import DRIVER, MemoryWait, Sending, begun
 from conveyor.runtime.wait_graph import steps_of
 from conveyor.worker.calls import Arriving
-from conveyor.worker.instance import Unwanted, until
-from conveyor.worker.out_of_band import Conduits, Meetings
+from conveyor.worker.instance import Abandoned, until
+from conveyor.worker.out_of_band import Endpoints, Meetings
 
 if TYPE_CHECKING:
     import asyncio
 
     from conveyor.codec.promises import Keeper
     from conveyor.runtime.process import Process
-    from conveyor.worker.instance import Ground
+    from conveyor.worker.instance import WorkerState
 
 
 #: Items after which an actor looks whether others want a turn.
@@ -73,7 +73,7 @@ class GeneratorStopped(ConveyorError):
     """Outcome of a generator that was ended with its execution; not raised where that is known."""
 
 
-class Outlet:
+class GeneratorWriter:
     """Writer of a generator task's items, which are counted as ``recorder``'s sends number ``index``."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Outlet:
 
     def sending(self, item: list[Any], execution: int, until: Callable[[], int]) -> Sending:
         """Return the operation that publishes the first of ``item``, for which there is room. ``until()``:
-        see ``unwanted.until``."""
+        see ``abandoned.until``."""
         return Sending(
             lambda: self._send(item[0], execution),
             lambda: self._process.shortage.result(lambda: self._budget, until),
@@ -122,10 +122,10 @@ class Producer:
 
     def __init__(
         self,
-        ground: Ground,
+        worker_state: WorkerState,
         program: _core.Program,
         graph: int,
-        outlet: Outlet,
+        generator_writer: GeneratorWriter,
         label: str,
         invoke: Callable[[list[Any]], Any],
         start_coroutine: Callable[[Coroutine[Any, Any, Any], int], None],
@@ -134,11 +134,11 @@ class Producer:
         task: int,
     ) -> None:
         """``running[0].cancel()`` is called when the execution has been cancelled."""
-        self._ground = ground
+        self._worker_state = worker_state
         self._program = program
         self._graph = graph
-        self._outlet = outlet
-        self._writer = outlet.writer
+        self._generator_writer = generator_writer
+        self._writer = generator_writer.writer
         self._label = label
         self._invoke = invoke
         self._start_coroutine = start_coroutine
@@ -155,7 +155,7 @@ class Producer:
         """Call the method: the step's turn has come. An exception of the call is the step's outcome."""
         items = self._invoke(regs)
         if needs_loop(items):
-            if self._ground.coroutines is None:
+            if self._worker_state.coroutines is None:
                 raise without_loop(self._label, items)
             self._start_coroutine(self._send_all(items), self._task)
             return
@@ -176,11 +176,11 @@ class Producer:
                 return
             if not self._has_room():
                 return
-            self._ground.process.inbox.running(self._graph, self._task, execution)
+            self._worker_state.process.inbox.running(self._graph, self._task, execution)
             try:
                 item = [next(items)]
-                with self._outlet.sending(item, execution, self._until) as sending:
-                    self._ground.process.shortage.finish(sending)
+                with self._generator_writer.sending(item, execution, self._until) as sending:
+                    self._worker_state.process.shortage.finish(sending)
                 del item, sending
             except StopIteration:
                 self._end(None)
@@ -228,8 +228,8 @@ class Producer:
         return self._writer.has_room
 
     def _ring(self) -> None:
-        process = self._ground.process
-        process.board.ring(process.slot, self._program.bit)
+        process = self._worker_state.process
+        process.process_table.ring(process.slot, self._program.bit)
 
     async def _send_all(self, made: AsyncIterator[Any] | Coroutine[Any, Any, Any]) -> None:
         from conveyor.runtime.aio import wait_until
@@ -244,7 +244,7 @@ class Producer:
                 if not self._is_wanted(execution):
                     return
                 held = [item]
-                with self._outlet.sending(held, execution, self._until) as sending:
+                with self._generator_writer.sending(held, execution, self._until) as sending:
                     if not sending.try_once():
                         held[:] = take_result(item)  # others may change it meanwhile
                         while not sending.try_once():
@@ -303,7 +303,7 @@ class Steps(Struct, frozen=True):
     running: the task of the coroutine that the program waits for, if there is one.
     """
 
-    ground: Ground
+    worker_state: WorkerState
     assignment: Assignment
     tasks: Mapping[int, Task]
     recorder: _core.Recorder
@@ -312,7 +312,7 @@ class Steps(Struct, frozen=True):
     readers: Mapping[int, _core.Reader]
     writers: Mapping[int, _core.Writer]
     keepers: Mapping[int, Keeper]
-    conduits: Conduits
+    endpoints: Endpoints
     meetings: Meetings
     producers: Producers
     budget: _core.MemoryBudget | None
@@ -333,10 +333,10 @@ class Steps(Struct, frozen=True):
                     self._add_receive(step)
                 case Try():
                     self.program.add_try(
-                        receives[step.edge], PATIENCE, MOST_PATIENCE, VAIN, MOST_LEFT_OUT
+                        receives[step.edge], TIME_LIMIT, MOST_TIME, VAIN, MOST_LEFT_OUT
                     )
                 case Await():
-                    take = self.conduits.inbound[step.edge].take
+                    take = self.endpoints.inbound[step.edge].take
                     self.program.add_await(receives[step.edge], take)
                 case Call():
                     self._add_task(step)
@@ -349,7 +349,7 @@ class Steps(Struct, frozen=True):
         reg = -1 if step.reg is None else step.reg
         spread = [] if step.spread is None else _places(step.spread)
         source = self.assignment.sources[step.edge]
-        inbound = self.conduits.inbound.get(step.edge)
+        inbound = self.endpoints.inbound.get(step.edge)
         arrived = None if inbound is None else inbound.arrived
         self.program.add_receive(self.readers[step.edge], reg, spread, source, arrived)
 
@@ -361,7 +361,7 @@ class Steps(Struct, frozen=True):
         meeting = self.meetings.add(step, task)
         offer = self.meetings.offer(step, task)
         _add_call(
-            self.ground,
+            self.worker_state,
             self.program,
             step,
             task if offer is None else replace(task, function=offer),
@@ -372,21 +372,21 @@ class Steps(Struct, frozen=True):
 
     def _add_generator(self, step: Call, task: Task, stream: int) -> None:
         index = self.assignment.recorder.sends.index(stream)
-        outlet = Outlet(
+        generator_writer = GeneratorWriter(
             self.writers[stream],
             self.recorder,
             index,
-            self.ground.process,
+            self.worker_state.process,
             self.program,
             task.label,
             self.budget,
         )
-        method, _ = _method(self.ground, task)
+        method, _ = _method(self.worker_state, task)
         producer = Producer(
-            self.ground,
+            self.worker_state,
             self.program,
             self.assignment.graph,
-            outlet,
+            generator_writer,
             task.label,
             _invoke(method, task, self.assignment.program.registers),
             self.start,
@@ -403,7 +403,7 @@ class Steps(Struct, frozen=True):
 
     def _add_send(self, step: Send, last: bool) -> None:
         """``last``: no later step reads the register that is sent."""
-        beside = self.conduits.outbound.get(step.edge)
+        beside = self.endpoints.outbound.get(step.edge)
         keeper = self.keepers.get(step.edge)
         pack = None if keeper is None else keeper.pack
         if step.edge in self.assignment.stays:
@@ -424,11 +424,11 @@ def _staying(transport: str, snapshot: bool, value: Any) -> Direct:
     return Direct(value, transport, snapshot)
 
 
-def _method(ground: Ground, task: Task) -> tuple[Callable[..., Any], bool]:
+def _method(worker_state: WorkerState, task: Task) -> tuple[Callable[..., Any], bool]:
     """Return the callable of ``task``, and whether it is a coroutine function."""
     if task.function is not None:
         return task.function, inspect.iscoroutinefunction(task.function)
-    return ground.instance.method(task.method)
+    return worker_state.instance.method(task.method)
 
 
 def _invoke(method: Callable[..., Any], task: Task, registers: int) -> Callable[[list[Any]], Any]:
@@ -447,7 +447,7 @@ def _invoke(method: Callable[..., Any], task: Task, registers: int) -> Callable[
 
 
 def _add_call(
-    ground: Ground,
+    worker_state: WorkerState,
     program: _core.Program,
     step: Call,
     task: Task,
@@ -457,7 +457,7 @@ def _add_call(
 ) -> None:
     """Add the step of a task that gives one result. If ``meet`` is given, it starts the task, which goes on
     while the program is suspended."""
-    method, is_async = _method(ground, task)
+    method, is_async = _method(worker_state, task)
     plain = not task.kwargs and all(
         isinstance(a, Reg) or (isinstance(a, Const) and immutable(a.value)) for a in task.args
     )
@@ -529,7 +529,7 @@ class Inputs:
         assert self._arriving is not None
         try:
             if until(self._limits, self._program.execution) < 0:
-                raise Unwanted("nobody waits any more for an input that has not come")
+                raise Abandoned("nobody waits any more for an input that has not come")
             value = self._arriving.decode()
         except BaseException:
             self.close()
@@ -549,7 +549,7 @@ class Inputs:
 class Part(NamedTuple):
     """An actor's part of a graph, ready to run: its channel ends are open.
 
-    program, producers, conduits, inputs: its steps; its generators; the out-of-band ends; the inputs that it
+    program, producers, endpoints, inputs: its steps; its generators; the out-of-band ends; the inputs that it
         fetches.
     labels: the names of its tasks, by number.
     limits: its executions' deadlines and cancellations.
@@ -557,7 +557,7 @@ class Part(NamedTuple):
 
     program: _core.Program
     producers: Producers
-    conduits: Conduits
+    endpoints: Endpoints
     inputs: Inputs
     labels: dict[int, str]
     limits: _core.Limits
@@ -567,27 +567,27 @@ class Part(NamedTuple):
         with ExitStack() as last:
             for close in (
                 self.inputs.close,
-                self.conduits.close,
+                self.endpoints.close,
                 self.producers.close,
                 self.program.close,
             ):
                 last.callback(close)
 
 
-def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) -> Part:
+def make_part(worker_state: WorkerState, assignment: Assignment, segment: _core.Segment) -> Part:
     """Make an actor's part of a graph.
 
     A failed step leaves an ``ErrorFrame`` in its registers. A step that needs such a register passes the
     frame on instead of running, so an error reaches the driver on the same path as a value.
     """
-    process = ground.process
+    process = worker_state.process
     actor = assignment.actor_name
 
     def error_meta(error: BaseException, label: str, execution: int) -> bytes:
         if _is_cancellation(error):  # the executor says why, as for tasks that have not begun
             if limits.cancelled(execution) and not limits.failed(execution):
                 return _core.CANCELLED
-            if isinstance(error, Unwanted) and not limits.cancelled(execution):
+            if isinstance(error, Abandoned) and not limits.cancelled(execution):
                 return _core.OVERDUE
         if label not in collectives:  # no rank waits for these: it is their execution that fails
             process.on_failure(error)
@@ -627,9 +627,9 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
         execution = program.execution
         note = functools.partial(process.inbox.running, assignment.graph, task, execution)
         deadline = limits.deadline(execution)
-        assert ground.coroutines is not None
+        assert worker_state.coroutines is not None
         running[:] = (
-            ground.coroutines.start_step(
+            worker_state.coroutines.start_step(
                 coroutine, program.resume, deadline, note, work, labels[task]
             ),
         )
@@ -641,7 +641,7 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
         def begin() -> MemoryWait:
             return shortage.result(lambda: budget, lambda: ends(execution))
 
-        if ground.coroutines is None:
+        if worker_state.coroutines is None:
             return shortage.pause(error, before, begin)
         if before is None:
             return RungFor(begun(error, begin), process, assignment.bit)
@@ -662,20 +662,20 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
         edge: keeper_of(assignment.sources[edge], promise)
         for edge, promise in assignment.promises.items()
     }
-    conduits = Conduits(process, segment, assignment, program, limits, recorder, budget, keepers)
-    meetings = Meetings(assignment.program, tasks, conduits, program, limits, running)
-    if assignment.conduits:
+    endpoints = Endpoints(process, segment, assignment, program, limits, recorder, budget, keepers)
+    meetings = Meetings(assignment.program, tasks, endpoints, program, limits, running)
+    if assignment.endpoints:
         program.set_progress(meetings.progress)
     producers = Producers()
     inputs = Inputs(program, limits)
-    if ground.coroutines is not None:  # else nothing but the program would run meanwhile
+    if worker_state.coroutines is not None:  # else nothing but the program would run meanwhile
         program.set_fetching(inputs.begin, inputs.take)
-    part = Part(program, producers, conduits, inputs, labels, limits)
+    part = Part(program, producers, endpoints, inputs, labels, limits)
     try:
         if process.slot != DRIVER:  # in one thread nobody would let go of any
             program.set_shortage(wait_for_memory)  # a circle, which closing breaks
         Steps(
-            ground,
+            worker_state,
             assignment,
             tasks,
             recorder,
@@ -684,7 +684,7 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
             readers,
             writers,
             keepers,
-            conduits,
+            endpoints,
             meetings,
             producers,
             budget,
@@ -742,7 +742,7 @@ class RungFor:
         from conveyor.runtime.aio import wait_until
 
         await wait_until(self._wait.ready)
-        self._process.board.ring(self._process.slot, self._bit)
+        self._process.process_table.ring(self._process.slot, self._bit)
 
 
 def _open_readers(
@@ -781,7 +781,7 @@ def _open_writers(
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    if isinstance(error, (GeneratorStopped, Unwanted)):
+    if isinstance(error, (GeneratorStopped, Abandoned)):
         return True
     asyncio = sys.modules.get("asyncio")  # slow to import: an actor without coroutines has not
     return asyncio is not None and isinstance(error, asyncio.CancelledError)

@@ -16,7 +16,7 @@ from conveyor.runtime.messages import Connection, Message, all_of
 from conveyor.runtime.remote_memory import Brought, Closing, Room, Wanted
 from conveyor.runtime.stored_values import KeptAt
 from conveyor.system_limits import explained
-from conveyor.worker.messages import Introduce, KeptAfar, OpenFarMemory, Request
+from conveyor.worker.messages import Introduce, OpenRemoteMemory, RemoteStored, Request
 
 
 class Lease:
@@ -140,8 +140,8 @@ class _Line(NamedTuple):
     lease: Lease
 
 
-class FarMemoryClient:
-    """An actor's :class:`FarMemory`, which asks its node."""
+class RemoteMemoryClient:
+    """An actor's :class:`RemoteMemory`, which asks its node."""
 
     def __init__(self, ask: Callable[[Request], tuple[Any, list[int]]], slot: int) -> None:
         """``ask(request)`` returns the driver's answer, and the descriptors that come with it. ``slot``: the
@@ -159,7 +159,7 @@ class FarMemoryClient:
     def fetch(
         self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
     ) -> Callable[[], object]:
-        """See :class:`FarMemory`."""
+        """See :class:`RemoteMemory`."""
         line = self._open()
         connection = line.connection
         number = next(self._numbers)
@@ -170,14 +170,14 @@ class FarMemoryClient:
         return lambda: connection.send(GiveUp(number))
 
     def introduce(self, process: Reader) -> bool:
-        """See :class:`FarMemory`."""
+        """See :class:`RemoteMemory`."""
         lives, _ = self._ask(Introduce(*process))
         return bool(lives)
 
     def kept(self) -> list[KeptAt]:
-        """See :class:`FarMemory`."""
+        """See :class:`RemoteMemory`."""
         found: list[KeptAt]
-        found, _ = self._ask(KeptAfar())
+        found, _ = self._ask(RemoteStored())
         return found
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class FarMemoryClient:
             line = self._line
             if line is None or line.connection.ended:
                 with explained("open a connection to this process's host"):
-                    _, fds = self._ask(OpenFarMemory())
+                    _, fds = self._ask(OpenRemoteMemory())
                     (fd,) = all_of(fds, 1)
                     sock = socket.socket(fileno=fd)
                     lease = Lease()
@@ -236,5 +236,5 @@ class FarMemoryClient:
 
     #: What is done for each kind of message.
     handlers: ClassVar[
-        Mapping[type[FromHost], Callable[[FarMemoryClient, Any, list[int]], None]]
+        Mapping[type[FromHost], Callable[[RemoteMemoryClient, Any, list[int]], None]]
     ] = {Come: _come}

@@ -23,18 +23,18 @@ from conveyor.exceptions import (
 )
 from conveyor.flag import sleep_for
 from conveyor.runtime import threads
-from conveyor.runtime.deadlock import Found
-from conveyor.runtime.deadlock_detector import Waiting
-from conveyor.runtime.meeting import (
+from conveyor.runtime.broker import (
+    ChannelPeer,
     ClosedWord,
     Joined,
-    Meeting,
     Membership,
     Side,
     doing,
     enter,
     in_words,
 )
+from conveyor.runtime.deadlock import Found
+from conveyor.runtime.deadlock_detector import Waiting
 from conveyor.runtime.messages import PIECE, Message, all_of, receive_message, send_pickled
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
@@ -62,8 +62,8 @@ from conveyor.worker.messages import (
 )
 
 
-class ActorIntroductions:
-    """An actor's ``meeting.Introductions``, which asks the driver."""
+class WorkerBroker:
+    """An actor's ``meeting.Broker``, which asks the driver."""
 
     def __init__(self, process: Process, requests: RequestClient) -> None:
         self._process = process
@@ -77,7 +77,7 @@ class ActorIntroductions:
     def hold(self, number: int, side: Side) -> None:
         self._requests.ask(HoldEnd(number, side))
 
-    def meet(self, number: int, side: Side, alone: bool) -> Meeting | None:
+    def meet(self, number: int, side: Side, alone: bool) -> ChannelPeer | None:
         with explained(f"use channel {number}"):
             met, fds = self._requests.ask(Meet(number, side, alone))
             try:
@@ -88,7 +88,7 @@ class ActorIntroductions:
             finally:
                 close_all(fds)
 
-    def _met(self, met: Met, fds: list[int]) -> Meeting:
+    def _met(self, met: Met, fds: list[int]) -> ChannelPeer:
         process = self._process
         if met.actor is None:  # every actor knows the driver from its birth on
             all_of(fds, 1)
@@ -97,13 +97,13 @@ class ActorIntroductions:
             _, arena_fd, eventfd = all_of(fds, 3)
             arena = process.adopt(met.slot, met.incarnation, arena_fd, eventfd)
         segment = _core.Segment.attach(fds[0])
-        return Meeting(segment, met.slot, met.incarnation, met.actor, arena, met.spread)
+        return ChannelPeer(segment, met.slot, met.incarnation, met.actor, arena, met.spread)
 
     def _give_up(self, met: Met, number: int, side: Side, fds: list[int]) -> None:
         """Tell the other end that this process could not open its own, and will not be introduced again."""
         if fds:
             ClosedWord(_core.Segment.attach(fds[0]), side).mark()
-            self._process.board.ring(met.slot, _core.ATTENTION_BIT)
+            self._process.process_table.ring(met.slot, _core.ATTENTION_BIT)
         if met.spread:
             self._requests.ask(CloseEnd(number, side))
 
@@ -113,7 +113,7 @@ class ActorIntroductions:
     def close(self, number: int, side: Side) -> None:
         self._requests.ask(CloseEnd(number, side))
 
-    def death(self, meeting: Meeting) -> ConveyorError:
+    def death(self, meeting: ChannelPeer) -> ConveyorError:
         if meeting.actor is None:
             return SessionEndedError("the session has ended: its driver is gone")
         return self._requests.death(meeting.actor, meeting.slot, meeting.incarnation)
@@ -210,19 +210,19 @@ class NotedRequests:
         self._requests, self._process, self._driver = requests, process, driver
 
     def ask(
-        self, request: Request, what: str, unwanted: Callable[[Any], Message] | None = None
+        self, request: Request, what: str, abandoned: Callable[[Any], Message] | None = None
     ) -> tuple[Any, list[int]]:
         """Ask the driver, as :meth:`RequestClient.ask` does. ``what``: what is waited for, to follow "the
         driver,"."""
         process = self._process
         blockers = ((self._driver, STEPS, f"{FOR_THE_DRIVER}{what}"),)
-        with process.lanes.waiting(lambda _: blockers) as wait:
+        with process.wait_registry.waiting(lambda _: blockers) as wait:
 
             def look(is_over: Callable[[], bool]) -> float | None:
                 asked = process.inbox.asked
                 return None if wait is None or is_over() else wait.look(asked)
 
-            return self._requests.ask(request, unwanted, look)
+            return self._requests.ask(request, abandoned, look)
 
 
 #: Milliseconds for which replies are read on when none is awaited any more: another request may come soon.
@@ -257,18 +257,18 @@ class RequestClient:
     def ask(
         self,
         request: Request,
-        unwanted: Callable[[Any], Message] | None = None,
+        abandoned: Callable[[Any], Message] | None = None,
         look: Callable[[Callable[[], bool]], float | None] | None = None,
     ) -> tuple[Any, list[int]]:
         """Return the answer, and the descriptors that came with it. If the answer is an error, it is raised.
 
         If a signal handler raises meanwhile, the request may or may not have been sent. The message
-        ``unwanted(answer)``, if that is given, tells the driver to take back what it has done by then.
+        ``abandoned(answer)``, if that is given, tells the driver to take back what it has done by then.
 
         ``look(is_over)`` is called when the answer does not come at once. It returns the seconds until it is
         called again; ``None``: it is not.
         """
-        awaited, process = _Awaited(unwanted), os.getpid()
+        awaited, process = _Awaited(abandoned), os.getpid()
         try:
             self._request(request, awaited)
             self._wait(awaited, look)
@@ -477,9 +477,9 @@ class RequestClient:
     def _dispose(self, awaited: _Awaited) -> None:
         """Dispose of a reply that has come and that nobody takes."""
         close_all(awaited.fds)
-        if awaited.unwanted is None or not isinstance(awaited.reply, Done):
+        if awaited.abandoned is None or not isinstance(awaited.reply, Done):
             return
-        message = awaited.unwanted(awaited.reply.value)
+        message = awaited.abandoned(awaited.reply.value)
         with suppress(OSError, RuntimeStateError):  # the driver is gone
             if isinstance(message, Request):
                 nobody = _Awaited(None)
@@ -504,8 +504,8 @@ class RequestClient:
 class _Awaited:
     """A request that is under way, and its reply once that is here."""
 
-    def __init__(self, unwanted: Callable[[Any], Message] | None) -> None:
-        self.unwanted = unwanted
+    def __init__(self, abandoned: Callable[[Any], Message] | None) -> None:
+        self.abandoned = abandoned
         #: ``None`` when it is over: no reply will come.
         self.reply: Reply | None = None
         self.fds: list[int] = []

@@ -31,7 +31,7 @@ from conveyor.worker.actor_runtime import ActorRuntime
 from conveyor.worker.calls import Calls
 from conveyor.worker.control import Control
 from conveyor.worker.forked import flush_files
-from conveyor.worker.instance import Ground
+from conveyor.worker.instance import WorkerState
 from conveyor.worker.messages import Hello
 
 if TYPE_CHECKING:
@@ -85,33 +85,33 @@ class Worker:
         sockets: list[socket.socket],
         instance: Instance | None,
     ) -> None:
-        board_fd, arena_fd, eventfd, driver_arena, driver_event, calls, ctl = fds
+        process_table_fd, arena_fd, eventfd, driver_arena, driver_event, calls, ctl = fds
         orders, asks = sockets
         self.hello = hello
-        board = _core.Board.attach(board_fd)
-        if board.gone(hello.slot, hello.incarnation):
+        process_table = _core.ProcessTable.attach(process_table_fd)
+        if process_table.gone(hello.slot, hello.incarnation):
             raise SystemExit  # it was given up before it was there, and the place may be another's
-        self.process = Process(board, hello.slot, eventfd, arena_fd, hello.arena)
+        self.process = Process(process_table, hello.slot, eventfd, arena_fd, hello.arena)
         _core.check_writes(os.environ.get("CONVEYOR_DEBUG_WRITES") == "1")
-        driver = hello.driver_slot, board.incarnation(hello.driver_slot)
+        driver = hello.driver_slot, process_table.incarnation(hello.driver_slot)
         arena_of_driver = self.process.adopt(*driver, driver_arena, driver_event)
-        self.ground = Ground(hello, self.process, instance)
-        self.handlers = self.ground.handlers
-        self.instance = self.ground.instance
+        self.worker_state = WorkerState(hello, self.process, instance)
+        self.handlers = self.worker_state.handlers
+        self.instance = self.worker_state.instance
         self._stopping = False
         self._ending = False
         #: The ``SystemExit`` of a method on a thread, with the method's name and its call.
         self._left: tuple[SystemExit, str, int] | None = None
-        self.runtime = ActorRuntime(self.ground, asks)
+        self.runtime = ActorRuntime(self.worker_state, asks)
         self.calls = Calls(self.process, self.instance, self._started, self.stop, self.leave)
         self.control = Control(
-            self.ground,
+            self.worker_state,
             self.calls,
             _core.Segment.attach(ctl),
             arena_of_driver,
             orders,
             self.runtime.refuse,
-            partial(self.runtime.exports.settle, chores=self.runtime.chores),
+            partial(self.runtime.exports.settle, cleanup=self.runtime.cleanup),
             self.end,
         )
         self.calls.serve_orders = self.control.serve_first
@@ -121,7 +121,7 @@ class Worker:
             self.process.on_failure = self.runtime.collectives.step_failed
             self.calls.on_failure = self.runtime.collectives.call_failed
             self.runtime.collectives.until = self._until
-        self.process.lanes.open(STARTING, 1, self._doing)
+        self.process.wait_registry.open(STARTING, 1, self._doing)
         self.handlers[hello.control_bit] = self.control.serve
         self.handlers[_core.ATTENTION_BIT] = self._look
         self.handlers[hello.mailbox_bit] = self.calls.open(
@@ -132,11 +132,11 @@ class Worker:
         """Open the lanes of calls, and make the loaded programs: the constructor has run."""
         threads = self.hello.max_concurrency or 1
         if self.hello.has_async:
-            self.process.lanes.open(LOOP, 1, self._doing)
+            self.process.wait_registry.open(LOOP, 1, self._doing)
         elif threads > 1:
-            self.process.lanes.open(THREADS, threads, self._doing, lambda: Meanwhile(self))
+            self.process.wait_registry.open(THREADS, threads, self._doing, lambda: Meanwhile(self))
         else:
-            self.process.lanes.open(ONE, 1, self._doing)
+            self.process.wait_registry.open(ONE, 1, self._doing)
         self.control.finish_loads()
 
     def _look(self) -> None:
@@ -147,13 +147,13 @@ class Worker:
 
     def _doing(self) -> str:
         """Return the name of the task or method that the main thread runs."""
-        _, graph, node, _, _, _, what = self.process.board.status(self.process.slot)
+        _, graph, node, _, _, _, what = self.process.process_table.status(self.process.slot)
         label = self.control.label(graph, node) if graph else None
         return label or f"{self.hello.name}.{what}"
 
     def _until(self) -> int:
-        """Return when the main thread's task or call is over at the latest; see ``unwanted.until``."""
-        _, graph, _, execution, _, _, _ = self.process.board.status(self.process.slot)
+        """Return when the main thread's task or call is over at the latest; see ``abandoned.until``."""
+        _, graph, _, execution, _, _, _ = self.process.process_table.status(self.process.slot)
         return self.control.until(graph, execution) if graph else self.calls.until()
 
     def stop(self) -> None:
@@ -179,9 +179,9 @@ class Worker:
 
     def run(self) -> None:
         """Serve until told to stop, then end as a program does: nothing of the user's is left here."""
-        board, slot = self.process.board, self.process.slot
-        board.guard_signals(slot)
-        board.live(slot)
+        process_table, slot = self.process.process_table, self.process.slot
+        process_table.guard_signals(slot)
+        process_table.live(slot)
         _sleep_in_the_futex(self.process.inbox)
         try:
             if self.hello.has_async:
@@ -258,8 +258,8 @@ class Worker:
     def _end_with_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         from conveyor.runtime.aio import cancel_all_tasks
 
-        if self.ground.coroutines is not None:
-            self.ground.coroutines.leaving = True
+        if self.worker_state.coroutines is not None:
+            self.worker_state.coroutines.leaving = True
         # One that raises KeyboardInterrupt stops the loop: the others need another turn.
         while try_each(lambda: loop.run_until_complete(cancel_all_tasks())) is not None:
             pass
@@ -274,8 +274,8 @@ class Worker:
         from conveyor.worker.coroutines import Coroutines
 
         inbox, handlers = self.process.inbox, self.handlers
-        coroutines = Coroutines(inbox, self.process.lanes, self.hello.max_concurrency)
-        self.ground.coroutines = self.calls.coroutines = coroutines
+        coroutines = Coroutines(inbox, self.process.wait_registry, self.hello.max_concurrency)
+        self.worker_state.coroutines = self.calls.coroutines = coroutines
         bits: list[int] = []
 
         def something() -> bool:
@@ -330,7 +330,7 @@ class Meanwhile:
     def end(self) -> None:
         process = self._worker.process
         for bit in self._left:
-            process.board.ring(process.slot, bit)
+            process.process_table.ring(process.slot, bit)
 
 
 def _sleep_in_the_futex(inbox: _core.Inbox) -> None:
@@ -364,5 +364,5 @@ def main(payload: bytes, fds: list[int]) -> None:
     except SystemExit:
         # Raised by user code: an orderly end, unlike os._exit with the same code.
         if not worker.process.inbox.inherited:
-            worker.process.board.leave(worker.process.slot)
+            worker.process.process_table.leave(worker.process.slot)
         raise

@@ -290,7 +290,7 @@ def test_get_with_a_timeout_can_be_tried_again(echo, latches):
 
 
 def test_async_methods_run_concurrently():
-    class Meeting:
+    class ChannelPeer:
         def __init__(self):
             self.event = asyncio.Event()
 
@@ -304,7 +304,7 @@ def test_async_methods_run_concurrently():
         def plain(self):
             return "plain"
 
-    actor = conveyor.remote(Meeting).remote()
+    actor = conveyor.remote(ChannelPeer).remote()
     waiters = [actor.wait.remote() for _ in range(20)]
     assert conveyor.get(actor.plain.remote(), timeout=WAIT) == "plain"
     assert not waiters[0].done()

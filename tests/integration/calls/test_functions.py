@@ -284,16 +284,16 @@ def test_arguments_are_taken_when_the_call_is_made(all_held):
 def test_a_call_that_waits_for_a_worker_can_be_cancelled_and_timed(all_held, tmp_path):
     calls, go = all_held
     made = tmp_path / "made"
-    unwanted = touch.remote(str(made))
+    abandoned = touch.remote(str(made))
     wanted = square.remote(3)
     with pytest.raises(
         WaitTimeoutError, match=r"<functions>.square \(not sent yet\); 2 calls wait for a"
     ):
         conveyor.get(wanted, timeout=0.01)
-    assert conveyor.wait([unwanted, wanted], timeout=0.01) == ([], [unwanted, wanted])
-    assert unwanted.cancel()
+    assert conveyor.wait([abandoned, wanted], timeout=0.01) == ([], [abandoned, wanted])
+    assert abandoned.cancel()
     with pytest.raises(ExecutionCancelledError, match="touch"):
-        conveyor.get(unwanted)
+        conveyor.get(abandoned)
     go()
     assert conveyor.get([*calls, wanted], timeout=WAIT) == ["now"] * len(calls) + [9]
     assert not made.exists()

@@ -14,9 +14,9 @@ from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.driver.requests import Switchboard
+from conveyor.driver.requests import Dispatcher
 from conveyor.runtime import context
-from conveyor.worker.messages import Connect, Create, Find, Lay
+from conveyor.worker.messages import Connect, Create, Deploy, Find
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -85,7 +85,7 @@ class Asker:
         return conveyor.get_actor("other")._id.name
 
 
-_REQUESTS = {"find": Find, "call": Connect, "create": Create, "compile": Lay}
+_REQUESTS = {"find": Find, "call": Connect, "create": Create, "compile": Deploy}
 _ANSWERS = {"find": "found", "call": "called", "create": "made", "compile": "executed"}
 
 
@@ -96,10 +96,10 @@ class Held:
         self.answer = answer
         self.asked, self.go = threading.Event(), threading.Event()
 
-    def __call__(self, switchboard, caller, request):
+    def __call__(self, dispatcher, caller, request):
         if self.asked.is_set():
-            return self.answer(switchboard, caller, request)
-        answer = self.answer(switchboard, caller, request)
+            return self.answer(dispatcher, caller, request)
+        answer = self.answer(dispatcher, caller, request)
         self.asked.set()
         assert self.go.wait(WAIT)
         return answer
@@ -112,8 +112,8 @@ def held(monkeypatch):
 
     def hold(what):
         kind = _REQUESTS[what]
-        made.append(Held(Switchboard.answers[kind]))
-        monkeypatch.setitem(Switchboard.answers, kind, made[-1])
+        made.append(Held(Dispatcher.answers[kind]))
+        monkeypatch.setitem(Dispatcher.answers, kind, made[-1])
         return made[-1]
 
     yield hold
@@ -144,7 +144,7 @@ def test_a_handler_that_raises_takes_no_answer_from_a_later_request(held, wait_u
     assert get(asker.ask.remote("find", other)) == "found"
     # What the first one has brought about is taken back, and its descriptors are closed.
     driver = context.current()
-    wait_until(lambda: len(driver.layer) == 0, what="the graph to be taken down")
+    wait_until(lambda: len(driver.deployer) == 0, what="the graph to be taken down")
     if what == "create":
         wait_until(lambda: not _is_there("made"), what="the actor to be ended")
     wait_until(lambda: get(asker.files.remote()) == before, what="the descriptors to be closed")

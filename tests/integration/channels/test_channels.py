@@ -99,7 +99,7 @@ def flood(sender):
 class Starved:
     def receive(self, end):
         from conveyor import _core
-        from conveyor.worker import requests as introductions
+        from conveyor.worker import requests as broker
 
         class Refusing:
             attached = 0
@@ -114,7 +114,7 @@ class Starved:
             Segment = Refusing()
             ATTENTION_BIT = _core.ATTENTION_BIT
 
-        introductions._core = Core
+        broker._core = Core
         return end.receive(WAIT)
 
 
@@ -486,7 +486,7 @@ def test_shutdown_wakes_who_waits(leaves_nothing, wait_until):
 
         thread = threading.Thread(target=receive)
         thread.start()
-        wait_until(lambda: receiver._meeting is not None)
+        wait_until(lambda: receiver._peer is not None)
         conveyor.shutdown()
         thread.join(WAIT)
         assert len(raised) == 1

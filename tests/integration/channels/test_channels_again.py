@@ -28,7 +28,7 @@ class Party:
 def settled():
     """Wait until the driver has done what finalizers have noted."""
     gc.collect()
-    inside.do_chores()
+    inside.do_cleanup()
 
 
 def test_an_end_that_is_loaded_where_it_is(local):

@@ -14,12 +14,12 @@ def await_rank(actor, ref):
     when it comes to sleep.
     """
     end = time.monotonic() + WAIT
-    while not (ref.done() or actor._id in inside.sleeping() or _runs_elsewhere(actor)):
+    while not (ref.done() or actor._id in inside.sleeping() or _runs_remote(actor)):
         assert time.monotonic() < end, f"{actor._id.name} does not come to an operation"
         time.sleep(0.002)
 
 
-def _runs_elsewhere(actor):
+def _runs_remote(actor):
     if inside.record_of(actor).host is None:
         return False
     return _status_of(actor).method is not None

@@ -152,12 +152,12 @@ class Program:
 
     caller = None
 
-    def run(self, turns):
+    def run(self, call_lock):
         steps = [self.call] * 5 + [self.get] * 3
         steps += [self.wait, self.drop, self.call_something_else, self.call_with_argument]
         if self.random.random() < 0.3:
             steps.append(self.cancel)
-        for _ in range(turns):
+        for _ in range(call_lock):
             self.random.choice(steps)()
             time.sleep(self.some_time())
             if self.broken:

@@ -31,7 +31,7 @@ TOO_FEW = -5
 OTHER_SHAPE = -6
 FAILS_TO_RECEIVE = -7
 #: It says that it is on another device.
-ELSEWHERE = -8
+REMOTE = -8
 #: The process ends that receives it.
 KILLS = -9
 
@@ -71,7 +71,7 @@ class Counting(TensorTransportManager):
             raise KeyError("no room")
         self.note(self.extracted, obj_id)
         meta = [(getattr(one, "shape", None), getattr(one, "dtype", None)) for one in tensors]
-        return Lying(meta, "moon" if mark == ELSEWHERE else "cpu", path, int(mark))
+        return Lying(meta, "moon" if mark == REMOTE else "cpu", path, int(mark))
 
     def garbage_collect(self, obj_id, meta, tensors):
         self.note(self.freed, obj_id)
@@ -142,7 +142,7 @@ class Started(Files):
 
 
 @dataclass
-class Meeting(CommunicatorMetadata):
+class ChannelPeer(CommunicatorMetadata):
     address: bytes = b""
     src: object = None
     dst: object = None
@@ -175,7 +175,7 @@ class Sockets(Counting):
         listener.listen()
         address = listener.getsockname()
         self.listening[address] = listener
-        return Meeting(address, src_actor, dst_actor)
+        return ChannelPeer(address, src_actor, dst_actor)
 
     def recv_multiple_tensors(self, obj_id, meta, communicator, target_buffers=None):
         # It stays where `abort_transport` finds it: that may come before this has begun.

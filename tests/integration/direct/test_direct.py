@@ -388,7 +388,7 @@ def passed_back(recwarn):
     return [one for one in recwarn.list if "passed back" in str(one.message)]
 
 
-def test_who_is_passed_a_value_that_is_written_to_elsewhere_is_warned(pair, recwarn):
+def test_who_is_passed_a_value_that_is_written_to_remote_is_warned(pair, recwarn):
     maker, other = pair
     ref = maker.make.remote()
     get([maker.total.remote(ref), maker.total.remote(ref)])
@@ -459,8 +459,8 @@ def test_its_actor_dies_and_the_session_does_not_know_yet(pair, wait_until, monk
     ref = maker.make.remote()
     pid = get(maker.pid.remote())
     assert get(ref).sum() == 1000
-    unknowing = SimpleNamespace(gone=lambda *_: False, elsewhere=lambda _: False)
-    process = SimpleNamespace(board=unknowing, far_memory=None)
+    unknowing = SimpleNamespace(gone=lambda *_: False, is_remote=lambda _: False)
+    process = SimpleNamespace(process_table=unknowing, remote_memory=None)
     session = SimpleNamespace(current=lambda: SimpleNamespace(process=process))
     monkeypatch.setattr(listing, "context", session)
     assert ref.route() == "read"
@@ -545,7 +545,7 @@ def test_transports_that_there_are_not(pair, name):
 
 def test_the_memory_of_a_whole_value_is_waited_for(pair):
     _, other = pair
-    weights = {"layer": np.ones(100), "more": [np.zeros(5)]}
+    weights = {"deployer": np.ones(100), "more": [np.zeros(5)]}
     ref = conveyor.put(weights["more"][0], tensor_transport="auto")
     hold_it = other.__ray_call__.remote(lambda self, refs: setattr(self, "refs", refs), [ref])
     get(hold_it)

@@ -17,7 +17,7 @@ PRELOAD = ["torch"]
 
 COUNT = 2 * MB
 
-#: Of one process: a page of the board's.
+#: Of one process: a page of the process table's.
 MOST = 512
 
 

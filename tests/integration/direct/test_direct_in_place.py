@@ -218,7 +218,7 @@ def test_a_snapshot_is_copied_and_so_is_what_is_received_into(maker):
     assert (target == 5.0).all()
 
 
-def test_views_and_what_lies_elsewhere_come_together(maker, reader):
+def test_views_and_what_lies_remote_come_together(maker, reader):
     value = get(maker.nested.remote(50_000))
     first, second = value["halves"]
     assert maps_others(first)

@@ -16,13 +16,13 @@ import pytest
 from integration_helpers import WAIT, get, hold
 from integration_managers import (
     DIES,
-    ELSEWHERE,
     FAILS_TO_EXTRACT,
     FAILS_TO_RECEIVE,
     FAILS_TO_SEND,
     KILLS,
     NEVER_SENDS,
     OTHER_SHAPE,
+    REMOTE,
     TOO_FEW,
     Files,
     Sockets,
@@ -455,7 +455,7 @@ def test_an_actor_that_has_it_not(peers, named):
 
 def test_another_device(peers, named):
     maker = peers[0]
-    for name, mark in ((named(Files, ["cuda"]), 1), (named(Files), ELSEWHERE)):
+    for name, mark in ((named(Files, ["cuda"]), 1), (named(Files), REMOTE)):
         with pytest.raises(ValueError, match="does not support tensor transfer on device") as info:
             get(maker.tensor.options(tensor_transport=name).remote(mark))
         assert isinstance(info.value, TaskError)

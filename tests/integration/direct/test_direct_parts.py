@@ -249,15 +249,15 @@ def test_targets_that_overlap_are_refused(holder, make):
     value = {"a": np.ones(6), "b": np.ones(3)}
     if make is torch.zeros:
         value = {name: torch.ones(one.shape) for name, one in value.items()}
-    elsewhere = holder.pass_on.options(tensor_transport="auto", snapshot=True).remote(value)
-    for ref in (elsewhere, conveyor.put(value, tensor_transport="auto"), conveyor.put(value)):
+    is_remote = holder.pass_on.options(tensor_transport="auto", snapshot=True).remote(value)
+    for ref in (is_remote, conveyor.put(value, tensor_transport="auto"), conveyor.put(value)):
         for into in ({"a": buffer[:6], "b": buffer[4:7]}, [buffer[3:9], buffer[6:9]]):
             with pytest.raises(
                 ValueError, match=r"same memory is to take both \['a'\] and \['b'\]"
             ):
                 conveyor.get(ref, into=into)
     assert not buffer.any()
-    conveyor.get(elsewhere, into=[buffer[:6], buffer[6:9]])
+    conveyor.get(is_remote, into=[buffer[:6], buffer[6:9]])
     assert buffer.sum() == 9
 
 

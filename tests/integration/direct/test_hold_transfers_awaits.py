@@ -59,7 +59,7 @@ async def value(ref):
     return await ref
 
 
-async def turns(count):
+async def call_lock(count):
     """That the loop runs, so often."""
     for _ in range(count):
         await asyncio.sleep(0)
@@ -72,7 +72,7 @@ def test_the_loop_runs_on(pair):
     async def main():
         with hold_transfers(ann):
             several = [asyncio.ensure_future(value(one)) for one in (ref, ref[1:3], ref)]
-            await turns(100)
+            await call_lock(100)
             assert not any(one.done() for one in several)
         found = await asyncio.wait_for(asyncio.gather(*several), WAIT)
         assert [one.sum() for one in found] == [499500, 3, 499500]
@@ -101,7 +101,7 @@ def test_refs_that_came_inside_of_values(pair):
     async def main():
         with hold_transfers(ann):
             task = asyncio.ensure_future(asyncio.wait_for(asyncio.gather(*refs), WAIT))
-            await turns(10)
+            await call_lock(10)
             assert not task.done()
         assert [int(one[0]) for one in await task] == [0, 1]
 
@@ -126,7 +126,7 @@ def test_errors_of_a_transfer(pair):
             await ref
         with hold_transfers(ann):
             task = asyncio.ensure_future(value(ref))
-            await turns(10)
+            await call_lock(10)
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(ActorDiedError, match="ann"):
                 await asyncio.wait_for(task, WAIT)

@@ -47,7 +47,7 @@ def begin(request, ann):
 
 
 def fetching():
-    """Which of this process's waits for a value its slot of the board names."""
+    """Which of this process's waits for a value its slot of the process table names."""
     return inside.status_of("driver").fetching
 
 
@@ -59,7 +59,7 @@ async def pairs(ann, count):
     return [(int(one[0]), int(other[0])) async for one, other in ann.pairs.remote(count)]
 
 
-async def turns(count):
+async def call_lock(count):
     """That the loop runs, so often."""
     for _ in range(count):
         await asyncio.sleep(0)
@@ -80,7 +80,7 @@ def test_the_loop_runs_on(ann, begin):
         with hold_transfers(ann):
             task = asyncio.ensure_future(anext(stream))
             await until(fetching)
-            await turns(100)
+            await call_lock(100)
             assert not task.done()
             assert fetching().keeper == "ann"
         assert int((await task)[0]) == 0
@@ -95,7 +95,7 @@ def test_all_items_and_pairs(ann, begin):
         with hold_transfers(ann):
             tasks = [asyncio.ensure_future(value(begin(5))), asyncio.ensure_future(pairs(ann, 3))]
             await until(fetching)
-            await turns(100)
+            await call_lock(100)
         everything, found = await asyncio.gather(*tasks)
         assert [int(item[0]) for item in everything] == [0, 1, 2, 3, 4]
         assert found == [(0, 0), (1, -1), (2, -2)]
@@ -109,7 +109,7 @@ def test_several_tasks_share_a_stream(ann, begin):
         with hold_transfers(ann):
             tasks = [asyncio.ensure_future(anext(stream)) for _ in range(6)]
             await until(fetching)
-            await turns(100)
+            await call_lock(100)
             assert not any(task.done() for task in tasks)
         assert sorted(int(item[0]) for item in await asyncio.gather(*tasks)) == [0, 1, 2, 3, 4, 5]
         with pytest.raises(StopAsyncIteration):

@@ -116,7 +116,7 @@ def test_they_are_done_though_its_last_handle_is_gone(fresh_session, monkeypatch
     refs, pid = [stage.same.remote(i) for i in range(200)], stage.pid.remote()
     del stage
     gc.collect()
-    context.running().chores.do()
+    context.running().cleanup.do()
     placing.over.set()
     assert conveyor.get(refs, timeout=WAIT) == list(range(200))
     # Then it ends.
@@ -425,7 +425,7 @@ def test_nothing_is_kept_of_one_that_was_killed_before_the_next_try(pausing):
     assert record.replaced.wait(WAIT)
     left.clear()
     gc.collect()
-    context.running().chores.do()
+    context.running().cleanup.do()
     # How it ended is remembered, as of the last of all dead actors.
     assert record.actor.kept is None
     assert context.running().table.free_slots == free + 1
@@ -439,7 +439,7 @@ def test_nor_of_one_whose_last_handle_was_gone_before_it_was_known_not_to_come_b
     record = context.running().table.known(stage._id)
     del stage
     gc.collect()
-    context.running().chores.do()
+    context.running().cleanup.do()
     placing.refused = True
     placing.over.set()
     wait_until(lambda: record.actor.kept is None, WAIT)

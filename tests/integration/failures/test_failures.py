@@ -108,7 +108,7 @@ class Actor:
 
 
 @pytest.fixture(autouse=True)
-def cores_go_elsewhere(tmp_path, monkeypatch):
+def cores_go_remote(tmp_path, monkeypatch):
     """Actors that a test starts dump their cores in its own folder."""
     monkeypatch.chdir(tmp_path)
     yield

@@ -79,7 +79,7 @@ class Failing:
 
 
 @pytest.fixture(autouse=True)
-def cores_go_elsewhere(tmp_path, monkeypatch):
+def cores_go_remote(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 

@@ -19,7 +19,7 @@ from integration_helpers import WAIT, chain, get, hold
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.driver import supervisor as restart
-from conveyor.driver.supervisor import Burial, Restarts, Step
+from conveyor.driver.supervisor import DeathCleanup, Restarts, Step
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, GraphTornDownError
 from conveyor.runtime import context
 
@@ -424,8 +424,8 @@ def test_one_whose_death_is_not_known_yet_comes_back_with_the_others(monkeypatch
         supervisor = context.current().supervisor
         revive = supervisor.revive
 
-        def revive_and_kill(actor, patience):
-            record = revive(actor, patience)
+        def revive_and_kill(actor, time_limit):
+            record = revive(actor, time_limit)
             if record.pid == pid:
                 os.kill(pid, signal.SIGKILL)
                 wait_until(lambda: not record.alive)
@@ -750,10 +750,10 @@ def test_one_that_is_brought_back_while_it_is_buried_comes_back_once(monkeypatch
             started.append(record)
         start(record, pause)
 
-    steps = list(supervisor.burial.steps)
+    steps = list(supervisor.death_cleanup.steps)
     steps.insert(-1, Step("a graph is restarted", revive))
     steps.append(Step("the test is told", lambda record: ours(record) and buried.set()))
-    monkeypatch.setattr(supervisor, "burial", Burial(*steps))
+    monkeypatch.setattr(supervisor, "death_cleanup", DeathCleanup(*steps))
     monkeypatch.setattr(supervisor._restarts, "_start", note)
     os.kill(pid, signal.SIGKILL)
     assert buried.wait(WAIT)  # its last step is what could start another

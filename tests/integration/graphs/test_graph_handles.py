@@ -86,9 +86,9 @@ class Submitter:
         return asyncio.run(main())
 
     def log_after(self, seconds):
-        from conveyor.runtime import waiting as patience
+        from conveyor.runtime import waiting as time_limit
 
-        before, patience.LOG_AFTER = patience.LOG_AFTER, seconds
+        before, time_limit.LOG_AFTER = time_limit.LOG_AFTER, seconds
         return before
 
     def start(self, graph, *args, **kwargs):
@@ -400,7 +400,7 @@ def test_ctrl_c_in_the_driver_while_others_submit(scripts):
     assert scripts.run(program) == "interrupted\nTrue\n"
 
 
-def test_elsewhere_it_cannot_be_loaded(graph, scripts):
+def test_remote_it_cannot_be_loaded(graph, scripts):
     program = f"""
         import pickle
         import conveyor

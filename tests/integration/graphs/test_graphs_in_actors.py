@@ -222,9 +222,9 @@ def test_an_executing_actor_that_dies_leaves_its_stages_free(local, wait_until):
     stage, controller = Stage.remote(), Controller.remote()
     driver = conveyor.runtime.context.current()
     conveyor.get(controller.compile.remote([stage]))
-    assert len(driver.layer) == 1
+    assert len(driver.deployer) == 1
     conveyor.kill(controller)
-    wait_until(lambda: not driver.layer)
+    wait_until(lambda: not driver.deployer)
     with stage.add.bind(InputNode()).compile() as graph:
         assert conveyor.get(graph.execute(1)) == 2
 
@@ -234,7 +234,7 @@ def test_a_graph_that_became_garbage_in_an_actor_is_unloaded(local, wait_until):
     driver = conveyor.runtime.context.current()
     conveyor.get(controller.compile.remote([stage]))
     conveyor.get(controller.drop.remote())
-    wait_until(lambda: not driver.layer)
+    wait_until(lambda: not driver.deployer)
     conveyor.get(controller.compile.remote([stage]))
     assert conveyor.get(controller.run.remote([1])) == [2]
 

@@ -70,7 +70,7 @@ def test_what_python_has_no_memory_for_is_told_the_next_time():
     memory = pytest.importorskip(
         "_testcapi", reason="allocations of Python's fail on demand with it"
     )
-    pump = _core.HostPump(_core.Board.create(4), 0, 60.0)
+    pump = _core.HostPump(_core.ProcessTable.create(4), 0, 60.0)
     here, there = socket.socketpair()
     with here:
         pump.connect(here.fileno(), 1)

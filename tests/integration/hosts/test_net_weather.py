@@ -74,7 +74,7 @@ class Pair:
         assert not self.failed.is_set()
 
 
-def elsewhere(address):
+def is_remote(address):
     """Host 1, in its own process; it dials again whenever its connection has broken."""
     node = Node(1, window=WINDOW[0])
     node.mirror()
@@ -96,7 +96,7 @@ def elsewhere(address):
 
 
 def echo(address):
-    node = elsewhere(address)
+    node = is_remote(address)
     writer, reader = node.ends()
     number = 0
     while (value := node.receive(reader)) is not None:

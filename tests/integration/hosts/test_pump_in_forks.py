@@ -7,11 +7,11 @@ def test_a_forked_child_does_not_take_the_timer_that_wakes_it(scripts):
         import os, threading
         from conveyor import _core
 
-        board = _core.Board.create(1)
-        board.prepare(0, "it")
-        board.alive_unwatched(0)
+        process_table = _core.ProcessTable.create(1)
+        process_table.prepare(0, "it")
+        process_table.alive_unwatched(0)
         event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        inbox = _core.Inbox(board, 0, event, 0)
+        inbox = _core.Inbox(process_table, 0, event, 0)
         wait, sent = _core.PumpWait(inbox), threading.Semaphore(0)
         wait.open()
 

@@ -96,7 +96,7 @@ class Plain:
         return works[key]()
 
     def exit(self):
-        sys.exit("goodbye")
+        sys.exit("graceful_exit")
 
 
 @conveyor.remote

@@ -205,7 +205,7 @@ def test_what_an_interrupt_leaves_behind_is_not_run(actors):
         assert log[3:] == ["later", "behind", "beside"]
         status = graph.status()
         assert (status.submitted, status.completed) == (4, 4)
-        assert graph.stats().tasks[0].running.count == 4  # it was not laid anew for that
+        assert graph.stats().tasks[0].running.count == 4  # it was not deployed anew for that
 
 
 def test_a_refused_execution_is_not_run_later(actors):
@@ -398,7 +398,7 @@ def test_a_coroutine_that_ends_after_its_execution_is_not_the_next_ones(actors):
         assert log == ["second"]
 
 
-def test_a_program_that_was_left_between_two_steps_is_laid_anew(actors, monkeypatch):
+def test_a_program_that_was_left_between_two_steps_is_deployed_anew(actors, monkeypatch):
     a, b = actors
 
     def interrupt():

@@ -15,7 +15,7 @@ from integration_helpers import chain, get, hold
 import conveyor
 from conveyor import descriptors
 from conveyor.dag import InputNode
-from conveyor.driver.deployments import LaidGraph, Roster, read_roster
+from conveyor.driver.deployments import DeployedGraph, GraphList, read_graph_list
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -171,7 +171,7 @@ def test_what_is_not_there_is_said():
 
 
 def test_the_last_graph_takes_the_roster_with_it(opened_since):
-    roster = Roster()
+    roster = GraphList()
     opened = opened_since()
 
     def rosters():
@@ -193,7 +193,7 @@ def test_the_last_graph_takes_the_roster_with_it(opened_since):
 
 
 def test_a_roster_without_descriptors_keeps_no_graph_from_its_end(monkeypatch):
-    roster = Roster()
+    roster = GraphList()
     try:
         roster.note(0, "stays", {0: "some.task"})
         names = dict.fromkeys(range(100), "some.task" * 100)
@@ -217,7 +217,7 @@ def test_a_roster_without_descriptors_keeps_no_graph_from_its_end(monkeypatch):
             if "conveyor-roster" in _target(fd)
         ]
         with open(file, "rb") as lines:
-            assert sorted(read_roster(lines)) == [0, 4]
+            assert sorted(read_graph_list(lines)) == [0, 4]
     finally:
         roster.close()
 
@@ -229,27 +229,27 @@ def _target(fd):
         return ""
 
 
-@pytest.mark.parametrize("laid", [1, 40])
-def test_a_roster_stays_small(laid, opened_since):
-    roster, opened = Roster(), opened_since()
+@pytest.mark.parametrize("deployed", [1, 40])
+def test_a_roster_stays_small(deployed, opened_since):
+    roster, opened = GraphList(), opened_since()
     try:
         for number in range(2_000):
             roster.note(number, f"graph {number}", {0: "some.task" * 10})
-            roster.forget(number - laid)
-            roster.forget(number - laid)
+            roster.forget(number - deployed)
+            roster.forget(number - deployed)
         (file,) = [
             f"/proc/self/fd/{fd}" for fd, what in opened().items() if "conveyor-roster" in what
         ]
         assert os.stat(file).st_size < 100_000
         with open(file, "rb") as lines:
-            graphs = read_roster(lines)
-        assert sorted(graphs) == list(range(2_000 - laid, 2_000))
-        assert graphs[1_999] == LaidGraph(1_999, "graph 1999", {0: "some.task" * 10})
+            graphs = read_graph_list(lines)
+        assert sorted(graphs) == list(range(2_000 - deployed, 2_000))
+        assert graphs[1_999] == DeployedGraph(1_999, "graph 1999", {0: "some.task" * 10})
     finally:
         roster.close()
     # What is being written has no end yet.
     whole = b'{"number":1,"name":"a","tasks":{}}\n'
-    assert read_roster([whole, whole[:-5]]) == {1: LaidGraph(1, "a", {})}
+    assert read_graph_list([whole, whole[:-5]]) == {1: DeployedGraph(1, "a", {})}
 
 
 HOSTILE = """
@@ -271,12 +271,12 @@ with InputNode() as inp:
     graph = actor.echo.bind(inp).compile()
 pid = os.getpid()
 ((roster, _),) = _files(pid, FILE)
-((board, _),) = _files(pid, "conveyor-board")
+((process_table, _),) = _files(pid, "conveyor-process_table")
 with open(roster, "r+b") as file:
     file.write(b"no JSON, \\xff, and a line\\n")
-copies = [os.memfd_create("conveyor-board") for _ in range(3)]
+copies = [os.memfd_create("conveyor-process_table") for _ in range(3)]
 for copy, size in zip(copies, (None, 4096, 10)):
-    with open(board, "rb") as file:
+    with open(process_table, "rb") as file:
         os.write(copy, file.read()[:size])
 
 def pour(connection, _number):

@@ -62,7 +62,7 @@ def diamond(actors):
         return MultiOutputNode([c.add.bind(first, b.later.bind(inp)), first])
 
 
-class Told:
+class BootstrapFile:
     """A trace file, all of it checked."""
 
     def __init__(self, path):
@@ -139,7 +139,7 @@ def test_everything_is_told(actors, tmp_path):
                 assert conveyor.get(graph.execute(i)) == [2 * i, i]
         after = time.monotonic_ns() / 1000
         conveyor.get(graph.execute(21))
-    told = Told(path)
+    told = BootstrapFile(path)
     assert trace.events == len(told.slices)
     assert trace.dropped == 0
     assert told.data["otherData"]["graph"] == "work"
@@ -189,7 +189,7 @@ def test_errors_and_sizes(actors, tmp_path):
                 with pytest.raises(ValueError, match=str(i)):
                     conveyor.get(first)
             assert conveyor.get(second).nbytes == 100_000
-    told = Told(path)
+    told = BootstrapFile(path)
     failed = {(e["name"], e["args"]["execution"]) for e in told.slices if "error" in e["args"]}
     for i in (0, 2):
         assert {("a.odd", i), ("send a.odd", i), ("receive a.odd", i), ("send b.echo", i)} <= failed
@@ -219,7 +219,7 @@ def test_threads_and_many_executions_on_their_way(actors, tmp_path):
             return [await (await graph.execute_async(i)) for i in range(5)]
 
         asyncio.run(awaited())
-    told = Told(tmp_path / "run.json")
+    told = BootstrapFile(tmp_path / "run.json")
     assert told.count()["b.echo"] == told.count()["execute"] == told.count()["receive b.echo"] == 65
     assert len(told.flows) == 3 * 65
 
@@ -235,12 +235,12 @@ def test_one_trace_after_the_other_and_of_two_graphs_at_once(actors, tmp_path):
                     conveyor.get([one.execute(i), other.execute(i)])
             conveyor.get(one.execute(0))
     for round in range(2):
-        told = Told(tmp_path / f"one{round}.json")
+        told = BootstrapFile(tmp_path / f"one{round}.json")
         assert told.count()["a.echo"] == 3 + round
         assert {e["args"]["execution"] for e in told.slices} == set(
             range(4 * round, 4 * round + 3 + round)
         )
-    assert Told(tmp_path / "other.json").count()["a.echo"] == 4
+    assert BootstrapFile(tmp_path / "other.json").count()["a.echo"] == 4
     assert sorted(os.listdir(tmp_path)) == ["one0.json", "one1.json", "other.json"]
 
 
@@ -253,7 +253,7 @@ def test_a_second_trace_of_a_graph_is_refused(actors, tmp_path):
             with pytest.raises(RuntimeStateError, match=r"work is being traced into .*run\.json"):
                 graph.trace(tmp_path / "run.json").__enter__()
             conveyor.get(graph.execute(2))
-        assert Told(tmp_path / "run.json").count()["a.echo"] == 2
+        assert BootstrapFile(tmp_path / "run.json").count()["a.echo"] == 2
         with pytest.raises(ValueError, match="max_events"):
             graph.trace(tmp_path / "run.json", max_events=0)
         with pytest.raises(FileNotFoundError):
@@ -280,11 +280,11 @@ def test_a_body_that_raises_or_tears_down(actors, tmp_path):
 
         with pytest.raises(ZeroDivisionError):
             fails()
-        assert Told(path).count()["a.echo"] == 1
+        assert BootstrapFile(path).count()["a.echo"] == 1
         with graph.trace(path):
             conveyor.get([graph.execute(i) for i in range(2)])
             graph.teardown()
-        assert Told(path).count()["a.echo"] == 2
+        assert BootstrapFile(path).count()["a.echo"] == 2
 
 
 def test_what_finds_no_room_is_counted(actors, tmp_path, caplog):
@@ -298,7 +298,7 @@ def test_what_finds_no_room_is_counted(actors, tmp_path, caplog):
         ):
             for i in range(30):
                 conveyor.get(graph.execute(i))
-        told = Told(path)
+        told = BootstrapFile(path)
         assert len(told.slices) == trace.events == 20
         assert trace.dropped == sum(told.data["otherData"]["dropped_events"].values()) > 0
         assert f"{trace.dropped} events found no room" in caplog.text
@@ -348,7 +348,7 @@ def test_a_forked_child_leaves_the_trace_to_its_parent(tmp_path):
             except BaseException:
                 os._exit(1)
             os._exit(0)
-    assert Told(path).count()["Actor.echo"] == 2
+    assert BootstrapFile(path).count()["Actor.echo"] == 2
 
 
 @pytest.mark.usefixtures("fresh_session")
@@ -365,7 +365,7 @@ def test_an_actor_that_dies(tmp_path, wait_until):
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(ActorDiedError):
             conveyor.get(ref)
-    told = Told(tmp_path / "run.json")
+    told = BootstrapFile(tmp_path / "run.json")
     assert told.count() == {
         "execute": 1,
         "send input": 1,
@@ -391,7 +391,7 @@ def test_each_actor_is_a_process_with_its_pid(tmp_path):
         dag = b.echo.bind(a.echo.bind(inp))
     with dag.compile(name="work") as graph, graph.trace(tmp_path / "run.json"):
         conveyor.get(graph.execute(1))
-    told = Told(tmp_path / "run.json")
+    told = BootstrapFile(tmp_path / "run.json")
     assert told.processes == {os.getpid(): "driver", pids[0]: "a", pids[1]: "b"}
     assert told.threads[pids[0], pids[0]] == "work"
     assert told.threads[os.getpid(), os.getpid()] == "MainThread"

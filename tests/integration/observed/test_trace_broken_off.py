@@ -6,7 +6,7 @@ import pytest
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.graph.telemetry import Afar
+from conveyor.graph.telemetry import RemoteStatus
 
 
 @conveyor.remote
@@ -34,7 +34,7 @@ def works(graph, path):
     assert [e for e in events if e.get("cat") == "task"]
 
 
-@pytest.mark.parametrize("at", ["tracks", "afar"])
+@pytest.mark.parametrize("at", ["tracks", "remote_status"])
 def test_at_its_end(graph, tmp_path, monkeypatch, at):
     trace = graph.trace(tmp_path / "one.json")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), trace:
@@ -47,15 +47,15 @@ def test_at_its_beginning(graph, tmp_path, monkeypatch):
     """Other nodes may have begun: they are told that it has ended."""
     asked = []
 
-    def afar(self, question, patience):
+    def remote_status(self, question, time_limit):
         asked.append(question.trace)
         if question.trace == "begin":
             raise KeyboardInterrupt
-        return Afar()
+        return RemoteStatus()
 
     trace = graph.trace(tmp_path / "one.json")
     with monkeypatch.context() as patch:
-        patch.setattr(type(trace._graph), "afar", afar)
+        patch.setattr(type(trace._graph), "remote_status", remote_status)
         with pytest.raises(KeyboardInterrupt), trace:
             pass
     assert asked == ["begin", "end"]

@@ -247,7 +247,7 @@ COMPILES = """
                     open(latch, "w").close()
 
             def interrupt():
-                while not (asks("lay") and asks("sleep_for") and flag._slept_for):
+                while not (asks("deploy") and asks("sleep_for") and flag._slept_for):
                     time.sleep(0.002)
                 os.kill(os.getpid(), signal.SIGALRM)
 

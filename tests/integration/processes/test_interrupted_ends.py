@@ -401,7 +401,7 @@ def test_a_graph_that_is_interrupted_at_any_line(scripts):
         while where:
             k += STEP
             where = inject(k, lambda: dag.compile().teardown())
-            assert settled(lambda: len(driver.layer) == 0), (k, where)
+            assert settled(lambda: len(driver.deployer) == 0), (k, where)
             if k % 10 == 0:
                 graph = dag.compile()
                 assert conveyor.get(graph.execute(k)) == k, (k, where)

@@ -345,14 +345,14 @@ def test_who_is_told_of_ends_waits_for_none(fresh_session, wait_until, monkeypat
     monkeypatch.setattr(record, "_EXIT_CODE_WAIT", 60.0)
     actor, other = Actor.remote(), Actor.remote()
     pids = conveyor.get([actor.pid.remote(), other.pid.remote()])
-    deaths = context.current().process.board.deaths
+    deaths = context.current().process.process_table.deaths
     server = psutil.Process(pids[0]).parent()
     server.suspend()  # so that no end is told
     try:
         os.kill(pids[0], signal.SIGKILL)
-        wait_until(lambda: context.current().process.board.deaths > deaths)
+        wait_until(lambda: context.current().process.process_table.deaths > deaths)
         del actor
-        wait_until(lambda: not context.current().chores._left)  # it is being let go of
+        wait_until(lambda: not context.current().cleanup._left)  # it is being let go of
     finally:
         server.resume()
     begun = time.monotonic()

@@ -146,8 +146,12 @@ def test_a_keeper_that_computes_is_listed(pair, tmp_path):
 
 
 def bob_pid(actor):
-    board = conveyor.runtime.context.current().process.board
-    return next(board.pid(slot) for slot in range(board.used) if board.name(slot) == "bob")
+    process_table = conveyor.runtime.context.current().process.process_table
+    return next(
+        process_table.pid(slot)
+        for slot in range(process_table.used)
+        if process_table.name(slot) == "bob"
+    )
 
 
 def test_what_has_gone_is_not_listed(pair, wait_until):

@@ -335,7 +335,7 @@ def test_a_member_that_dies(peers, tmp_path):
         graph = b.take.bind(a.make.bind(inp).with_tensor_transport(sockets)).compile()
     assert got(graph.execute(1)) == [1]
     conveyor.kill(a, no_restart=False)
-    # It is started again, and the graph is laid anew with it.
+    # It is started again, and the graph is deployed anew with it.
     results = []
     for number in range(2, 6):
         try:

@@ -364,7 +364,7 @@ def test_a_transport_that_is_not_here(pair, name):
             b.kind.bind(made).compile()
 
 
-def test_a_graph_that_is_laid_anew_begins_anew(pair):
+def test_a_graph_that_is_deployed_anew_begins_anew(pair):
     a, b = pair
     with InputNode() as inp:
         made = a.make.bind(inp).with_tensor_transport(_static_shape=True)

@@ -351,7 +351,7 @@ class Odd(FaultyTransport):
     def open(self, wire):
         if self.does == "open returns nothing":
             return None
-        return OddConduit(self.does, super().open(wire), wire)
+        return OddEndpoint(self.does, super().open(wire), wire)
 
 
 class Unspeakable(Exception):
@@ -359,7 +359,7 @@ class Unspeakable(Exception):
         raise RuntimeError("no words")
 
 
-class OddConduit(transport.Conduit):
+class OddEndpoint(transport.Endpoint):
     def __init__(self, does, inner, wire):
         self.does = does
         self.inner = inner
@@ -435,7 +435,7 @@ class LastWord(FaultyTransport):
         self.path = path
 
     def open(self, wire):
-        return LastWordConduit("", super().open(Quiet(wire)), wire, self.path)
+        return LastWordEndpoint("", super().open(Quiet(wire)), wire, self.path)
 
 
 class Quiet:
@@ -451,7 +451,7 @@ class Quiet:
         return [one for one in self._wire.receive() if type(one[1]) is not bytes]
 
 
-class LastWordConduit(OddConduit):
+class LastWordEndpoint(OddEndpoint):
     def __init__(self, does, inner, wire, path):
         super().__init__(does, inner, wire)
         self.path = path

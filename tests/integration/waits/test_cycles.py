@@ -432,7 +432,7 @@ def test_an_argument_that_is_made_by_one_actor_after_the_other(make):
         assert conveyor.get([waits, back], timeout=WAIT) == ["pong"] * 2
 
 
-def test_an_argument_that_is_made_elsewhere_by_who_waits(make):
+def test_an_argument_that_is_made_remote_by_who_waits(make):
     """`a` waits for a call of `b`'s that has not begun: its argument is a call of `c`'s, which waits for
     `a`."""
     a, b, c = make(GIVER, GIVER, GIVER)

@@ -409,7 +409,7 @@ class Remembers(Coroutine):
         return self.outcome
 
 
-def test_a_coroutine_of_a_graph_that_has_been_laid_again(world, wait_until):
+def test_a_coroutine_of_a_graph_that_has_been_deployed_again(world, wait_until):
     """Its step goes on, and keeps nobody from the steps of the graph as it is now."""
     world = world([(Remembers, {}), (Remembers, {}), KINDS["p"]], {"G": "ac", "X": "a", "Y": "b"})
     a, b, c = world.actors.values()

@@ -5,7 +5,7 @@ import pytest
 from conveyor import _core
 from conveyor.checks import in_seconds
 from conveyor.exceptions import WaitTimeoutError
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import TimeLimit
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ def test_three_digits(seconds, told):
 
 
 def test_what_is_left_of_a_limit_is_told_so():
-    patience = Patience(0.0312499)
-    while not patience.over():
+    time_limit = TimeLimit(0.0312499)
+    while not time_limit.over():
         _core.monotonic_ns()
     with pytest.raises(WaitTimeoutError, match=r"after 0\.0312 s waiting for it; nobody"):
-        patience.check(lambda: "it", lambda: "nobody")
+        time_limit.check(lambda: "it", lambda: "nobody")

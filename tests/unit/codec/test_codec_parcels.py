@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conveyor.codec import SentDefinitions
 from conveyor.codec.frames import decode, discard, encode
-from conveyor.codec.out_of_band import PARCEL, Head, Parcel, TensorSpec
+from conveyor.codec.out_of_band import PARCEL, Head, OutgoingValue, TensorSpec
 from conveyor.exceptions import SerializationError
 from conveyor.testing.conformance import KINDS, difference, sample
 
@@ -41,7 +41,7 @@ class Way:
         return b"a note"
 
     def parcel(self, value):
-        return Parcel(value, self.accepts, self.offer)
+        return OutgoingValue(value, self.accepts, self.offer)
 
 
 def there(value, sent=None):

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from conveyor import device as devices  # noqa: E402
 from conveyor.codec import frames as codec  # noqa: E402
-from conveyor.codec.out_of_band import Parcel  # noqa: E402
+from conveyor.codec.out_of_band import OutgoingValue  # noqa: E402
 from conveyor.codec.pickling.definitions import SentDefinitions  # noqa: E402
 from conveyor.codec.promises import Keeper, Promised  # noqa: E402
 from conveyor.exceptions import SerializationError, TransportError  # noqa: E402
@@ -112,7 +112,7 @@ def keeper(device=None, static=False, direct=False, **options):
 
 def carried_beside(value, by=None):
     moved = []
-    parcel = Parcel(value, lambda _: None, lambda made: bytes(moved.extend(made) or b""), by)
+    parcel = OutgoingValue(value, lambda _: None, lambda made: bytes(moved.extend(made) or b""), by)
     number, _, meta, buffers = codec.encode(parcel, SentDefinitions())
     copies = [bytearray(memoryview(b).cast("B")) for b in buffers or ()]
     head = codec.decode(number, meta, copies)

@@ -409,11 +409,11 @@ def test_nothing_is_shared_between_values():
 def test_closure_over_a_tensor_that_is_also_in_the_value():
     weight = torch.arange(3.0)
 
-    class Layer:
+    class GraphDeployer:
         def run(self, x):
             return weight * x
 
-    value = Channel().carry([weight, Layer(), lambda: weight])
+    value = Channel().carry([weight, GraphDeployer(), lambda: weight])
     assert value[1].run(2).tolist() == [0, 2, 4]
     assert value[2]() is value[0]
 

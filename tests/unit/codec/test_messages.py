@@ -6,12 +6,12 @@ import socket
 
 import pytest
 
-from conveyor.cluster.fetches import FarMemoryService
-from conveyor.cluster.node_agent import Station
+from conveyor.cluster.fetches import RemoteMemoryService
+from conveyor.cluster.node_agent import NodeAgent
 from conveyor.driver import hosts as far_orders
 from conveyor.driver.graph_service import GraphService
-from conveyor.driver.hosts import FarOrder
-from conveyor.driver.requests import Switchboard
+from conveyor.driver.hosts import NodeOrder
+from conveyor.driver.requests import Dispatcher
 from conveyor.exceptions import RuntimeStateError
 from conveyor.graph import handles as graph_exchange
 from conveyor.graph.handles import FromOwner, Requests, ToOwner
@@ -32,7 +32,7 @@ from conveyor.worker import messages, remote_memory
 from conveyor.worker import messages as requests
 from conveyor.worker.control import Control
 from conveyor.worker.messages import Accept, End, HangUp, Notice, Order, Request
-from conveyor.worker.remote_memory import FarMemoryClient, FromHost, ToHost
+from conveyor.worker.remote_memory import FromHost, RemoteMemoryClient, ToHost
 
 
 def test_a_message_is_a_frozen_value():
@@ -80,18 +80,18 @@ def test_the_driver_knows_every_order_by_its_actors():
     assert set(Control.handlers) == members(Order)
 
 
-def test_the_switchboard_knows_every_request_and_notice():
-    assert set(Switchboard.answers) == members(Request)
-    assert set(Switchboard.notices) == members(Notice)
+def test_the_dispatcher_knows_every_request_and_notice():
+    assert set(Dispatcher.answers) == members(Request)
+    assert set(Dispatcher.notices) == members(Notice)
 
 
 def test_both_ends_of_a_connection_to_the_host_know_what_comes():
-    assert set(FarMemoryService.handlers) == members(ToHost)
-    assert set(FarMemoryClient.handlers) == members(FromHost)
+    assert set(RemoteMemoryService.handlers) == members(ToHost)
+    assert set(RemoteMemoryClient.handlers) == members(FromHost)
 
 
 def test_another_host_knows_every_order_by_the_driver():
-    assert set(Station.orders) == members(FarOrder)
+    assert set(NodeAgent.orders) == members(NodeOrder)
 
 
 def test_both_ends_of_a_refs_connection_know_every_message():

@@ -94,10 +94,10 @@ def value_of(node: Any, done: dict[Any, Any], instead: Any) -> Any:
 
 def sent_between(root: Any, hosts: list[int]) -> list[str]:
     """The edges of the plan that go from host to host."""
-    return crossing(root, where(hosts))
+    return loopback(root, where(hosts))
 
 
-def crossing(root: Any, hosts_of: Any) -> list[str]:
+def loopback(root: Any, hosts_of: Any) -> list[str]:
     plan = lower(root, Config(ignore_unused=True), None, hosts_of)
     at = hosts_of([actor.key for actor in plan.actors])
     return [
@@ -341,6 +341,6 @@ def test_scatter_sends_a_host_what_its_ranks_get(handles, used):
         alone, apart = of(wrong, lambda ranks: [0] * len(ranks)), of(wrong, at)
         assert [(type(e), str(e)) for e in alone] == [(type(e), str(e)) for e in apart]
         assert isinstance(apart[0], Exception)
-    sent = crossing(MultiOutputNode(made), at)
+    sent = loopback(MultiOutputNode(made), at)
     assert len(sent) == any(rank % 2 for rank in used)
     assert all(source.startswith("rows for scatter on ") for source in sent)

@@ -14,7 +14,7 @@ from conveyor.dag import DAGContext, InputNode
 from conveyor.exceptions import GraphError
 from conveyor.observe import simulate
 from conveyor.plan import Call, Recv, Send, explain, lower
-from conveyor.plan.model import PATIENCE, Await, Try
+from conveyor.plan.model import TIME_LIMIT, Await, Try
 from conveyor.plan.reading import Values, in_order
 from conveyor.plan.schedule import early_receives, overlapped, prove_programs
 
@@ -191,7 +191,7 @@ def waits(makes, busy=1.0, executions=40):
     return [round(seconds, 9) for seconds in found], made
 
 
-def test_a_little_patience():
+def test_a_little_time_limit():
     # What b.h takes is not known in the first execution.
     found, made = waits(0.004)
     assert found == [0.0] + [0.004] * 39
@@ -210,7 +210,7 @@ def test_nobody_is_much_slower_for_it(seed, depth):
     seconds = {task.label: rng.choice([0.0, 0.01, 0.02, 0.05]) for task in late.tasks}
     given = {"executions": 12, "depth": depth, "sizes": 1000, "bandwidth": 1e5, "latency": 0.001}
     slow, quick = (simulate(late, seconds, overlap=on, **given).makespan for on in (False, True))
-    assert quick <= slow * (1 + 2 * PATIENCE)
+    assert quick <= slow * (1 + 2 * TIME_LIMIT)
 
 
 def test_the_settings():

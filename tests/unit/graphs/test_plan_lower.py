@@ -164,8 +164,8 @@ def test_the_same_node_as_several_arguments_is_received_once():
 def test_tasks_of_an_actor_run_in_bind_order():
     inp = InputNode()
     first = call(A, "f", inp)
-    elsewhere = call(B, "g", first)
-    second = call(A, "f", elsewhere)
+    is_remote = call(B, "g", first)
+    second = call(A, "f", is_remote)
     third = call(A, "h", inp)
     plan = plan_of(MultiOutputNode([third, second]))
     # Received just before the call that needs it, sent right after the one that makes it.

@@ -12,7 +12,7 @@ import pytest
 from conveyor import descriptors
 from conveyor.cluster import carrier, servers, serving
 from conveyor.cluster.carrier import Carrier
-from conveyor.cluster.servers import Depot, Supply
+from conveyor.cluster.servers import SharedFiles, Supply
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
 from conveyor.runtime.messages import all_of, receive_pickled, send_pickled
 
@@ -34,16 +34,16 @@ class Host:
     """What one host has: a depot that the other one dials, and a carrier to it."""
 
     def __init__(self):
-        self.depot = Depot()
+        self.shared_files = SharedFiles()
         self.dialled = []
 
     def meet(self, other):
-        self.carrier = Carrier(self.depot, Supply(lambda: self.dial(other)), other.receive)
+        self.carrier = Carrier(self.shared_files, Supply(lambda: self.dial(other)), other.receive)
 
     def dial(self, other):
         here, there = socket.socketpair()
         self.dialled.append((here, there))
-        other.depot.serve(there)
+        other.shared_files.serve(there)
         return here
 
     def receive(self, parcel):
@@ -66,8 +66,8 @@ def hosts(wait_until):
     yield one, other
     for host in (one, other):
         host.carrier.close()
-        host.depot.close()
-        assert len(host.depot) == 0
+        host.shared_files.close()
+        assert len(host.shared_files) == 0
     wait_until(lambda: threading.active_count() <= before, WAIT)
 
 
@@ -140,7 +140,7 @@ def test_a_host_that_is_lost_ends_its_lines(hosts, wait_until, line):
     one.carrier.close()
     with pytest.raises(ConnectionError):
         receive_pickled(here)
-    wait_until(lambda: len(one.depot) == 0, WAIT)
+    wait_until(lambda: len(one.shared_files) == 0, WAIT)
     os.close(fd)
 
 
@@ -168,14 +168,14 @@ def test_a_line_for_which_there_is_no_thread_is_over_at_both_ends(hosts, monkeyp
     assert not one.carrier._lines
 
 
-def test_where_no_thread_is_left_a_depot_answers_on_its_callers(monkeypatch):
+def test_where_no_thread_is_left_a_shared_files_answers_on_its_callers(monkeypatch):
     """Who has been let in has been told so, and waits for what he asks."""
 
     def refuse(target, name, *args):
         raise SystemLimitError(errno.EAGAIN, "no thread is left")
 
     monkeypatch.setattr(serving.threads, "start", refuse)
-    files, (here, there) = Depot(), socket.socketpair()
+    files, (here, there) = SharedFiles(), socket.socketpair()
     fd = file_with(b"a value")
     number = files.put(fd)
     handshake = threading.Thread(target=files.serve, args=(there,), daemon=True)
@@ -262,7 +262,7 @@ def test_a_file_that_cannot_be_kept_for_the_other_host_costs_its_message_only_it
 ):
     one = hosts[0]
     here, there = line
-    put, puts = one.depot.put, []
+    put, puts = one.shared_files.put, []
 
     def refuse_the_second(fd):
         puts.append(fd)
@@ -270,14 +270,14 @@ def test_a_file_that_cannot_be_kept_for_the_other_host_costs_its_message_only_it
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return put(fd)
 
-    one.depot.put = refuse_the_second
+    one.shared_files.put = refuse_the_second
     fds = [file_with(b"one"), file_with(b"other")]
     send_pickled(here, b"both", fds)
     data, came = receive_pickled(there)
     assert data == b"both"
     with pytest.raises(SystemLimitError, match="descriptors"):
         all_of(came, 2)
-    assert len(one.depot) == 0
+    assert len(one.shared_files) == 0
     send_pickled(here, b"again", fds)
     data, came = receive_pickled(there)
     assert [contents(fd) for fd in came] == [b"one", b"other"]
@@ -285,9 +285,9 @@ def test_a_file_that_cannot_be_kept_for_the_other_host_costs_its_message_only_it
         os.close(fd)
 
 
-def test_an_answer_of_a_depot_takes_no_descriptor(monkeypatch):
+def test_an_answer_of_a_shared_files_takes_no_descriptor(monkeypatch):
     """Where there is none, whoever asks would ask again and again."""
-    files, (here, there) = Depot(), socket.socketpair()
+    files, (here, there) = SharedFiles(), socket.socketpair()
     fd = file_with(b"a value")
     number = files.put(fd)
     os.close(fd)
@@ -305,7 +305,7 @@ def test_an_answer_of_a_depot_takes_no_descriptor(monkeypatch):
 
 
 def test_who_asks_for_a_file_that_becomes_shorter_hears_of_it(wait_until):
-    files, (here, there) = Depot(), socket.socketpair()
+    files, (here, there) = SharedFiles(), socket.socketpair()
     fd = file_with(os.urandom(LARGE))
     number = files.put(fd)
     files.serve(there)
@@ -371,7 +371,7 @@ def test_who_says_more_than_is_taken_waits(hosts, with_files, line):
     talker = Talker(here, message, fd, 1500 if with_files else 600)
     assert settled(lambda: talker.said) < talker.count
     assert other.carrier._lines[1].incoming.qsize() <= BOUND // cost
-    assert len(one.depot) <= BOUND // cost
+    assert len(one.shared_files) <= BOUND // cost
     # It goes on as it is taken.
     for _ in range(talker.count):
         data, came = receive_pickled(there)

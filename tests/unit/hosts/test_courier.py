@@ -13,7 +13,7 @@ from no_descriptors import none_at_all
 
 from conveyor import local_sockets
 from conveyor.engines.ray.bootstrap import Farewell, Here, Welcome, read, version, write
-from conveyor.engines.ray.processes import Courier
+from conveyor.engines.ray.processes import ProcessListener
 from conveyor.local_sockets import UnprovenPeerError, prove
 from conveyor.runtime.events import EventLoop
 
@@ -27,8 +27,8 @@ class Driver:
         self.farewells = []
         self.arrived = []
         self.refusals = []
-        self.courier = Courier(self.events, self._on_farewell)
-        self.courier.start()
+        self.process_listener = ProcessListener(self.events, self._on_farewell)
+        self.process_listener.start()
         self.reader, self.writer = os.pipe()
 
     def _on_farewell(self, pid, code):
@@ -40,7 +40,7 @@ class Driver:
             self.arrived.append((pid, stderr))
             return [self.writer]
 
-        return self.courier.expect(number, arrive, self.refusals.append)
+        return self.process_listener.expect(number, arrive, self.refusals.append)
 
     def settle(self):
         """Wait until the thread has seen what was sent so far."""
@@ -52,7 +52,7 @@ class Driver:
     def connect(self):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # With a limit of time it would not wait for a place among those who are to be let in.
-        connection.connect("\0" + self.courier.address)
+        connection.connect("\0" + self.process_listener.address)
         connection.settimeout(60)
         return connection
 
@@ -64,7 +64,7 @@ class Driver:
         return connection
 
     def close(self):
-        self.events.call(self.courier.close)
+        self.events.call(self.process_listener.close)
         self.events.close()
         os.close(self.reader)
         os.close(self.writer)
@@ -105,7 +105,7 @@ def test_who_was_expected_is_given_descriptors(driver):
         connection.send(write(Farewell(3)))
         assert driver.ended.wait(60)
         assert driver.farewells == [(os.getpid(), 3)]
-    assert driver.courier._listener.strangers == 0
+    assert driver.process_listener._listener.strangers == 0
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_strangers_are_dropped_and_counted(driver, said):
     with driver.connect() as connection:
         connection.send(said)
         assert hears_nothing(connection)
-    assert driver.courier._listener.strangers == 1
+    assert driver.process_listener._listener.strangers == 1
     assert driver.arrived == []
     with driver.come(1, key) as connection:  # and nobody else is disturbed
         welcome, (fd,) = answer(connection)
@@ -147,7 +147,7 @@ def test_a_secret_is_good_once(driver):
 
 def test_one_that_is_not_wanted_any_more_is_a_stranger(driver):
     key = driver.expect(1)
-    driver.events.call(lambda: driver.courier.forget(1))
+    driver.events.call(lambda: driver.process_listener.forget(1))
     with driver.connect() as connection, pytest.raises(UnprovenPeerError, match="hung up"):
         prove(connection, key, 1)
 
@@ -162,7 +162,7 @@ def test_a_flood_of_silent_ones_takes_no_more_than_is_kept(driver, monkeypatch):
             os.close(fd)
             assert welcome == Welcome()
             assert hears_nothing(silent[0])
-            assert len(driver.courier._listener._unproven) <= 8
+            assert len(driver.process_listener._listener._unproven) <= 8
     finally:
         for one in silent:
             one.close()
@@ -171,17 +171,19 @@ def test_a_flood_of_silent_ones_takes_no_more_than_is_kept(driver, monkeypatch):
 def test_without_a_descriptor_who_comes_waits_and_the_loop_goes_on_with_the_rest(
     driver, wait_until, caplog
 ):
-    key, courier = driver.expect(1), driver.courier
-    courier._listener._pauses = SimpleNamespace(next=lambda: 600.0, begin_anew=lambda: None)
+    key, process_listener = driver.expect(1), driver.process_listener
+    process_listener._listener._pauses = SimpleNamespace(
+        next=lambda: 600.0, begin_anew=lambda: None
+    )
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(60)
         with none_at_all():
-            connection.connect("\0" + courier.address)
+            connection.connect("\0" + process_listener.address)
             wait_until(lambda: driver.events._resting, 60)
             driver.settle()
         assert "they wait until it can" in caplog.text
         # It may be that there is one again: who has come is heard then.
-        driver.events.call(lambda: driver.events.rest(courier._listener.fileno(), 0.0))
+        driver.events.call(lambda: driver.events.rest(process_listener._listener.fileno(), 0.0))
         prove(connection, key, 1)
         connection.send(write(Here(version(), "")))
         welcome, (fd,) = answer(connection)
@@ -203,7 +205,7 @@ def test_its_end_is_heard_though_a_forked_child_has_copies(driver):
             os.read(end, 1)
             os._exit(0)
         try:
-            driver.events.call(driver.courier.close)
+            driver.events.call(driver.process_listener.close)
             connection.settimeout(60)
             assert hears_nothing(connection)
         finally:
@@ -232,7 +234,7 @@ def test_a_farewell_is_heard_of_one_that_has_not_read_all(driver):
     with driver.come(1, key) as connection:
         _, (fd,) = answer(connection)
         os.close(fd)
-        driver.events.call(lambda: driver.courier.tell_to_leave(os.getpid()))
+        driver.events.call(lambda: driver.process_listener.tell_to_leave(os.getpid()))
         driver.events.call(lambda: goes_on.wait(60))
         assert select.select([connection], [], [], 60)[0]
         connection.send(write(Farewell(7)))

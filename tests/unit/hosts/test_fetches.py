@@ -35,7 +35,7 @@ class OneProcess:
     def gone(self, slot, incarnation):
         return slot != 3
 
-    def elsewhere(self, slot):
+    def is_remote(self, slot):
         return False
 
     def pid(self, slot):

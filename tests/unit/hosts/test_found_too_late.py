@@ -14,8 +14,8 @@ WAIT = 60
 
 @pytest.fixture
 def wait():
-    lanes = SimpleNamespace(lock=threading.RLock(), end=lambda _: None)
-    made = Wait(lanes, 7, lambda _: (), False, "waits for the b.big")
+    wait_registry = SimpleNamespace(lock=threading.RLock(), end=lambda _: None)
+    made = Wait(wait_registry, 7, lambda _: (), False, "waits for the b.big")
     made.blockers = ((2, 9, "waits for the b.big"),)
     made.resolve = lambda asked, now: None
     return made

@@ -249,7 +249,9 @@ class World:
             return
         self.looks, self.answers = {}, {}
         if isinstance(step, Look):
-            self.looks = {host: self.answering(host, look) for host, look in step.asked.items()}
+            self.looks = {
+                host: self.request_server(host, look) for host, look in step.asked.items()
+            }
         else:
             assert isinstance(step, Pause)
 
@@ -262,7 +264,7 @@ class World:
             self.go_on(one)  # with the error
             assert verdict.way[0][0] == slot
 
-    def answering(self, host, look):
+    def request_server(self, host, look):
         """A host's answer: it is not made at one moment."""
         has = True
         for other, frames in look.has.items():

@@ -35,7 +35,7 @@ HERE, THERE = Identity(0, "1.2.3"), Identity(1, "1.2.3")
 @contextlib.contextmanager
 def listening(**options):
     came = queue.Queue()
-    options = {"patience": float(WAIT), **options}
+    options = {"time_limit": float(WAIT), **options}
     listener = Listener(("127.0.0.1", 0), TOKEN, HERE, lambda *who: came.put(who), **options)
     try:
         yield listener, came
@@ -185,7 +185,7 @@ def test_what_was_overheard_is_good_for_nothing():
 @pytest.mark.parametrize("connect", [socket.create_connection, admitted])
 def test_who_is_slow_has_a_limit_and_holds_up_nobody(connect):
     """Before it is admitted, and behind that."""
-    with listening(patience=0.5) as (listener, came):
+    with listening(time_limit=0.5) as (listener, came):
         slow = [connect(listener.address) for _ in range(4)]
         sent = 0
         with contextlib.suppress(OSError):
@@ -206,7 +206,7 @@ def test_who_is_slow_has_a_limit_and_holds_up_nobody(connect):
 
 def test_what_is_admitted_is_bounded():
     """Whoever has overheard a first message may say it again, and gets no further."""
-    with listening(most_pending=4, patience=600.0) as (listener, came):
+    with listening(most_pending=4, time_limit=600.0) as (listener, came):
         overheard = admission(TOKEN)
         several = [socket.create_connection(listener.address) for _ in range(20)]
         for sock in several:
@@ -246,7 +246,7 @@ def test_a_flood_keeps_no_host_out_and_takes_no_thread(source, tls, said):
             sock.close()
 
     made = Tls(make_certificate()) if tls else None
-    with listening(patience=600.0, tls=made) as (listener, came):
+    with listening(time_limit=600.0, tls=made) as (listener, came):
         thread = threading.Thread(target=flood)
         thread.start()
         try:
@@ -317,7 +317,7 @@ def test_a_connection_that_the_pump_does_not_take_ends():
 
 def test_a_stranger_hears_the_end_though_a_forked_child_has_a_copy_of_its_connection():
     with (
-        listening(patience=600.0) as (listener, _),
+        listening(time_limit=600.0) as (listener, _),
         admitted(listener.address) as sock,
     ):
         soon(lambda: listener._pending)
@@ -458,7 +458,7 @@ def test_one_address_is_listened_at():
 
 
 def test_a_listener_that_is_closed_breaks_off_what_is_under_way():
-    with listening(patience=60.0) as (listener, _):
+    with listening(time_limit=60.0) as (listener, _):
         sock = admitted(listener.address)
         soon(lambda: "conveyor-handshake" in [t.name for t in threading.enumerate()])
     sock.settimeout(WAIT)
@@ -533,7 +533,7 @@ def test_over_tls_ends_are_seen_though_a_forked_child_has_copies_of_the_sockets(
 
 
 def test_who_does_not_speak_tls_is_a_stranger(tls):
-    with listening(tls=tls, patience=1.0) as (listener, came):
+    with listening(tls=tls, time_limit=1.0) as (listener, came):
         with socket.create_connection(listener.address) as sock:
             sock.sendall(b"c" * 300)
             soon(lambda: listener.strangers == 1)

@@ -87,7 +87,13 @@ def authority(tmp_path_factory):
 def listening(tls, **options):
     came = queue.Queue()
     listener = Listener(
-        ("127.0.0.1", 0), TOKEN, HERE, lambda *who: came.put(who), tls=tls, patience=30.0, **options
+        ("127.0.0.1", 0),
+        TOKEN,
+        HERE,
+        lambda *who: came.put(who),
+        tls=tls,
+        time_limit=30.0,
+        **options,
     )
     try:
         yield listener, came
@@ -346,7 +352,7 @@ def test_strangers_that_say_nothing_do_not_pile_up(made):
     """One that is dropped for another is so, too, while it is waited for the first word of TLS."""
     came = queue.Queue()
     listener = Listener(
-        ("127.0.0.1", 0), TOKEN, HERE, came.put, tls=Tls(made), patience=600.0, most_pending=2
+        ("127.0.0.1", 0), TOKEN, HERE, came.put, tls=Tls(made), time_limit=600.0, most_pending=2
     )
     silent = []
     try:

@@ -67,9 +67,10 @@ def layered(depth: int, width: int) -> Plan:
     """``depth`` layers of ``width`` tasks, each of which uses two of the layer before."""
     actors = [Actor(i, f"a{i}") for i in range(8)]
     inp = InputNode()
-    layer: list[Any] = [call(actors[i % 8], "f", inp) for i in range(width)]
+    deployer: list[Any] = [call(actors[i % 8], "f", inp) for i in range(width)]
     for _ in range(1, depth):
-        layer = [
-            call(actors[i % 8], "f", layer[i], layer[(i * 7 + 3) % width]) for i in range(width)
+        deployer = [
+            call(actors[i % 8], "f", deployer[i], deployer[(i * 7 + 3) % width])
+            for i in range(width)
         ]
-    return lower(MultiOutputNode(layer), Config())
+    return lower(MultiOutputNode(deployer), Config())

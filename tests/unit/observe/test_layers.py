@@ -62,7 +62,7 @@ def test_nothing_overlaps_and_every_arrow_points_down(graph):
     assert lay_out(sizes, links, spacing=7, port=3, gap=lambda spans: 5) == layout
 
 
-def test_a_tree_has_no_crossing():
+def test_a_tree_has_no_loopback():
     links = [Link(0, 2), Link(0, 1), Link(1, 5), Link(2, 3), Link(1, 4), Link(2, 6)]
     boxes = lay_out([(10, 10)] * 7, links, spacing=5, port=2, gap=lambda spans: 5).boxes
     assert (boxes[1].x < boxes[2].x) == (max(boxes[4].x, boxes[5].x) < boxes[3].x)

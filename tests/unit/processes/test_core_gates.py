@@ -14,9 +14,9 @@ from conveyor.codec import set_up_codec
 
 
 @pytest.fixture
-def board():
+def process_table():
     set_up_codec()
-    made = _core.Board.create(2)
+    made = _core.ProcessTable.create(2)
     for slot in range(2):
         made.prepare(slot, f"process {slot}")
         made.alive_unwatched(slot)
@@ -25,30 +25,30 @@ def board():
 
 
 @pytest.fixture
-def inbox(board):
+def inbox(process_table):
     event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    yield _core.Inbox(board, 0, event, threading.main_thread().ident)
+    yield _core.Inbox(process_table, 0, event, threading.main_thread().ident)
     os.close(event)
 
 
 @pytest.fixture
-def gate(board, inbox):
+def gate(process_table, inbox):
     fd = _core.Arena.create_fd(1 << 30)
-    arena = _core.Arena(fd, 1 << 30, 1 << 28, board, 0)
-    view = _core.ArenaView(fd, 1 << 30, board, 0)
+    arena = _core.Arena(fd, 1 << 30, 1 << 28, process_table, 0)
+    view = _core.ArenaView(fd, 1 << 30, process_table, 0)
     os.close(fd)
     size = _core.Segment.ring_bytes(8, 1024, 1)
     segment = _core.Segment.create(2 * size)
     for offset in (0, size):
         segment.make_ring(offset, 8, 1024, 1)
-    calls = _core.Writer(segment, 0, board, [(1, 1)], arena, None)
-    results = _core.Reader(segment, size, 0, board, (1, 1), view, False)
+    calls = _core.Writer(segment, 0, process_table, [(1, 1)], arena, None)
+    results = _core.Reader(segment, size, 0, process_table, (1, 1), view, False)
     yield _core.Gate([calls], [results], 4, _core.KIND_VALUE, inbox)
     arena.close()
 
 
 @pytest.fixture
-def busy_bell(board):
+def busy_bell(process_table):
     """The bell of the process that waits is rung all the time."""
     stop, tell = os.pipe()
     ringer = os.fork()
@@ -57,7 +57,7 @@ def busy_bell(board):
         os.set_blocking(stop, False)
         while True:
             for _ in range(1000):
-                board.ring(0, 5)
+                process_table.ring(0, 5)
             try:
                 if os.read(stop, 1) == b"":
                     os._exit(0)
@@ -171,20 +171,20 @@ print("done")
 """
 
 
-def test_ends_own_no_objects_of_python(board):
+def test_ends_own_no_objects_of_python(process_table):
     """Native threads let go of what C++ shares, and those have no GIL."""
     fd = _core.Arena.create_fd(1 << 30)
-    arena = _core.Arena(fd, 1 << 30, 1 << 24, board, 0)
-    view = _core.ArenaView(fd, 1 << 30, board, 0)
-    assert _core.ArenaView(fd, 1 << 30, board, 0) is view
+    arena = _core.Arena(fd, 1 << 30, 1 << 24, process_table, 0)
+    view = _core.ArenaView(fd, 1 << 30, process_table, 0)
+    assert _core.ArenaView(fd, 1 << 30, process_table, 0) is view
     os.close(fd)
     segment = _core.Segment.create(_core.Segment.ring_bytes(4, 1024, 1))
     segment.make_ring(0, 4, 1024, 1)
     budget = _core.MemoryBudget(1 << 20)
-    shared = [board, arena, view, segment, budget]
+    shared = [process_table, arena, view, segment, budget]
     before = [sys.getrefcount(one) for one in shared]
-    writer = _core.Writer(segment, 0, board, [(1, 1)], arena, None, 0, 0, "", budget)
-    reader = _core.Reader(segment, 0, 0, board, (0, 1), view, False)
+    writer = _core.Writer(segment, 0, process_table, [(1, 1)], arena, None, 0, 0, "", budget)
+    reader = _core.Reader(segment, 0, 0, process_table, (0, 1), view, False)
     assert [sys.getrefcount(one) for one in shared] == before
     del shared, arena, view, segment, budget
     payload = bytes(100_000)

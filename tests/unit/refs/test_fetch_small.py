@@ -13,8 +13,8 @@ SLOTS = 4
 
 
 @pytest.fixture
-def board():
-    made = _core.Board.create(SLOTS)
+def process_table():
+    made = _core.ProcessTable.create(SLOTS)
     made.prepare(1, "keeper", 1)
     return made
 
@@ -33,24 +33,24 @@ class Kept:
         return self.where._replace(**changes).pack()
 
 
-def fetch(meta, board, own_slot=0):
-    return _core.fetch_small(meta, board, own_slot)
+def fetch(meta, process_table, own_slot=0):
+    return _core.fetch_small(meta, process_table, own_slot)
 
 
-def test_what_is_decoded(board):
+def test_what_is_decoded(process_table):
     kept = Kept()
-    codec, meta, [buffer] = fetch(kept.packed(), board)
+    codec, meta, [buffer] = fetch(kept.packed(), process_table)
     assert (codec, meta, bytes(buffer)) == (18, b"header", b"12345678")
     memoryview(buffer)[:] = b"x" * 8  # it is a copy, and nobody else's
     assert kept.memory.raw == b"12345678"
 
 
-def test_several_ranges_and_none(board):
+def test_several_ranges_and_none(process_table):
     kept, other = Kept(), ctypes.create_string_buffer(b"abc", 3)
     both = kept.where.ranges + _core.ranges_of([other])
-    _, _, buffers = fetch(kept.packed(ranges=both), board)
+    _, _, buffers = fetch(kept.packed(ranges=both), process_table)
     assert [bytes(one) for one in buffers] == [b"12345678", b"abc"]
-    assert fetch(kept.packed(ranges=b""), board) == (18, b"header", [])
+    assert fetch(kept.packed(ranges=b""), process_table) == (18, b"header", [])
 
 
 @pytest.mark.parametrize(
@@ -72,40 +72,40 @@ def test_several_ranges_and_none(board):
     ],
     ids=lambda changes: str(changes)[:40],
 )
-def test_what_takes_more_or_cannot_be_read_is_for_the_long_way(board, changes):
-    assert fetch(Kept().packed(**changes), board) is None
+def test_what_takes_more_or_cannot_be_read_is_for_the_long_way(process_table, changes):
+    assert fetch(Kept().packed(**changes), process_table) is None
 
 
-def test_what_is_large_is(board):
-    assert fetch(Kept(bytes(31 << 10)).packed(), board) is not None
-    assert fetch(Kept(bytes(32 << 10)).packed(), board) is None
+def test_what_is_large_is(process_table):
+    assert fetch(Kept(bytes(31 << 10)).packed(), process_table) is not None
+    assert fetch(Kept(bytes(32 << 10)).packed(), process_table) is None
     kept = Kept()
-    assert fetch(kept.packed(ranges=kept.where.ranges * 512), board) is None
+    assert fetch(kept.packed(ranges=kept.where.ranges * 512), process_table) is None
 
 
-def test_what_a_test_holds_back_is(board):
+def test_what_a_test_holds_back_is(process_table):
     kept = Kept()
-    board.change_transfers(1, 1, 0)
-    assert fetch(kept.packed(), board) is None
-    board.change_transfers(1, -1, 1)
-    assert fetch(kept.packed(), board) is None
-    board.change_transfers(1, 0, -1)
-    assert fetch(kept.packed(), board) is not None
+    process_table.change_transfers(1, 1, 0)
+    assert fetch(kept.packed(), process_table) is None
+    process_table.change_transfers(1, -1, 1)
+    assert fetch(kept.packed(), process_table) is None
+    process_table.change_transfers(1, 0, -1)
+    assert fetch(kept.packed(), process_table) is not None
 
 
-def test_what_is_kept_no_more_is(board):
+def test_what_is_kept_no_more_is(process_table):
     kept = Kept()
     packed = kept.packed()
     kept.anchor = None
-    assert fetch(packed, board) is None
+    assert fetch(packed, process_table) is None
 
 
-def test_frames_that_are_cut_off(board):
+def test_frames_that_are_cut_off(process_table):
     packed = Kept().packed()
     for end in range(len(packed) - len(b"header")):
-        assert fetch(packed[:end], board) is None
+        assert fetch(packed[:end], process_table) is None
     with pytest.raises(ValueError, match="a table of ranges"):
-        fetch(Kept().packed(ranges=bytes(15)), board)
+        fetch(Kept().packed(ranges=bytes(15)), process_table)
 
 
 @pytest.mark.parametrize("lengths", [[2**64 - 1], [2**64 - 64, 128], [2**62] * 5])

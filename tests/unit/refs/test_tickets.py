@@ -14,12 +14,12 @@ from conveyor.codec import set_up_codec
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
 from conveyor.refs.exports import Exports
 from conveyor.refs.ref import Ref
-from conveyor.runtime.cleanup import Chores
+from conveyor.runtime.cleanup import Cleanup
 
 set_up_codec()
 
 DRIVER = (0, 1)
-CHORES = Chores(_core.Waker(), lambda: None)
+CLEANUP = Cleanup(_core.Waker(), lambda: None)
 SOURCE = SimpleNamespace(gate=None, describe=lambda ref: "a ref", is_ready=lambda ref: False)
 
 
@@ -43,7 +43,7 @@ class Peer:
 
 
 class Processes:
-    """Slots of the board, each with the process that it has now."""
+    """Slots of the process table, each with the process that it has now."""
 
     def __init__(self, slots):
         self.now = dict.fromkeys(range(1, slots + 1), 1)
@@ -55,7 +55,7 @@ class Processes:
             SimpleNamespace(watch=lambda ref, then: None),
             DRIVER,
             self.gone,
-            CHORES,
+            CLEANUP,
         )
 
     def gone(self, slot, incarnation):
@@ -239,7 +239,7 @@ class Rendezvous(RuleBasedStateMachine):
 
     @invariant()
     def what_is_needed_is_kept_and_nothing_else(self):
-        CHORES.do()
+        CLEANUP.do()
         assert set(self.exports._entries) == self.needed()
         assert set(self.exports._tickets) == {t for t, (_, r) in self.tickets.items() if r}
         assert set(self.exports._tickets._readers) == set(self.exports._tickets)

@@ -333,7 +333,7 @@ def test_settings_that_cannot_be(wrong):
         accelerator.Settings(**wrong)
 
 
-def test_copies_of_a_direction_take_turns_and_directions_do_not():
+def test_copies_of_a_direction_take_call_lock_and_directions_do_not():
     for seconds in (0.1, 0.5, 2.5):  # until the machine begins the second before the first is over
         up, down, ups = spans_on_a_bus(seconds)
         assert ups[0][1] <= ups[1][1] - 0.9 * seconds

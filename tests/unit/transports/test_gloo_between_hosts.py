@@ -15,7 +15,7 @@ import torch
 
 from conveyor.transport import Host
 from conveyor.transport.base import TensorSpec
-from conveyor.transport.gloo.endpoint import GlooConduit
+from conveyor.transport.gloo.endpoint import GlooEndpoint
 from conveyor.transport.gloo.pairs import way_to
 
 pytestmark = pytest.mark.skipif(
@@ -29,7 +29,7 @@ LOWER, HIGHER = "127.0.0.3", "127.0.0.7"
 class Wire:
     """An end; what it sends is put into the boxes of the others."""
 
-    edge, overlap, laid, known_dead_within = "an edge", False, 1, 0.01
+    edge, overlap, deployed, known_dead_within = "an edge", False, 1, 0.01
     members = ("Writer", "Reader")
 
     def __init__(self, rank, hosts, changed):
@@ -55,14 +55,14 @@ class Wire:
 
 
 class Ends:
-    """Both ends, whose conduits one thread calls, as an actor's does."""
+    """Both ends, whose endpoints one thread calls, as an actor's does."""
 
     def __init__(self, writer, reader):
         self.changed = threading.Condition()
         hosts = (Host(0, writer), Host(1, reader))
         self.wires = [Wire(rank, hosts, self.changed) for rank in (0, 1)]
         self.wires[0].other, self.wires[1].other = self.wires[1], self.wires[0]
-        self.writer, self.reader = [GlooConduit(wire) for wire in self.wires]
+        self.writer, self.reader = [GlooEndpoint(wire) for wire in self.wires]
         self.transfer = 0
 
     def until(self, done):
@@ -89,9 +89,9 @@ class Ends:
         return asked.result()[0]
 
     def close(self):
-        for conduit in (self.writer, self.reader):
-            conduit.abort(RuntimeError("over"))
-            conduit.close()
+        for endpoint in (self.writer, self.reader):
+            endpoint.abort(RuntimeError("over"))
+            endpoint.close()
 
 
 @pytest.fixture(params=[(LOWER, HIGHER), (HIGHER, LOWER)], ids=["reader calls", "writer calls"])

@@ -358,21 +358,21 @@ class SentDefinitions:
         "__weakref__",
         "by_value",
         "collected",
-        "elsewhere",
         "gone",
         "groups",
         "in_band",
+        "is_remote",
         "keeper",
         "readers",
         "stays",
     )
 
     def __init__(
-        self, readers: tuple[Reader, ...] = (), elsewhere: Callable[[], str] = lambda: ""
+        self, readers: tuple[Reader, ...] = (), is_remote: Callable[[], str] = lambda: ""
     ) -> None:
         # Names the readers that are on other nodes, where nothing that refers to this process can be
         # followed.
-        self.elsewhere = elsewhere
+        self.is_remote = is_remote
         # Readers that decode each frame, in the order of the ring: each of them makes a claim in it good
         # once. Empty: one unknown reader.
         self.readers = readers

@@ -49,7 +49,7 @@ _PAUSES = 1.0, 64.0
 #: Seconds between two looks at copies that are under way, whose ends no device tells; nobody waits for it.
 _LOOK = 0.05
 #: Seconds that the end of a session waits for copies.
-_PATIENCE = 1.0
+_TIME_LIMIT = 1.0
 
 
 class Block:
@@ -215,7 +215,7 @@ class Pinned:
         the thread."""
         with self._lock:
             self._closed = True
-        deadline = _core.monotonic() + _PATIENCE
+        deadline = _core.monotonic() + _TIME_LIMIT
 
         def is_over() -> bool:
             left = self.tidy(False) and bool(self._under_way)

@@ -370,7 +370,7 @@ def seen(value: Any, computes: bool = True) -> Seen:
     arrays, words = arrays_of(value), described(value)
     if arrays is None:
         return Seen(words, None, None, (), None, None)
-    if _is_elsewhere(value):
+    if _is_remote_place(value):
         return Seen(words, arrays.noun, None, tuple(value.shape), None, None)
     more = None if not computes or arrays.is_plain(value) else more_than_elements(value)
     lacks = lacking(value) if arrays is TENSORS and more is None else None
@@ -429,9 +429,9 @@ def described(value: Any) -> str:
         return f"a {type(value).__name__}"
     dtype = str(value.dtype).removeprefix("torch.")
     article = "a" if arrays is TENSORS else "an"
-    where = f", {value.layout} on {value.device}" if _is_elsewhere(value) else ""
+    where = f", {value.layout} on {value.device}" if _is_remote_place(value) else ""
     return f"{article} {arrays.noun} of {dtype} with shape {tuple(value.shape)}{where}"
 
 
-def _is_elsewhere(value: Any) -> bool:
+def _is_remote_place(value: Any) -> bool:
     return arrays_of(value) is TENSORS and not TENSORS.alike([value])

@@ -60,12 +60,12 @@ class Source(NamedTuple):
         """Describe this process as a source."""
         runtime = context.current()
         process = runtime.process
-        name = process.board.name(process.slot)
+        name = process.process_table.name(process.slot)
         return cls(name, runtime.own_actor, *process.identity, address, key)
 
     def gone(self) -> bool:
         """Whether the process that keeps the value has died."""
-        return context.current().process.board.gone(self.slot, self.incarnation)
+        return context.current().process.process_table.gone(self.slot, self.incarnation)
 
     def check(self, cause: BaseException | None = None) -> None:
         """Raise if its process has died.
@@ -169,7 +169,7 @@ def readable(some: Sequence[Any], seconds: float | None = None) -> list[Any]:
 
 
 #: Seconds that a consumer has to say what it asks for.
-_PATIENCE = 30.0
+_TIME_LIMIT = 30.0
 
 
 class Sender:
@@ -244,7 +244,7 @@ def _admit(asked: socket.socket, _number: int) -> None:
 
 def _serve(asked: socket.socket) -> None:
     with asked, suppress(OSError):
-        asked.settimeout(_PATIENCE)
+        asked.settimeout(_TIME_LIMIT)
         ask = receive_one(asked, Ask)
         if ask is not None:
             asked.settimeout(None)

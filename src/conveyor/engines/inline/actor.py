@@ -19,8 +19,8 @@ from conveyor.calls.unsendable import blame_call, blame_result
 from conveyor.driver.actors import Actor as Lasting
 from conveyor.engines.inline.loopback import (
     ArrivalError,
-    Crossing,
     Failure,
+    Loopback,
     interrupts,
     is_cancellation,
 )
@@ -41,14 +41,14 @@ class Actor:
         identity: ActorId,
         lasting: Lasting,
         host: Host,
-        crossing: Crossing,
+        loopback: Loopback,
     ) -> None:
         self.id = identity
         #: State that the actor has in common with the one that is made again after it.
         self.lasting = lasting
         self.host = host
         self.generators = OpenGenerators()
-        self.crossing = crossing
+        self.loopback = loopback
         self.retired = False
         self.instance: Any = None
         self.start_failure: Failure | None = None
@@ -331,7 +331,7 @@ class CallJob(Job):
         call = with_arguments(self._asked, args, named)
         try:
             sent = taken.with_later(call) if taken else call
-            _, self._args, given_there, *_ = self.actor.crossing.carry(sent, shared=False)
+            _, self._args, given_there, *_ = self.actor.loopback.carry(sent, shared=False)
             self._kwargs = given_there or {}
         except SerializationError as error:
             raise blame_call(error, self.actor.name, call) from error.__cause__
@@ -421,7 +421,7 @@ class CallJob(Job):
             if self._returns != 1:
                 label = f"{self.actor.name}.{self.method}"
                 result = returned(result, self._returns, self._what, label)
-            value = self.actor.crossing.carry(result, shared=True, kept=True)
+            value = self.actor.loopback.carry(result, shared=True, kept=True)
         except ArrivalError as error:
             self.settle(error=error.error)
         except SerializationError as error:

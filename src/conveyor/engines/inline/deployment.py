@@ -16,19 +16,19 @@ from conveyor.exceptions import RuntimeStateError, TaskError
 from conveyor.graph.assembly import Begun, assemble, supervise, whole
 from conveyor.graph.compiled import CompiledGraph
 from conveyor.graph.entry import GateEntry, Source
-from conveyor.graph.executor import Laid, Member
+from conveyor.graph.executor import DeployedChannels, Member
 from conveyor.graph.handles import SharedGraphs
-from conveyor.graph.lifecycle import Lifecycle, ProcessAccount
+from conveyor.graph.lifecycle import Lifecycle, ProcessGraphInfo
 from conveyor.graph.result_source import GraphSource
 from conveyor.graph.results import GraphRef, Results, Streams
 from conveyor.graph.status import ExecutionStatus, GraphStatus
 from conveyor.graph.submission import Attempt, BellWays, Need, Terms, match_inputs
-from conveyor.graph.telemetry import Afar, Progress, Question, Track, result_edges, stack_of
+from conveyor.graph.telemetry import Progress, Question, RemoteStatus, Track, result_edges, stack_of
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import Ref, Unseen, failure_of
 from conveyor.refs.values import wait_for
 from conveyor.runtime.status import ActorStatus
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import TimeLimit
 from conveyor.weak import WeakSet
 
 
@@ -101,7 +101,7 @@ class InlineEntry(GateEntry):
         ):
             text = f"{self._name} was interrupted in the middle of an execution"
             lifecycle.failure = RuntimeStateError(text)
-        lifecycle.restart_if_possible(Patience(None))  # nothing else happens meanwhile
+        lifecycle.restart_if_possible(TimeLimit(None))  # nothing else happens meanwhile
 
     def _run(self, inputs: tuple[Any, ...], passed: Mapping[int, Ref], execution: Source) -> Any:
         self._make_fit()
@@ -145,13 +145,13 @@ class InlineWays(BellWays):
     """Waits of the inline engine. The waiting thread may be the one that makes what it waits for, so a
     timeout has no effect, and an event loop stands still meanwhile."""
 
-    def _block(self, need: Need, patience: Patience) -> None:
+    def _block(self, need: Need, time_limit: TimeLimit) -> None:
         assert need.ref is not None
         wait_for(need.ref)
 
     async def wait(self, attempt: Attempt) -> Any:
         """Run the attempt."""
-        return self.block(attempt, Patience(None))
+        return self.block(attempt, TimeLimit(None))
 
 
 class InlineUpkeep:
@@ -171,7 +171,7 @@ class InlineUpkeep:
         self._graph.in_turn(self._supervision.restart)
 
 
-class InlineAccount(ProcessAccount):
+class InlineGraphInfo(ProcessGraphInfo):
     """Tells of a graph whose actors have no status pages, no arenas and no processes of their own."""
 
     def __init__(self, graph: InlineGraph, lifecycle: Lifecycle) -> None:
@@ -191,7 +191,7 @@ class InlineAccount(ProcessAccount):
         actors = (Track(a.index, a.name, pid, a.index + 1) for a in self.plan.actors)
         return [Track(EXECUTOR, "driver", pid, None), *actors]
 
-    def status(self, stacks: bool = False, patience: float = 0) -> GraphStatus:
+    def status(self, stacks: bool = False, time_limit: float = 0) -> GraphStatus:
         lifecycle, gate, at = self.lifecycle, self.lifecycle.epoch.gate, self._graph.at
         lifecycle.closed_or_failed()  # it may not have been noticed
         actors = tuple(_actor_status(actor, stacks) for actor in self._graph.actors)
@@ -234,7 +234,7 @@ def _actor_status(actor: Actor, stacks: bool) -> ActorStatus:
     )
 
 
-class Layer:
+class InlineDeployer:
     """Lays graphs as their executor: see ``graph.executor.Executor``."""
 
     def __init__(self, session: InlineHost) -> None:
@@ -243,7 +243,7 @@ class Layer:
         self.keep = session.keep
         self.origins = session.origins
         #: Of all graphs that somebody holds.
-        self.accounts: WeakSet[InlineAccount] = WeakSet()
+        self.accounts: WeakSet[InlineGraphInfo] = WeakSet()
         self.shared = SharedGraphs(self.accounts)
         self._session = session
         self._numbers = itertools.count(1)
@@ -257,21 +257,21 @@ class Layer:
         results = Results(plan, self.keep)
         lifecycle = supervise(self, plan, config, begun)
         graph = self._graphs[lifecycle.number]
-        account = InlineAccount(graph, lifecycle)
+        account = InlineGraphInfo(graph, lifecycle)
         entry = InlineEntry(graph, lifecycle, results, GraphSource(account, results, self))
         self.accounts.add(account)
         return assemble(account, entry, InlineWays(self.process), account.upkeep, "inline")
 
-    def lay(self, plan: Plan, config: Config, begun: Begun) -> Laid:
+    def deploy(self, plan: Plan, config: Config, begun: Begun) -> DeployedChannels:
         number = next(self._numbers)
         begun(number)
         graph = InlineGraph(self._session, plan, config, number)
-        laid = graph.lay()
+        deployed = graph.deploy()
         self._graphs[graph.number] = graph
-        return laid
+        return deployed
 
-    def lay_again(self, number: int, first: int, patience: Patience) -> Laid:
-        return self._graphs[number].lay_again(first)
+    def redeploy(self, number: int, first: int, time_limit: TimeLimit) -> DeployedChannels:
+        return self._graphs[number].redeploy(first)
 
     def comes_back(self, number: int) -> bool:
         return self._graphs[number].comes_back()
@@ -279,7 +279,7 @@ class Layer:
     def end_unmade(self, number: int) -> None:
         self._graphs[number].end_unmade()
 
-    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+    def undeploy(self, number: int) -> list[tuple[Member, Ref]]:
         self.process.limit_spin(number, None)
         self.shared.forget(number)
         graph = self._graphs.pop(number, None)
@@ -290,13 +290,13 @@ class Layer:
     def drop(self, number: int) -> None:
         # At once: nothing of it runs, or somebody would hold it. A forked child has no part in it.
         if not self.process.inbox.inherited:
-            self.unlay(number)
+            self.undeploy(number)
 
-    def afar(self, number: int, question: Question, patience: float) -> Afar:
-        return Afar()  # there is one host
+    def remote_status(self, number: int, question: Question, time_limit: float) -> RemoteStatus:
+        return RemoteStatus()  # there is one host
 
-    def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
-        then(Afar())
+    def remote_later(self, number: int, then: Callable[[RemoteStatus | Exception], object]) -> None:
+        then(RemoteStatus())
 
     def label(self, graph: int, node: int) -> None:
         """Return ``None``: a graph knows its own tasks, and no actor tells of tasks of other graphs."""
@@ -305,4 +305,4 @@ class Layer:
         """Undeploy all graphs, since the session has ended."""
         self.shared.clear()
         for number in list(self._graphs):
-            self.unlay(number)
+            self.undeploy(number)

@@ -20,9 +20,16 @@ from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.driver.actors import Actor as Lasting
 from conveyor.engines.inline.actor import Actor, CallJob, Outbox, Start
-from conveyor.engines.inline.deployment import Layer
-from conveyor.engines.inline.loopback import ArrivalError, Crossing, Failure
-from conveyor.engines.inline.threads import DEAD_SLOT, DEFAULT_CONCURRENCY, Host, Lines, Loop, Turns
+from conveyor.engines.inline.deployment import InlineDeployer
+from conveyor.engines.inline.loopback import ArrivalError, Failure, Loopback
+from conveyor.engines.inline.threads import (
+    DEAD_SLOT,
+    DEFAULT_CONCURRENCY,
+    CallLock,
+    Host,
+    Lines,
+    Loop,
+)
 from conveyor.engines.options import session_options
 from conveyor.engines.program_end import ProgramEnd
 from conveyor.exceptions import (
@@ -39,8 +46,8 @@ from conveyor.refs.ref import Ref, elements_of
 from conveyor.refs.streams import StreamRef
 from conveyor.refs.values import RefFailed, lacking, wait_for, wait_for_all, with_values
 from conveyor.runtime import context, ending
-from conveyor.runtime.cleanup import Chores
-from conveyor.runtime.meeting import ClosedWord, Joined, Meeting, Side, channel_blueprint
+from conveyor.runtime.broker import ChannelPeer, ClosedWord, Joined, Side, channel_blueprint
+from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo, NameTakenError
 from conveyor.weak import WeakSet
@@ -114,8 +121,8 @@ class ActorLink:
         return ref
 
 
-class InlineIntroductions:
-    """Broker of channels; see ``runtime.meeting.Introductions``. Both ends are in this process, so nobody
+class InlineBroker:
+    """Broker of channels; see ``runtime.meeting.Broker``. Both ends are in this process, so nobody
     waits for the other end, and none dies alone."""
 
     def __init__(self, process: Process) -> None:
@@ -124,7 +131,7 @@ class InlineIntroductions:
         self._lock = threading.Lock()
         #: The depths of channels that were not used yet, and the meetings of those of which one end was.
         self._depths: dict[int, int] = {}
-        self._meetings: dict[int, Meeting] = {}
+        self._meetings: dict[int, ChannelPeer] = {}
 
     def open(self, depth: int) -> int:
         number = next(self._numbers)
@@ -134,19 +141,19 @@ class InlineIntroductions:
     def hold(self, number: int, side: Side) -> None:
         """Do nothing: every end is in this process."""
 
-    def meet(self, number: int, side: Side, alone: bool) -> Meeting:
+    def meet(self, number: int, side: Side, alone: bool) -> ChannelPeer:
         with self._lock:
-            return self._meeting(number)
+            return self._peer(number)
 
     def awaits(self, number: int, side: Side) -> bool:
         return False  # nobody waits
 
     def close(self, number: int, side: Side) -> None:
         with self._lock:
-            ClosedWord(self._meeting(number).segment, side).mark()
-        self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+            ClosedWord(self._peer(number).segment, side).mark()
+        self._process.process_table.ring(self._process.slot, _core.ATTENTION_BIT)
 
-    def _meeting(self, number: int) -> Meeting:
+    def _peer(self, number: int) -> ChannelPeer:
         """Return the meeting of a channel. Each of its two ends asks for it once; the first call makes it."""
         depth = self._depths.pop(number, None)
         if depth is None:
@@ -155,11 +162,11 @@ class InlineIntroductions:
         segment = channel_blueprint(depth, process.identity, process.identity).make()
         segment.close_fd()
         view = process.arena_of(*process.identity)
-        meeting = Meeting(segment, *process.identity, None, view)
+        meeting = ChannelPeer(segment, *process.identity, None, view)
         self._meetings[number] = meeting
         return meeting
 
-    def death(self, meeting: Meeting) -> ConveyorError:
+    def death(self, meeting: ChannelPeer) -> ConveyorError:
         return SessionEndedError("the session has ended: it has been shut down")
 
 
@@ -240,32 +247,32 @@ class InlineRuntime(CallingRuntime):
     def __init__(self, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
         """``grace``: seconds that the session's end waits for event loops."""
         arena = arena or arena_size()
-        board = _core.Board.create(DEAD_SLOT + 1)
-        board.prepare(_SLOT, "driver")
+        process_table = _core.ProcessTable.create(DEAD_SLOT + 1)
+        process_table.prepare(_SLOT, "driver")
         self._fds = [descriptors.event()]
         self._fds.append(_core.Arena.create_fd(arena.file))
         eventfd, arena_fd = self._fds
         # There is no thread to wake: dropped streams are closed with the next one.
-        chores = Chores(_core.Waker(), lambda: None)
-        super().__init__(Process(board, _SLOT, eventfd, arena_fd, arena), chores)
+        cleanup = Cleanup(_core.Waker(), lambda: None)
+        super().__init__(Process(process_table, _SLOT, eventfd, arena_fd, arena), cleanup)
         # Values come from this very process.
-        self.process.adopt(_SLOT, board.incarnation(_SLOT), arena_fd, eventfd)
-        board.alive_unwatched(_SLOT)
-        self.introductions = InlineIntroductions(self.process)
+        self.process.adopt(_SLOT, process_table.incarnation(_SLOT), arena_fd, eventfd)
+        process_table.alive_unwatched(_SLOT)
+        self.broker = InlineBroker(self.process)
         self.collectives = InlineCollectives()
         self.lines = Lines(self.process)
         self.exports = Exports(
             os.urandom(8).hex(),
             self.inbox,
-            lambda: board.ring(_SLOT, _core.ATTENTION_BIT),
+            lambda: process_table.ring(_SLOT, _core.ATTENTION_BIT),
             self.watcher,
             self.process.identity,
-            board.gone,
-            chores,
+            process_table.gone,
+            cleanup,
         )
-        self._layer = Layer(self)
-        self.graphs = self._layer.accounts
-        self._crossing = Crossing(self.process, CALL_STRIDE)
+        self._deployer = InlineDeployer(self)
+        self.graphs = self._deployer.accounts
+        self._loopback = Loopback(self.process, CALL_STRIDE)
         self._actors: dict[int, Actor] = {}
         self._names: dict[str, ActorId] = {}
         self._inline_functions: dict[Hashable, InlineFunctions] = {}
@@ -363,8 +370,8 @@ class InlineRuntime(CallingRuntime):
             host = Loop(self.lines, identity.name, capacity)
             self._loops.add(host)
         else:
-            host = Turns(self.lines, identity.name, lasting.max_concurrency or 1)
-        return Actor(identity, lasting, host, self._crossing)
+            host = CallLock(self.lines, identity.name, lasting.max_concurrency or 1)
+        return Actor(identity, lasting, host, self._loopback)
 
     def _constructor_arguments(
         self, spec: ActorSpec, actor: Actor
@@ -377,7 +384,7 @@ class InlineRuntime(CallingRuntime):
             # class, since this process has it.
             wait_for_all(spec.args, spec.kwargs)
             message = (spec.cls, *with_values(spec.args, spec.kwargs))
-            _, args, kwargs = self._crossing.carry(message, shared=False)
+            _, args, kwargs = self._loopback.carry(message, shared=False)
         except RefFailed as failed:
             actor.start_failure = Failure(failed.error, actor.name, label, True)
         except ArrivalError as error:
@@ -486,7 +493,7 @@ class InlineRuntime(CallingRuntime):
     # Calls
 
     def link(self, actor: ActorId) -> ActorLink:
-        self.chores.do()  # no other thread would
+        self.cleanup.do()  # no other thread would
         return ActorLink(self.actor(actor), self._inside)
 
     def functions(self, kind: Hashable, start: Callable[[], Any]) -> InlineFunctions:
@@ -503,15 +510,15 @@ class InlineRuntime(CallingRuntime):
         for actor in self._actors.values():
             if actor.host is inside:
                 refuse_own(plan, actor.id)
-        return self._layer.compile(plan, config)
+        return self._deployer.compile(plan, config)
 
     def share_graph(self, graph: CompiledGraph, account: object) -> bool:
-        return self._layer.shared.share(graph, account, self._closed)
+        return self._deployer.shared.share(graph, account, self._closed)
 
     def load_graph(
         self, number: int, name: str, whole: bool, options: tuple[str, ...]
     ) -> CompiledGraph:
-        return self._layer.shared.load(number, name)
+        return self._deployer.shared.load(number, name)
 
     # The end
 
@@ -540,7 +547,7 @@ class InlineRuntime(CallingRuntime):
         error = ending.error()
         for account in list(self.graphs):
             account.lifecycle.close(error)
-        self._layer.close()
+        self._deployer.close()
         try:
             self._end_actors(error)
         finally:
@@ -576,7 +583,7 @@ class InlineRuntime(CallingRuntime):
             steps.callback(self.process.sweeper.close)
             steps.callback(self.process.keeping.close)
             steps.callback(close_all, (fd for fd in self._fds if not descriptors.lost(fd)))
-            steps.callback(self._crossing.close)
+            steps.callback(self._loopback.close)
             steps.callback(self.watcher.close)
             steps.callback(self.pump.close)
             steps.callback(self.exports.close, error)

@@ -18,11 +18,11 @@ from conveyor.calls.generators import iterator, needs_loop, without_loop
 from conveyor.calls.unsendable import blame_tasks
 from conveyor.config import Config
 from conveyor.engines.inline.actor import Actor
-from conveyor.engines.inline.loopback import ArrivalError, Crossing, Failure, Raised, interrupts
-from conveyor.engines.inline.threads import Job, Lines, Turns
+from conveyor.engines.inline.loopback import ArrivalError, Failure, Loopback, Raised, interrupts
+from conveyor.engines.inline.threads import CallLock, Job, Lines
 from conveyor.exceptions import ExecutionCancelledError, GraphTornDownError, SerializationError
 from conveyor.graph.edges import Assignment, assign, lay_out, tasks_by_actor
-from conveyor.graph.executor import Epoch, Laid, LaidChannels
+from conveyor.graph.executor import ChannelsSpec, DeployedChannels, Epoch
 from conveyor.plan.model import (
     EXECUTOR,
     Await,
@@ -47,7 +47,7 @@ from conveyor.worker.program import make_part
 if TYPE_CHECKING:
     from conveyor.graph.results import Origins
     from conveyor.refs.ref import Ref
-    from conveyor.worker.instance import Ground
+    from conveyor.worker.instance import WorkerState
 
 
 class Production:
@@ -56,7 +56,7 @@ class Production:
     def __init__(
         self,
         actor: Actor,
-        crossing: Crossing,
+        loopback: Loopback,
         label: str,
         credit: int,
         sent: Callable[[int, int, int], None],
@@ -71,7 +71,7 @@ class Production:
         #: Makes the error that comes after the items, unless they just end.
         self.failure: Callable[[], BaseException] | None = None
         self.over = False
-        self._crossing = crossing
+        self._loopback = loopback
         self._credit = credit
         self._sent = sent
         self._items: Any = None
@@ -137,10 +137,10 @@ class Production:
 
     def _publish(self, item: Any) -> None:
         self.actor.host.lines.came_back(self.label)
-        began, before = monotonic_ns(), self._crossing.sent_bytes
+        began, before = monotonic_ns(), self._loopback.sent_bytes
         try:
-            self.ready.append(self._crossing.carry(item, shared=True))
-            self._sent(began, monotonic_ns(), self._crossing.sent_bytes - before)
+            self.ready.append(self._loopback.carry(item, shared=True))
+            self._sent(began, monotonic_ns(), self._loopback.sent_bytes - before)
         except ArrivalError as error:
             self.ready.append(Failure(error.error, self.actor.name, self.label))
         except BaseException as error:
@@ -258,11 +258,11 @@ class InlinePart:
         actor: Actor,
         assignment: Assignment,
         segment: _core.Segment,
-        crossing: Crossing,
+        loopback: Loopback,
     ) -> None:
-        """The tasks of ``assignment`` go through ``crossing``."""
+        """The tasks of ``assignment`` go through ``loopback``."""
         self.actor = actor
-        # The members that a program is made on; see `worker.ground`.
+        # The members that a program is made on; see `worker.worker_state`.
         self.process = process
         self.instance = self.coroutines = self
         #: The task that the program has come to, and the one that has been begun.
@@ -271,13 +271,13 @@ class InlinePart:
         # The driving thread may be interrupted while a coroutine of the actor ends on its own.
         self._lock = threading.Lock()
         actor.wait_for_start()
-        tasks = _carried(assignment, actor, crossing)
+        tasks = _carried(assignment, actor, loopback)
         self._methods = {number: _method(actor, task) for number, task in tasks.items()}
         # Each is found by its number, and none is run by the program.
         named = {i: replace(task, method=str(i), function=None) for i, task in tasks.items()}
         program = replace(assignment.program, steps=_steps(assignment.program))
         assignment = replace(assignment, program=program, tasks=named)
-        self._part = make_part(cast("Ground", self), assignment, segment)
+        self._part = make_part(cast("WorkerState", self), assignment, segment)
         self._program = self._part.program
         self._program.pause_after_tasks()
 
@@ -355,12 +355,12 @@ def _steps(program: Program) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _carried(assignment: Assignment, actor: Actor, crossing: Crossing) -> dict[int, Task]:
+def _carried(assignment: Assignment, actor: Actor, loopback: Loopback) -> dict[int, Task]:
     """Return the tasks with constants of the actor's own, which are sent to it once."""
     assert isinstance(assignment.tasks, dict)
     tasks = with_bound_values(assignment.tasks)
     try:
-        arrived: dict[int, Task] = crossing.carry(tasks, shared=False)
+        arrived: dict[int, Task] = loopback.carry(tasks, shared=False)
     except SerializationError as error:
         raise blame_tasks(error, assignment.name, tasks.values()) from error.__cause__
     except ArrivalError as error:
@@ -390,7 +390,7 @@ class Run(Struct, frozen=True):
     deadline: int
     plan: Plan
     epoch: Epoch
-    crossing: Crossing
+    loopback: Loopback
     productions: dict[int, Production] = field(default_factory=dict)
     raised: Raised = field(default_factory=Raised)
 
@@ -469,7 +469,7 @@ class TaskJob(Job):
             recorder.note_send(index, number, begin, end, size, False)
 
         credit = run.plan.edges[edge].depth
-        production = Production(self._part.actor, run.crossing, self.method, credit, sent)
+        production = Production(self._part.actor, run.loopback, self.method, credit, sent)
         run.productions[edge] = production
         return production
 
@@ -549,11 +549,11 @@ class InlineHost(Protocol):
         ...
 
 
-class _Turn(Job):
+class _GraphJob(Job):
     """Something that is done in a graph's turn."""
 
-    def __init__(self, turns: Turns, work: Callable[[], Any]) -> None:
-        super().__init__(turns, f"an execution of {turns.name}")
+    def __init__(self, call_lock: CallLock, work: Callable[[], Any]) -> None:
+        super().__init__(call_lock, f"an execution of {call_lock.name}")
         self._work = work
         self.made: Any = None
         self.error: BaseException | None = None
@@ -590,9 +590,9 @@ class InlineGraph:
             actor.check_alive()
         #: The execution that runs.
         self.at: int | None = None
-        self._crossing = Crossing(host.process, config.slot_bytes, config.memory_bytes)
+        self._loopback = Loopback(host.process, config.slot_bytes, config.memory_bytes)
         self._host = host
-        self._turns = Turns(host.lines, self.name)
+        self._call_lock = CallLock(host.lines, self.name)
         self._stages = in_order(plan)
         self._parts: list[InlinePart] = []
         self._in_use = False
@@ -602,16 +602,16 @@ class InlineGraph:
 
     # Laying
 
-    def lay(self) -> Laid:
+    def deploy(self) -> DeployedChannels:
         """Make the channels and the programs."""
-        return self._lay(self.actors, 0)
+        return self._deploy(self.actors, 0)
 
-    def lay_again(self, first: int) -> Laid:
+    def redeploy(self, first: int) -> DeployedChannels:
         """Deploy the graph again, with dead actors made again. ``first``: the number of the next
         execution."""
-        return self._lay([self._host.revive(actor.id) for actor in self.actors], first)
+        return self._deploy([self._host.revive(actor.id) for actor in self.actors], first)
 
-    def _lay(self, actors: list[Actor], first: int) -> Laid:
+    def _deploy(self, actors: list[Actor], first: int) -> DeployedChannels:
         process, config = self._host.process, self.config
         # Tensors travel in the frames: there is no other process that they could go to beside them.
         edges = tuple(replace(edge, beside=False) for edge in self.plan.edges)
@@ -627,7 +627,7 @@ class InlineGraph:
         parts: list[InlinePart] = []
         try:
             for actor, assignment in zip(actors, assignments, strict=True):
-                part = InlinePart(process, actor, assignment, layout.segment, self._crossing)
+                part = InlinePart(process, actor, assignment, layout.segment, self._loopback)
                 parts.append(part)
             with self._host.lines.lock:
                 if self._over:
@@ -637,7 +637,9 @@ class InlineGraph:
             for part in parts:
                 part.close()
         bits = (RESULT_BIT,) * len(actors)
-        return Laid(LaidChannels.of(self.number, actors, layout, bits), actors, layout.segment)
+        return DeployedChannels(
+            ChannelsSpec.of(self.number, actors, layout, bits), actors, layout.segment
+        )
 
     def comes_back(self) -> bool:
         """Whether every dead actor is made again when it is needed, or has been."""
@@ -664,7 +666,7 @@ class InlineGraph:
         parts, self._parts = self._parts, []
         for part in parts:
             part.close()
-        self._crossing.close()
+        self._loopback.close()
         self._retained.clear()
 
     # Executing
@@ -672,10 +674,10 @@ class InlineGraph:
     def in_turn(self, work: Callable[[], Any]) -> Any:
         """Run ``work()`` while nothing else is executed, and return its result. It runs in this thread, even
         if that is the event loop of an actor, which stands still meanwhile."""
-        if self._turns in self._turns.lines.current().inside:
+        if self._call_lock in self._call_lock.lines.current().inside:
             return work()
-        job = _Turn(self._turns, functools.partial(self._alone, work))
-        self._turns.run_here(job)
+        job = _GraphJob(self._call_lock, functools.partial(self._alone, work))
+        self._call_lock.run_here(job)
         if job.error is not None:
             raise job.take_error()
         return job.made
@@ -694,7 +696,7 @@ class InlineGraph:
 
     def is_at(self, number: int) -> bool:
         """Whether all programs have come to execution ``number``. One is not where an interrupt has come
-        between two of its steps: then the graph is to be laid anew."""
+        between two of its steps: then the graph is to be deployed anew."""
         return all(part.execution == number for part in self._parts)
 
     def run(self, number: int, epoch: Epoch, deadline: int) -> Run:
@@ -703,7 +705,7 @@ class InlineGraph:
 
         deadline: on the monotonic clock, in nanoseconds; 0: none.
         """
-        run = Run(number, deadline, self.plan, epoch, self._crossing)
+        run = Run(number, deadline, self.plan, epoch, self._loopback)
         self.at = number
         try:
             for stage in self._stages:

@@ -92,7 +92,7 @@ class ArrivalError(Exception):
         self.error = error
 
 
-class Crossing:
+class Loopback:
     """Carries values. Each thread has rings of its own, so that nobody waits for anybody."""
 
     def __init__(self, process: Process, slot_bytes: int, memory_bytes: int | None = None) -> None:

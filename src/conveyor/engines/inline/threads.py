@@ -5,7 +5,7 @@ one thread is inside of several actors at once, each waiting for the next. Every
 goes through :meth:`Lines.block`, which refuses one that nobody but the waiting thread could end.
 
 A host runs the jobs of an actor: on the threads of those who want them, a few at a time, in order
-(:class:`Turns`); or, for an actor with async methods, on an event loop of its own (:class:`Loop`). As in a
+(:class:`CallLock`); or, for an actor with async methods, on an event loop of its own (:class:`Loop`). As in a
 process, everything of such an actor then runs on one thread, its constructor and its plain methods too, and
 its coroutines run side by side. A caller waits until its call is done, or until it could only wait on: for a
 timer, for I/O, for somebody else to set an event.
@@ -30,9 +30,9 @@ from conveyor.runtime.aio import ActorLoop, ActorSelector
 from conveyor.runtime.deadlock import sooner
 from conveyor.runtime.process import Process
 from conveyor.runtime.uninterrupted import try_each
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import TimeLimit
 
-#: Where on the board an actor is dead: none of them lives there.
+#: Where on the process table an actor is dead: none of them lives there.
 DEAD_SLOT = 1
 
 #: Runs a coroutine to its end.
@@ -241,11 +241,11 @@ class Lines:
     def note_death(self) -> int:
         """Announce in the process table that an actor has ended, so that its graphs see it. Returns the
         death's number in the session."""
-        board = self._process.board
+        process_table = self._process.process_table
         with self.lock:
-            board.prepare(DEAD_SLOT, "the actor that ended last")
-            board.announce_death(DEAD_SLOT)
-            return board.death_number(DEAD_SLOT)
+            process_table.prepare(DEAD_SLOT, "the actor that ended last")
+            process_table.announce_death(DEAD_SLOT)
+            return process_table.death_number(DEAD_SLOT)
 
     def adopt(self, line: Line) -> None:
         """Make ``line`` the line of the calling thread."""
@@ -270,7 +270,7 @@ class Lines:
             sender, job.sender = job.sender, None
             self.changed.notify_all()
         # For those who wait for results in general: `conveyor.wait`, event loops.
-        self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+        self._process.process_table.ring(self._process.slot, _core.ATTENTION_BIT)
         if sender is not None and sender.loop is not None:
             # By the loop itself, after the ring: until it has seen that, it is not at rest.
             sender.loop.soon(lambda: sender.sent.discard(job))
@@ -282,7 +282,7 @@ class Lines:
         """
         line = self.current()
         before = line.waits_for, line.bounded
-        patience = Patience(timeout)
+        time_limit = TimeLimit(timeout)
         try:
             while True:
                 with self.lock:
@@ -290,17 +290,17 @@ class Lines:
                         return
                     # Looked for and entered in one go: of a cycle's members, only the last one is
                     # refused.
-                    names = None if patience.bounded else self._way_back(line, job, {line})
+                    names = None if time_limit.bounded else self._way_back(line, job, {line})
                     if names is not None:
                         raise _deadlock(line, job, names)
                     if line.waits_for is not job:
-                        line.waits_for, line.bounded = job, patience.bounded
+                        line.waits_for, line.bounded = job, time_limit.bounded
                         self.changed.notify_all()  # that this line stands still may be news
-                    woken = self.changed.wait(sooner(patience.step(), LOOK))
+                    woken = self.changed.wait(sooner(time_limit.step(), LOOK))
                     if ready():
                         return
                 if not woken:
-                    patience.check(lambda: job.label, lambda: self._doing(job))
+                    time_limit.check(lambda: job.label, lambda: self._doing(job))
         finally:
             line.waits_for, line.bounded = before
 
@@ -349,7 +349,7 @@ def _deadlock(line: Line, job: Job, way: list[str]) -> DeadlockError:
     )
 
 
-class Turns(Host):
+class CallLock(Host):
     """Queue with ``capacity`` turns. A thread that wants a job done stands in the queue, and does the job
     itself.
 
@@ -437,11 +437,11 @@ class Turns(Host):
     def _is_next(self, job: Job) -> bool:
         if len(self._holders) >= self._capacity:
             return False
-        self._forget_unwanted()
+        self._forget_abandoned()
         attended = (j for j in self._queue if j.attendant is not None and not j.done)
         return next(attended, None) is job  # none: this one was done meanwhile
 
-    def _forget_unwanted(self) -> None:
+    def _forget_abandoned(self) -> None:
         while self._queue and self._queue[0].done:
             self._queue.popleft()
 
@@ -495,7 +495,7 @@ class Turns(Host):
 
     def _next(self, line: Line) -> Job | None:
         with self.lines.lock:
-            self._forget_unwanted()
+            self._forget_abandoned()
             if not self._queue or self._queue[0].attendant not in (None, line):
                 return None
             job = self._queue.popleft()

@@ -28,7 +28,7 @@ from conveyor.runtime import threads
 from conveyor.runtime.events import EventLoop, guarded
 from conveyor.runtime.status import is_stopped
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import TimeLimit
 
 # On one line, and short: until the server sets its title this is what `ps` shows.
 _BOOTSTRAP = (
@@ -449,15 +449,15 @@ class Launcher:
 
     def wait(self, request: SpawnRequest) -> int:
         """Wait for the process, and return its pid. Raises ``ActorStartError``."""
-        patience = Patience(SPAWN_TIMEOUT)
-        while not self.ask(request, patience.step() or 0.0):
-            if patience.over():
+        time_limit = TimeLimit(SPAWN_TIMEOUT)
+        while not self.ask(request, time_limit.step() or 0.0):
+            if time_limit.over():
                 request.error = (
                     f"the fork server (pid {self.server_pid}) has not answered "
                     f"for {SPAWN_TIMEOUT:g} s"
                 )
                 break
-            patience.check(lambda: f"actor {request.spec.name} to be started", self._server_does)
+            time_limit.check(lambda: f"actor {request.spec.name} to be started", self._server_does)
         if request.error:
             raise ActorStartError(
                 f"cannot start actor {request.spec.name!r}: {request.error}"

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from conveyor import __version__, _core, descriptors, system_limits
 from conveyor.cluster.addresses import Listening
-from conveyor.cluster.carrier import Carrier, HungUp, Parcel
+from conveyor.cluster.carrier import Carrier, HungUp, NodeMessage
 from conveyor.cluster.connections import Listener, Redials
 from conveyor.cluster.fetches import Fetches
 from conveyor.cluster.handshake import (
@@ -32,13 +32,13 @@ from conveyor.cluster.handshake import (
     dial_host,
     hand_over,
 )
-from conveyor.cluster.node_agent import Station, Told
-from conveyor.cluster.servers import Depot, Memories, Supply
+from conveyor.cluster.node_agent import AgentCallbacks, NodeAgent
+from conveyor.cluster.servers import Memories, SharedFiles, Supply
 from conveyor.cluster.tls import Credentials, Tls
 from conveyor.codec import Reader
-from conveyor.driver.hosts import FarOrder, Page
+from conveyor.driver.hosts import NodeOrder, ProcessSnapshot
 from conveyor.engines.ray import bootstrap
-from conveyor.engines.ray.processes import Processes, Resident, Visitors, tail
+from conveyor.engines.ray.processes import AttachedProcesses, Processes, Resident, tail
 from conveyor.exceptions import ActorStartError
 from conveyor.graph.telemetry import Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.deadlock_detector import Frames, LookAtWaits, WaitsThere, due_to
@@ -55,7 +55,7 @@ class Arrived(Struct, frozen=True):
     refused: str = ""
 
 
-class Asked(Struct, frozen=True):
+class ProcessRequest(Struct, frozen=True):
     """Request of a process to the driver."""
 
     process: Reader
@@ -77,7 +77,7 @@ class Ended(Struct, frozen=True):
 
     number: int
     status: int
-    page: Page
+    page: ProcessSnapshot
     left: bool
     tail: str
     went_on: bool
@@ -108,7 +108,7 @@ class Come(Struct, frozen=True):
 class Sent(Struct, frozen=True):
     """Message to the driver's node that belongs to a connection between two processes."""
 
-    parcel: Parcel
+    parcel: NodeMessage
 
 
 class Unclaimed(Struct, frozen=True):
@@ -118,15 +118,15 @@ class Unclaimed(Struct, frozen=True):
     process: Reader
 
 
-News = Arrived | Asked | Come | Ended | LostHost | Reached
+News = Arrived | ProcessRequest | Come | Ended | LostHost | Reached
 
 
 #: Timeout of the first connection to another node, in seconds.
-_PATIENCE = 10.0
+_TIME_LIMIT = 10.0
 #: Number of the driver's node.
 _DRIVER = 0
 #: Process snapshot of a process that was cleaned up before it had ended, as nobody wanted it any more.
-_NO_PAGE: Page = (0, 0, 0, 0, 0, 0, "")
+_NO_SNAPSHOT: ProcessSnapshot = (0, 0, 0, 0, 0, 0, "")
 
 
 class Terms(Struct, frozen=True):
@@ -159,11 +159,11 @@ class Secrets(Struct, frozen=True):
 
 class Ready(Struct, frozen=True):
     """Notice of an agent that it is connected to the driver's node. ``address``: where other nodes connect.
-    ``courier``: where the processes of its node connect. ``door``: where attached actors do. ``locality``:
-    where the agent runs."""
+    ``process_listener``: where the processes of its node connect. ``door``: where attached actors do.
+    ``locality``: where the agent runs."""
 
     address: tuple[str, int]
-    courier: str
+    process_listener: str
     door: str
     arena: ArenaSize
     locality: bootstrap.Locality
@@ -195,28 +195,28 @@ class Agent:
         self._events = EventLoop()
         #: Addresses of all known nodes.
         self._places: dict[int, tuple[str, int]] = {}
-        self._redials = Redials(partial(self._dial, patience=terms.window), terms.window)
+        self._redials = Redials(partial(self._dial, time_limit=terms.window), terms.window)
         arena = replace(terms.arena, cap=min(terms.arena.cap, max(memory_limit() // 2, 1 << 20)))
-        told = Told(
+        told = AgentCallbacks(
             self._asked, self._headless, self._reach, self._locate, self._line, self._memory
         )
-        self._station = Station(
+        self._node_agent = NodeAgent(
             terms.number, terms.driver, arena, self._events, told, terms.window, terms.session
         )
         self._processes = Processes(self._events)
-        self._visitors = Visitors(self._events)
+        self._attached_processes = AttachedProcesses(self._events)
         self._expected: dict[int, _Expected] = {}  # by the number under which they connect
         self._living: dict[int, _Expected] = {}  # by slot
         self._identity = Identity(terms.number, __version__)
-        self._depot = Depot()
-        self._memories = Memories(self._station.board)
+        self._shared_files = SharedFiles()
+        self._memories = Memories(self._node_agent.process_table)
         self._fetches = Fetches(
-            self._station.host_of,
+            self._node_agent.host_of,
             partial(self._dial_for, FOR_READING),
-            self._station.board.note_fetched,
+            self._node_agent.process_table.note_fetched,
         )
         self._carrier = Carrier(
-            self._depot,
+            self._shared_files,
             Supply(partial(self._dial_for, FOR_FETCHING, _DRIVER)),
             lambda parcel: self._news.put(Sent(parcel)),
         )
@@ -228,7 +228,7 @@ class Agent:
         address = ray.util.get_node_ip_address()
         node: str = ray.get_runtime_context().get_node_id()
         system_limits.name_process(f"the agent of node {address} ({node[:8]})")
-        pump = self._station.pump
+        pump = self._node_agent.pump
         self._token = secrets.token
         if secrets.tls is not None:
             self._tls = Tls(secrets.tls)
@@ -239,22 +239,22 @@ class Agent:
         self._events.add(pump.notice_fd, self._on_notice)
         self._locate(_DRIVER, self._terms.address)
         self._redials.prepare(_DRIVER)
-        self._dial(_DRIVER, _PATIENCE)
-        self._processes.courier.start()
-        self._visitors.courier.start()
+        self._dial(_DRIVER, _TIME_LIMIT)
+        self._processes.process_listener.start()
+        self._attached_processes.process_listener.start()
         return Ready(
             self._listener.address,
-            self._processes.courier.address,
-            self._visitors.courier.address,
-            self._station.arena,
+            self._processes.process_listener.address,
+            self._attached_processes.process_listener.address,
+            self._node_agent.arena,
             bootstrap.Locality.own(),
         )
 
-    def do(self, order: FarOrder) -> Any:
+    def do(self, order: NodeOrder) -> Any:
         """Carry out an order of the driver, and return its outcome."""
-        return self._station.do(order)
+        return self._node_agent.do(order)
 
-    def receive(self, parcel: Parcel) -> None:
+    def receive(self, parcel: NodeMessage) -> None:
         """Take a message of the driver's node that belongs to a connection between two processes."""
         self._carrier.receive(parcel)
 
@@ -262,21 +262,23 @@ class Agent:
         self,
         number: int,
         slot: int,
-        told: bootstrap.Told,
+        told: bootstrap.BootstrapFile,
         segments: list[int],
         visits: bool = False,
     ) -> bytes:
         """Expect a process under that number, for that slot; return the secret that it has to prove. The
         process will get ``told``, and its ends of these segments. ``visits``: the process is that of an
         attached actor, which the session does not end."""
-        incarnation = self._station.local(slot).incarnation
-        fds = bootstrap.made_for(told, self._station.given_at_birth(slot, segments))
+        incarnation = self._node_agent.local(slot).incarnation
+        fds = bootstrap.made_for(told, self._node_agent.given_at_start(slot, segments))
         one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds, visits=visits)
         one.on_end = partial(self._ended, one)
         self._expected[number] = one
-        courier = self._hosts_of(one).courier
+        process_listener = self._hosts_of(one).process_listener
         try:
-            return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
+            return process_listener.expect(
+                number, partial(self._arrived, one), partial(self._refused, one)
+            )
         except BaseException:
             del self._expected[number]
             one.close_fds()
@@ -291,11 +293,11 @@ class Agent:
         return one is not None
 
     def _disown(self, one: _Expected) -> None:
-        self._hosts_of(one).courier.forget(one.number)
+        self._hosts_of(one).process_listener.forget(one.number)
         self._close(one)
 
-    def _hosts_of(self, one: _Expected) -> Processes | Visitors:
-        return self._visitors if one.visits else self._processes
+    def _hosts_of(self, one: _Expected) -> Processes | AttachedProcesses:
+        return self._attached_processes if one.visits else self._processes
 
     def kill(self, slot: int, incarnation: int) -> None:
         """Kill a process. An attached actor leaves instead, when its method has returned."""
@@ -303,34 +305,36 @@ class Agent:
         if one is None or one.incarnation != incarnation:
             return
         if one.visits:
-            self._visitors.tell_to_leave(one.pid)
+            self._attached_processes.tell_to_leave(one.pid)
         else:
             self._processes.signal(one, signal.SIGKILL)
 
     def look(self, look: Look) -> Seen:
         """Return the status of a graph's actors on this node."""
-        return self._station.look(look)
+        return self._node_agent.look(look)
 
     def look_at_all(self, look: LookAtAll) -> SeenAll:
         """Return the status of all processes of this node."""
         to_driver = {_DRIVER: self._carrier.trouble} if self._carrier.trouble else {}
         troubles = {**self._fetches.troubles(), **to_driver}
-        return SeenAll(self._station.look_at_all(look), troubles)
+        return SeenAll(self._node_agent.look_at_all(look), troubles)
 
     def look_at_waits(self, look: LookAtWaits) -> WaitsThere:
         """Return the waits of all processes of this node."""
-        return self._station.look_at_waits(look)
+        return self._node_agent.look_at_waits(look)
 
     def kept(self) -> list[KeptAt]:
         """Return the values that the processes of this node store for others."""
-        return kept_on(self._station.board, None)
+        return kept_on(self._node_agent.process_table, None)
 
     def leave(self) -> None:
         """End the agent: the session is over, and all processes of this node have ended."""
         import ray
 
-        self._station.pump.stop()
-        self._events.call(self._visitors.see_off)  # otherwise they would see the agent die
+        self._node_agent.pump.stop()
+        self._events.call(
+            self._attached_processes.see_off
+        )  # otherwise they would see the agent die
         self._news.put(None)
         ray.actor.exit_actor()
 
@@ -363,22 +367,22 @@ class Agent:
         self._expected.pop(one.number, None)
         if one.visits and one.pid:  # added before its descriptors could not be sent
             self._living.pop(one.slot, None)
-            self._visitors.forget(one)
+            self._attached_processes.forget(one)
             one.pid = 0
         self._close(one)
         self._news.put(Arrived(one.number, 0, why))
 
     def _close(self, one: _Expected) -> None:
         one.close_fds()
-        if self._station.has(one.slot, one.incarnation):  # otherwise it is cleaned up already
-            self._station.local(one.slot).close_passed()
+        if self._node_agent.has(one.slot, one.incarnation):  # otherwise it is cleaned up already
+            self._node_agent.local(one.slot).close_passed()
 
     def _ended(self, one: _Expected) -> None:
         if self._living.get(one.slot) is one:
             del self._living[one.slot]
-        page, left = _NO_PAGE, False
-        if self._station.has(one.slot, one.incarnation):  # else the slot may be another's
-            page, left = self._station.last_page(one.slot)
+        page, left = _NO_SNAPSHOT, False
+        if self._node_agent.has(one.slot, one.incarnation):  # else the slot may be another's
+            page, left = self._node_agent.last_snapshot(one.slot)
         self._news.put(
             Ended(
                 one.number,
@@ -387,12 +391,12 @@ class Agent:
                 left,
                 tail(one.stderr),
                 one.went_on,
-                due_to(self._station.pump, _DRIVER),
+                due_to(self._node_agent.pump, _DRIVER),
             )
         )
 
     def _asked(self, slot: int, incarnation: int, data: bytes) -> None:
-        self._news.put(Asked((slot, incarnation), data))
+        self._news.put(ProcessRequest((slot, incarnation), data))
 
     def _headless(self, slot: int) -> None:
         one = self._living.get(slot)
@@ -426,13 +430,13 @@ class Agent:
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
         if other.purpose == FOR_FETCHING:
-            self._depot.serve(sock)
+            self._shared_files.serve(sock)
             return
         if other.purpose == FOR_READING:
             self._memories.serve(sock)
             return
         with suppress(OSError):  # it was given up
-            hand_over(sock, self._station.pump, other.host)
+            hand_over(sock, self._node_agent.pump, other.host)
 
     def _locate(self, host: int, address: tuple[str, int]) -> None:
         self._places[host] = address
@@ -440,21 +444,21 @@ class Agent:
     def _reach(self, host: int, address: tuple[str, int]) -> None:
         self._locate(host, address)
         self._redials.prepare(host)
-        first = partial(self._dial, host, _PATIENCE)
+        first = partial(self._dial, host, _TIME_LIMIT)
         self._redials.begin(host, first, lambda error: self._news.put(Reached(host, error)))
 
-    def _dial(self, host: int, patience: float) -> None:
+    def _dial(self, host: int, time_limit: float) -> None:
         address = self._places[host]
-        sock = dial_host(host, address, self._token, self._identity, patience, self._tls)
-        hand_over(sock, self._station.pump, host)
+        sock = dial_host(host, address, self._token, self._identity, time_limit, self._tls)
+        hand_over(sock, self._node_agent.pump, host)
 
     def _on_notice(self) -> None:
-        for kind, host, reason in self._station.pump.events():
+        for kind, host, reason in self._node_agent.pump.events():
             # Guarded: an error does not keep the next ones from being handled.
             guarded(partial(self._heed, kind, host, reason))
-        for header, slot, incarnation in self._station.pump.left():
+        for header, slot, incarnation in self._node_agent.pump.left():
             self._news.put(Unclaimed(header, (slot, incarnation)))
-        for number in self._station.pump.come():
+        for number in self._node_agent.pump.come():
             self._news.put(Come(number))
 
     def _heed(self, kind: int, host: int, reason: str) -> None:

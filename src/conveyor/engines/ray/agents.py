@@ -14,7 +14,7 @@ from typing import Any
 
 from conveyor import __version__, _core
 from conveyor.cluster.addresses import Listening
-from conveyor.cluster.carrier import Carrier, Parcel
+from conveyor.cluster.carrier import Carrier, NodeMessage
 from conveyor.cluster.connections import Listener
 from conveyor.cluster.display import OWN_NODE, Display, NodeSeen, in_words
 from conveyor.cluster.fetches import Fetches
@@ -26,17 +26,17 @@ from conveyor.cluster.handshake import (
     hand_over,
     new_token,
 )
-from conveyor.cluster.servers import Depot, Memories, Supply
+from conveyor.cluster.servers import Memories, SharedFiles, Supply
 from conveyor.cluster.tls import Credentials, Tls
 from conveyor.codec import Reader, claims
 from conveyor.codec.encoded import unpack
-from conveyor.driver.hosts import FarOrder, Home
+from conveyor.driver.hosts import Home, NodeOrder
 from conveyor.engines.ray import bootstrap
 from conveyor.engines.ray.agent import Agent, News, Ready, Secrets, Sent, Terms, Unclaimed
-from conveyor.engines.ray.bootstrap import Elsewhere, Told
+from conveyor.engines.ray.bootstrap import BootstrapFile, NodeOfProcess
 from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
 from conveyor.futures import Future, wait
-from conveyor.graph.telemetry import PATIENCE, STACKS, Look, LookAtAll, Seen, SeenAll
+from conveyor.graph.telemetry import STACKS, TIME_LIMIT, Look, LookAtAll, Seen, SeenAll
 from conveyor.runtime.deadlock_detector import LookAtWaits, WaitsThere
 from conveyor.runtime.events import EventLoop, guarded
 from conveyor.runtime.process import ArenaSize
@@ -48,7 +48,7 @@ _MOST_LOOKS = 4
 
 class AgentHost:
     """A remote node, which is reached by its agent. See
-    :class:`conveyor.driver.hosts.FarHost`."""
+    :class:`conveyor.driver.hosts.RemoteNode`."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class AgentHost:
         agent: Any,
         ready: Ready,
         lose: Callable[[AgentHost, str], object],
-        depot: Depot,
-        dial_depot: Callable[[], socket.socket],
+        shared_files: SharedFiles,
+        dial_shared_files: Callable[[], socket.socket],
         check: Callable[[], object] = lambda: None,
     ) -> None:
         """``agent``: Ray's handle. ``lose(host, why)`` gives a node up that cannot do what it has to.
-        ``depot``: the driver's node's. ``dial_depot()`` connects to the depot of this node. ``check()``: see
-        :class:`conveyor.engines.ray.agents.Agents`."""
+        ``shared_files``: the driver's node's. ``dial_shared_files()`` connects to the shared files of this
+        node. ``check()``: see :class:`conveyor.engines.ray.agents.Agents`."""
         self.number, self.name = number, name
         self.arena: ArenaSize = ready.arena
         self.address = ready.address
         #: Where processes that Ray starts on the node connect.
-        self.courier = ready.courier
+        self.process_listener = ready.process_listener
         #: Where attached actors of the node connect.
         self.door = ready.door
         #: Where the agent runs, which its processes have to share memory with.
@@ -81,21 +81,23 @@ class AgentHost:
         self._lock = threading.RLock()
         self._awaited: set[Future[Any]] = set()
         self._lines = itertools.count(1)
-        self.carrier = Carrier(depot, Supply(dial_depot, self._out_of_reach), self._carry)
+        self.carrier = Carrier(
+            shared_files, Supply(dial_shared_files, self._out_of_reach), self._carry
+        )
         self._looks = 0
 
-    def send(self, order: FarOrder) -> Future[Any]:
+    def send(self, order: NodeOrder) -> Future[Any]:
         """Have the agent carry an order out; return its outcome."""
         return self._call(self.agent.do, order)
 
-    def tell(self, order: FarOrder) -> Future[Any]:
+    def tell(self, order: NodeOrder) -> Future[Any]:
         """Send an order whose outcome nobody waits for. If the order fails, the node is given up."""
         sent = self.send(order)
         self._unawaited(sent)
         return sent
 
     def carry(self, sock: socket.socket) -> int:
-        """See :class:`conveyor.driver.hosts.FarHost`, also for the next two methods."""
+        """See :class:`conveyor.driver.hosts.RemoteNode`, also for the next two methods."""
         number = next(self._lines)
         self.carrier.open(number, sock)
         return number
@@ -106,7 +108,7 @@ class AgentHost:
     def let_go(self, fd: int) -> None:
         self.carrier.let_go(fd)
 
-    def _carry(self, parcel: Parcel) -> None:
+    def _carry(self, parcel: NodeMessage) -> None:
         self._unawaited(self._call(self.agent.receive, parcel))
 
     def _out_of_reach(self, why: str) -> None:
@@ -119,7 +121,7 @@ class AgentHost:
             )
 
     def expect(
-        self, number: int, slot: int, told: Told, segments: list[int], visits: bool = False
+        self, number: int, slot: int, told: BootstrapFile, segments: list[int], visits: bool = False
     ) -> bytes:
         """See :meth:`Agent.expect`."""
         key: bytes = self._call(self.agent.expect, number, slot, told, segments, visits).result()
@@ -277,7 +279,7 @@ class Agents:
         self._listener: Listener | None = None
         self._display: Display | None = None
         self._pump: _core.HostPump | None = None
-        self._depot = Depot()
+        self._shared_files = SharedFiles()
         self._memories: Memories | None = None
         self._fetches: Fetches | None = None
         self._by_node: dict[str, AgentHost] = {}
@@ -291,7 +293,7 @@ class Agents:
         """Allow agents to be started from now on."""
         self._home = home
 
-    def at(self, node: Elsewhere) -> AgentHost:
+    def at(self, node: NodeOfProcess) -> AgentHost:
         """Return the agent of that node. Start one if there is none, or it is lost. ``ActorStartError`` if
         the agent cannot be started."""
         with self._starting:
@@ -309,13 +311,13 @@ class Agents:
                     raise
             return host
 
-    def _check_open(self, node: Elsewhere) -> None:
+    def _check_open(self, node: NodeOfProcess) -> None:
         if self._refuses:
             raise ActorStartError(
                 f"the session has ended, and Ray has placed it on node {node.address}"
             )
 
-    def _start(self, node: Elsewhere) -> AgentHost:
+    def _start(self, node: NodeOfProcess) -> AgentHost:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         assert self._home is not None
@@ -327,7 +329,7 @@ class Agents:
             address,
             self._home.arena,
             self._window,
-            self._home.process.board.session,
+            self._home.process.process_table.session,
             self._listening,
         )
         name = f"{node.address} ({node.node[:8]})"
@@ -349,9 +351,9 @@ class Agents:
                 f"Ray has placed it on node {name}, which shares no memory with the driver's, and the two "
                 f"cannot be connected: {cause}"
             ) from error
-        dial_depot = partial(self._dial, number, ready.address, FOR_FETCHING)
+        dial_shared_files = partial(self._dial, number, ready.address, FOR_FETCHING)
         at = number, name, agent
-        host = AgentHost(*at, ready, self.lose, self._depot, dial_depot, self._check)
+        host = AgentHost(*at, ready, self.lose, self._shared_files, dial_shared_files, self._check)
         self._hear(host)
         return host
 
@@ -365,7 +367,7 @@ class Agents:
             raise ConnectionError("the host is lost")
         return self._dial(number, host.address, FOR_READING)
 
-    def _wait_for(self, ref: Any, node: Elsewhere) -> Ready:
+    def _wait_for(self, ref: Any, node: NodeOfProcess) -> Ready:
         """Return the agent's answer to ``begin``. ``ActorStartError`` if the session ends before."""
         begun: Future[Ready] = Future()
         with self._adding:
@@ -388,15 +390,15 @@ class Agents:
         assert self._home is not None
         if self._listener is None:
             process = self._home.process
-            self._memories = Memories(process.board, process.slot)
+            self._memories = Memories(process.process_table, process.slot)
             self._fetches = Fetches(
                 self._home.host_of,
                 self._dial_memories,
-                process.board.note_fetched,
+                process.process_table.note_fetched,
                 process.slot,
-                self._home.kept_afar,
+                self._home.remote_stored,
             )
-            process.far_memory = process.hosts_memory = self._fetches
+            process.remote_memory = process.hosts_memory = self._fetches
             listener = self._listening.begin(
                 self._ray.util.get_node_ip_address(),
                 lambda at: Listener(
@@ -416,13 +418,13 @@ class Agents:
 
     def _gather(self, stacks: bool) -> list[NodeSeen]:
         """Return the status of the processes of all nodes that answer in time."""
-        patience = STACKS if stacks else PATIENCE
+        time_limit = STACKS if stacks else TIME_LIMIT
         asked = [(host, host.look_at_all(LookAtAll(stacks))) for host in self._hosts()]
-        wait([answer for _, answer in asked], patience)
+        wait([answer for _, answer in asked], time_limit)
         names = {0: OWN_NODE, **{host.number: f"node {host.name}" for host, _ in asked}}
         own = {host.number: host.carrier.trouble for host, _ in asked}
         own.update(self._fetches.troubles() if self._fetches is not None else {})
-        seen = [NodeSeen.of(host.name, answer, patience, names) for host, answer in asked]
+        seen = [NodeSeen.of(host.name, answer, time_limit, names) for host, answer in asked]
         return [NodeSeen(OWN_NODE, troubles=in_words(own, names)), *seen]
 
     def _hosts(self) -> list[AgentHost]:
@@ -430,7 +432,7 @@ class Agents:
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
         if other.purpose == FOR_FETCHING:
-            self._depot.serve(sock)
+            self._shared_files.serve(sock)
             return
         if other.purpose == FOR_READING:
             assert self._memories is not None
@@ -570,7 +572,7 @@ class Agents:
         for host in hosts:
             host.forget("the session is over")
             self._kill(host.agent)
-        self._depot.close()
+        self._shared_files.close()
         if self._fetches is not None and self._memories is not None:
             self._fetches.close()
             self._memories.close()

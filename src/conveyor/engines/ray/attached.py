@@ -28,17 +28,17 @@ from conveyor.driver.hosts import Home, Settle, Spawned, Spawning
 from conveyor.engines.ray import ray_actor
 from conveyor.engines.ray.bootstrap import (
     MESSAGE_BYTES,
-    Birth,
-    Elsewhere,
+    Bootstrap,
+    BootstrapFile,
     Farewell,
     Locality,
-    Told,
+    NodeOfProcess,
     made_for,
     read_file,
     write,
 )
 from conveyor.engines.ray.hosts import ENDED, RayHosts, Started
-from conveyor.engines.ray.processes import Visitors
+from conveyor.engines.ray.processes import AttachedProcesses
 from conveyor.engines.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
 from conveyor.local_sockets import owner
@@ -82,21 +82,21 @@ def leave(runtime: ActorRuntime, control: Control) -> None:
         process.sweeper.close,
         process.keeping.close,
         runtime.exports.close,
-        lambda: process.far_memory.close() if process.far_memory is not None else None,
+        lambda: process.remote_memory.close() if process.remote_memory is not None else None,
         runtime.watcher.close,
         runtime.requests.close,
     )
     if context.running() is runtime:
         context.install(None)
-    try_each(lambda: process.board.retire(process.slot), process.close)
+    try_each(lambda: process.process_table.retire(process.slot), process.close)
 
 
 def everybody_is_gone(runtime: ActorRuntime) -> None:
     """Announce the death of all other processes: the driver has died, and its actors die with it."""
-    board, own = runtime.process.board, runtime.process.slot
-    for slot in range(board.used):
-        if slot != own and board.condition(slot) in (1, 2, 3):
-            board.announce_death(slot)
+    process_table, own = runtime.process.process_table, runtime.process.slot
+    for slot in range(process_table.used):
+        if slot != own and process_table.condition(slot) in (1, 2, 3):
+            process_table.announce_death(slot)
     end_waits(runtime)
 
 
@@ -109,7 +109,7 @@ SYSTEM_CALLS = "_ray_system"
 # The driver's side.
 
 
-class _Guest(Started, eq=False, kw_only=True):
+class _AttachedActor(Started, eq=False, kw_only=True):
     """Attached actor, from the request until it has left."""
 
     attached: Attached
@@ -120,11 +120,11 @@ class RayHostsWithGuests(RayHosts):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._visitors = Visitors(self._events)
+        self._attached_processes = AttachedProcesses(self._events)
 
     def start(self, on_exit: Callable[[int, int], None], home: Home) -> None:
         super().start(on_exit, home)
-        self._visitors.courier.start()
+        self._attached_processes.process_listener.start()
 
     def spawn(
         self,
@@ -138,149 +138,176 @@ class RayHostsWithGuests(RayHosts):
         if options.attached is None:
             return super().spawn(name, payload, fds, options, on_spawned, settle)
         self._check_connected(name)
-        guest = _Guest(
+        attached_actor = _AttachedActor(
             number=next(self._numbers),
             name=name,
             asked={},
             on_spawned=on_spawned,
             attached=options.attached,
         )
-        told = Told(name, surroundings(), payload)
+        told = BootstrapFile(name, surroundings(), payload)
         try:
             # Ray may not have placed the actor, or its process may be busy. The session's end ends the wait.
-            with self._starts.under_way(guest.number, partial(self._end_attaching, guest)):
-                uninterrupted(partial(self._invite, guest, told, fds))
-                guest.done.wait()
-                if guest.elsewhere is not None and not guest.error:
-                    guest.done.clear()
-                    uninterrupted(partial(self._invite_abroad, guest, told, settle))
-                    guest.done.wait()
-            if guest.error:
-                raise ActorStartError(f"cannot attach Ray's actor {name!r}: {guest.error}")
+            with self._starts.under_way(
+                attached_actor.number, partial(self._end_attaching, attached_actor)
+            ):
+                uninterrupted(partial(self._invite, attached_actor, told, fds))
+                attached_actor.done.wait()
+                if attached_actor.is_remote is not None and not attached_actor.error:
+                    attached_actor.done.clear()
+                    uninterrupted(partial(self._invite_remote, attached_actor, told, settle))
+                    attached_actor.done.wait()
+            if attached_actor.error:
+                raise ActorStartError(f"cannot attach Ray's actor {name!r}: {attached_actor.error}")
         except BaseException:
-            self._events.call(partial(self._turn_away, guest))
+            self._events.call(partial(self._turn_away, attached_actor))
             raise
-        host = guest.host
+        host = attached_actor.host
         return Spawned(
-            guest.key,
+            attached_actor.key,
             str,
             lambda: None,
             lambda: None,
             lambda: False,
             "" if host is None else host.name,
-            lambda: None if guest.ended is None else (guest.ended.page, guest.ended.left),
-            lambda: "" if host is None or guest.ended is not None else host.lost,
+            lambda: (
+                None
+                if attached_actor.ended is None
+                else (attached_actor.ended.page, attached_actor.ended.left)
+            ),
+            lambda: "" if host is None or attached_actor.ended is not None else host.lost,
             stays=True,
         )
 
-    def _invite(self, guest: _Guest, told: Told, fds: Sequence[int]) -> None:
-        with self._starts.asking(f"attach Ray's actor {guest.name!r}"):
-            guest.fds += made_for(told, fds)
-            door = self._visitors.courier
+    def _invite(
+        self, attached_actor: _AttachedActor, told: BootstrapFile, fds: Sequence[int]
+    ) -> None:
+        with self._starts.asking(f"attach Ray's actor {attached_actor.name!r}"):
+            attached_actor.fds += made_for(told, fds)
+            door = self._attached_processes.process_listener
             key = door.expect(
-                guest.number, partial(self._comes, guest), partial(self._refused, guest)
+                attached_actor.number,
+                partial(self._comes, attached_actor),
+                partial(self._refused, attached_actor),
             )
             waits = Locality.own()
             self._call_in(
-                guest, Birth(door.address, guest.number, key, {}, waits, node=self._own_node)
+                attached_actor,
+                Bootstrap(door.address, attached_actor.number, key, {}, waits, node=self._own_node),
             )
 
-    def _invite_abroad(self, guest: _Guest, told: Told, settle: Settle) -> None:
+    def _invite_remote(
+        self, attached_actor: _AttachedActor, told: BootstrapFile, settle: Settle
+    ) -> None:
         """Have the agent of the actor's node let it in."""
-        assert guest.elsewhere is not None
-        with self._starts.asking(f"attach Ray's actor {guest.name!r}"):
-            host = self._agents.at(guest.elsewhere)
+        assert attached_actor.is_remote is not None
+        with self._starts.asking(f"attach Ray's actor {attached_actor.name!r}"):
+            host = self._agents.at(attached_actor.is_remote)
             place, payload, segments = settle(host)
-            guest.host, guest.place = host, place
-            self._abroad[guest.number] = guest
-            told = Told(told.name, told.around, payload)
-            key = host.expect(guest.number, place[0], told, segments, visits=True)
-            self._call_in(guest, Birth(host.door, guest.number, key, {}, host.locality, stay=True))
+            attached_actor.host, attached_actor.place = host, place
+            self._remote_nodes[attached_actor.number] = attached_actor
+            told = BootstrapFile(told.name, told.around, payload)
+            key = host.expect(attached_actor.number, place[0], told, segments, visits=True)
+            self._call_in(
+                attached_actor,
+                Bootstrap(host.door, attached_actor.number, key, {}, host.locality, stay=True),
+            )
 
-    def _call_in(self, guest: _Guest, birth: Birth) -> None:
+    def _call_in(self, attached_actor: _AttachedActor, bootstrap: Bootstrap) -> None:
         """Have Ray call :func:`join` in the actor's process, with the bootstrap."""
-        call = guest.attached.handle.__ray_call__.options(concurrency_group=SYSTEM_CALLS)
-        joined = call.remote(join, birth)
+        call = attached_actor.attached.handle.__ray_call__.options(concurrency_group=SYSTEM_CALLS)
+        joined = call.remote(join, bootstrap)
 
         def tell(future: Any) -> None:
             error = None if future.cancelled() else future.exception()
             said = future.result() if error is None and not future.cancelled() else None
-            self._events.call(partial(self._has_joined, guest, error, said))
+            self._events.call(partial(self._has_joined, attached_actor, error, said))
 
         joined.future().add_done_callback(tell)
 
     # On the event loop's thread.
 
-    def _comes(self, guest: _Guest, pid: int, _stderr: str) -> Sequence[int]:
-        if guest.unwanted:
+    def _comes(self, attached_actor: _AttachedActor, pid: int, _stderr: str) -> Sequence[int]:
+        if attached_actor.abandoned:
             raise OSError("nobody wants it any more")
-        self._visitors.add(guest, pid)
-        guest.on_end = partial(self._report, guest)
-        self._living[pid] = guest
-        self._events.call(partial(self._sent, guest))
-        return guest.fds
+        self._attached_processes.add(attached_actor, pid)
+        attached_actor.on_end = partial(self._report, attached_actor)
+        self._living[pid] = attached_actor
+        self._events.call(partial(self._sent, attached_actor))
+        return attached_actor.fds
 
-    def _refused(self, guest: _Guest, why: str) -> None:
+    def _refused(self, attached_actor: _AttachedActor, why: str) -> None:
         """Undo what :meth:`_comes` has done, where what the actor needs could not be sent, and refuse it."""
-        if guest.pid:
-            self._living.pop(guest.pid, None)
-            self._visitors.forget(guest)
-            guest.pid = 0
-        guest.refuse(why)
+        if attached_actor.pid:
+            self._living.pop(attached_actor.pid, None)
+            self._attached_processes.forget(attached_actor)
+            attached_actor.pid = 0
+        attached_actor.refuse(why)
 
     def _has_joined(
-        self, guest: _Guest, error: BaseException | None, said: Elsewhere | None
+        self,
+        attached_actor: _AttachedActor,
+        error: BaseException | None,
+        said: NodeOfProcess | None,
     ) -> None:
         """Act on the end of the call that was to bring the actor here: its error, or where the actor is."""
-        if guest.pid and isinstance(error, self._ray.exceptions.RayTaskError):
+        if attached_actor.pid and isinstance(error, self._ray.exceptions.RayTaskError):
             # It came, and failed to start afterwards. Its farewell does not say why, but Ray's error does.
-            _log.warning("actor %s of Ray cannot take part: %s", guest.name, _why(error))
-        if guest.pid or guest.error or (error is None and guest.host is not None):
+            _log.warning("actor %s of Ray cannot take part: %s", attached_actor.name, _why(error))
+        if (
+            attached_actor.pid
+            or attached_actor.error
+            or (error is None and attached_actor.host is not None)
+        ):
             return  # on another node: its agent tells the rest
-        self._visitors.courier.forget(guest.number)
-        guest.close_fds()
-        if isinstance(said, Elsewhere):
-            guest.elsewhere = said
-            guest.done.set()
-        elif guest.host is None:
-            guest.refuse(_why(error))
+        self._attached_processes.process_listener.forget(attached_actor.number)
+        attached_actor.close_fds()
+        if isinstance(said, NodeOfProcess):
+            attached_actor.is_remote = said
+            attached_actor.done.set()
+        elif attached_actor.host is None:
+            attached_actor.refuse(_why(error))
         else:  # news of its arrival may be on their way from the agent still
-            guest.host.disown(guest.number).add_done_callback(
-                lambda asked: self._events.call(partial(self._not_come, guest, error, asked))
+            attached_actor.host.disown(attached_actor.number).add_done_callback(
+                lambda asked: self._events.call(
+                    partial(self._not_come, attached_actor, error, asked)
+                )
             )
 
-    def _not_come(self, guest: _Guest, error: BaseException | None, asked: Future[bool]) -> None:
+    def _not_come(
+        self, attached_actor: _AttachedActor, error: BaseException | None, asked: Future[bool]
+    ) -> None:
         if asked.exception() is not None or asked.result():
-            self._abroad.pop(guest.number, None)
-            guest.refuse(_why(error))
+            self._remote_nodes.pop(attached_actor.number, None)
+            attached_actor.refuse(_why(error))
 
-    def _end_attaching(self, guest: _Guest) -> None:
+    def _end_attaching(self, attached_actor: _AttachedActor) -> None:
         """End the start, because the session is over."""
-        guest.refuse(ENDED)
-        self._turn_away(guest)
+        attached_actor.refuse(ENDED)
+        self._turn_away(attached_actor)
 
-    def _turn_away(self, guest: _Guest) -> None:
+    def _turn_away(self, attached_actor: _AttachedActor) -> None:
         """Give the actor up, since its start was broken off."""
-        guest.unwanted = True
-        self._visitors.courier.forget(guest.number)
-        guest.close_fds()
-        if guest.host is not None and not guest.pid:
-            self._abroad.pop(guest.number, None)
-            guest.host.disown(guest.number)
-            guest.host.kill(*guest.place)  # for the case that it had come already
-        elif guest.pid:
-            self._kill(guest)
+        attached_actor.abandoned = True
+        self._attached_processes.process_listener.forget(attached_actor.number)
+        attached_actor.close_fds()
+        if attached_actor.host is not None and not attached_actor.pid:
+            self._remote_nodes.pop(attached_actor.number, None)
+            attached_actor.host.disown(attached_actor.number)
+            attached_actor.host.kill(*attached_actor.place)  # for the case that it had come already
+        elif attached_actor.pid:
+            self._kill(attached_actor)
 
     # On any thread.
 
     def _kill(self, actor: Started) -> None:
-        if isinstance(actor, _Guest) and actor.host is None:
-            self._visitors.tell_to_leave(actor.pid)
+        if isinstance(actor, _AttachedActor) and actor.host is None:
+            self._attached_processes.tell_to_leave(actor.pid)
         else:
             super()._kill(actor)  # an agent knows which processes are attached actors
 
     def end_headless(self, pid: int) -> None:
-        if not isinstance(self._living.get(pid), _Guest):
+        if not isinstance(self._living.get(pid), _AttachedActor):
             super().end_headless(pid)
 
     def close(self) -> None:
@@ -289,9 +316,9 @@ class RayHostsWithGuests(RayHosts):
 
     def _see_off(self) -> None:
         """Let all attached actors leave by themselves: the session is over, and nobody waits for them."""
-        self._visitors.see_off()
+        self._attached_processes.see_off()
         for key, actor in list(self._living.items()):
-            if isinstance(actor, _Guest):
+            if isinstance(actor, _AttachedActor):
                 del self._living[key]
 
 
@@ -324,14 +351,14 @@ class _Instance(Instance):
         self._object = self._made = None  # the object lives on, so no end method runs
 
 
-class GuestWorker(Worker):
+class AttachedWorker(Worker):
     """Loop of an attached actor. It ends without its process."""
 
     def serve(self) -> tuple[int, bool]:
         """Serve until told to leave. Return the exit code, and whether a method has left by ``sys.exit``."""
-        board, slot = self.process.board, self.process.slot
-        board.guard_signals(slot)
-        board.live(slot)
+        process_table, slot = self.process.process_table, self.process.slot
+        process_table.guard_signals(slot)
+        process_table.live(slot)
         code, left = 0, False
         try:
             self._serve()
@@ -339,7 +366,7 @@ class GuestWorker(Worker):
             code = forked.exit_code(error)
             if self.process.inbox.inherited:
                 forked.leave(error)
-            board.leave(slot)
+            process_table.leave(slot)
             left = True
         except BaseException:
             code = 1
@@ -350,7 +377,7 @@ class GuestWorker(Worker):
 
     def withdraw(self) -> None:
         """Leave the session before anything was done in it. Called on the thread that would have served."""
-        self.process.board.live(self.process.slot)
+        self.process.process_table.live(self.process.slot)
         self._leave()
 
     def _leave(self) -> None:
@@ -364,7 +391,7 @@ class GuestWorker(Worker):
         self.process.ring()
 
 
-def join(made: Any, birth: Birth) -> Elsewhere | None:
+def join(made: Any, bootstrap: Bootstrap) -> NodeOfProcess | None:
     """Take part in the session of that bootstrap. Ray runs this beside the actor's calls. ``made``: the
     actor's object. Return where the process is, if that is another node than the one where it is expected.
 
@@ -387,13 +414,13 @@ def join(made: Any, birth: Birth) -> Elsewhere | None:
     connection: socket.socket | None = None
     fds: list[int] = []
     try:
-        connection = ray_actor.meet_at(birth)
+        connection = ray_actor.meet_at(bootstrap)
         if connection is None:
             _host = None
             return ray_actor.where()
         _host, _ = owner(connection)
         fds = ray_actor.welcomed(connection)
-        threads.start(_take_part, "guest", made, connection, fds)
+        threads.start(_take_part, "attached_actor", made, connection, fds)
     except BaseException:
         if connection is not None:
             if fds:  # it was let in, so its leaving has to be told
@@ -410,7 +437,7 @@ def _take_part(made: Any, connection: socket.socket, fds: list[int]) -> None:
     told, driver, *handed = fds
     code, left = 1, False
     try:
-        code, left = _be_guest(made, connection, driver, told, handed)
+        code, left = _be_attached(made, connection, driver, told, handed)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -430,7 +457,7 @@ def _say_farewell(connection: socket.socket, code: int) -> None:
         connection.sendmsg([write(Farewell(code))], [], socket.MSG_NOSIGNAL)
 
 
-def _be_guest(
+def _be_attached(
     made: Any,
     connection: socket.socket,
     driver: int,
@@ -446,7 +473,7 @@ def _be_guest(
     except BaseException:
         close_all(handed)  # later the worker closes them
         raise
-    worker = GuestWorker(hello, handed, instance)
+    worker = AttachedWorker(hello, handed, instance)
     worker.runtime.end_at_once = worker.depart
     over = -1
     try:
@@ -468,7 +495,7 @@ def _be_guest(
             os.close(over)
 
 
-def _watch(worker: GuestWorker, connection: socket.socket, driver: int, over: int) -> None:
+def _watch(worker: AttachedWorker, connection: socket.socket, driver: int, over: int) -> None:
     """Have the worker leave if the driver says so, the session has ended, or the driver is gone. Several of
     these may come, one after the other, while a method still runs."""
     poll = select.poll()

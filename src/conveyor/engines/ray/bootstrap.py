@@ -68,7 +68,7 @@ def _linked(path: str) -> str:
         return ""
 
 
-class Birth(Struct, frozen=True):
+class Bootstrap(Struct, frozen=True):
     """Bootstrap that a process gets with Ray's call that makes it an actor. The driver or a node agent waits
     for the process at ``address``, and knows it by ``number`` and ``key``.
 
@@ -88,7 +88,7 @@ class Birth(Struct, frozen=True):
     node: str = ""
 
 
-class Elsewhere(Struct, frozen=True):
+class NodeOfProcess(Struct, frozen=True):
     """Node of a process that is not on the driver's node: Ray's id of the node, and its address."""
 
     node: str
@@ -139,7 +139,7 @@ def version() -> str:
     return f"Conveyor {__version__} (protocol {PROTOCOL}) on Python {platform.python_version()}"
 
 
-class Told(Struct, frozen=True):
+class BootstrapFile(Struct, frozen=True):
     """Contents of the bootstrap file. They may be of any size, so they are not sent as a message."""
 
     name: str
@@ -147,7 +147,7 @@ class Told(Struct, frozen=True):
     payload: bytes
 
 
-def write_file(told: Told) -> int:
+def write_file(told: BootstrapFile) -> int:
     """Make a file with these contents, and return its descriptor. The caller closes it."""
     fd = descriptors.memory_file("conveyor-birth")
     try:
@@ -159,7 +159,7 @@ def write_file(told: Told) -> int:
     return fd
 
 
-def made_for(told: Told, fds: Sequence[int]) -> list[int]:
+def made_for(told: BootstrapFile, fds: Sequence[int]) -> list[int]:
     """Make the descriptors that a process gets with its welcome: the bootstrap file, the pidfd of this
     process, and duplicates of ``fds``. Duplicates, since the owner of ``fds`` may be interrupted, and close
     them, while they are sent. The caller closes the returned descriptors."""
@@ -173,8 +173,8 @@ def made_for(told: Told, fds: Sequence[int]) -> list[int]:
     return made
 
 
-def read_file(fd: int) -> Told:
+def read_file(fd: int) -> BootstrapFile:
     """Return the contents of a bootstrap file, which come from a trusted process."""
     with open(fd, "rb", closefd=False) as file:
         file.seek(0)
-        return msgspec.msgpack.decode(file.read(), type=Told)
+        return msgspec.msgpack.decode(file.read(), type=BootstrapFile)

@@ -19,11 +19,17 @@ from conveyor.cluster.addresses import Listening
 from conveyor.cluster.tls import Credentials
 from conveyor.codec import Reader
 from conveyor.driver.hosts import Home, Settle, Spawned, Spawning
-from conveyor.engines.ray.agent import Arrived, Asked, Come, Ended, LostHost, News, Reached
+from conveyor.engines.ray.agent import Arrived, Come, Ended, LostHost, News, ProcessRequest, Reached
 from conveyor.engines.ray.agents import AgentHost, Agents
-from conveyor.engines.ray.bootstrap import Birth, Elsewhere, Locality, Told, made_for
+from conveyor.engines.ray.bootstrap import (
+    Bootstrap,
+    BootstrapFile,
+    Locality,
+    NodeOfProcess,
+    made_for,
+)
 from conveyor.engines.ray.processes import Processes, Resident, tail
-from conveyor.engines.ray.ray_actor import Shell
+from conveyor.engines.ray.ray_actor import RayActor
 from conveyor.engines.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError, SystemLimitError
 from conveyor.flag import Flag
@@ -121,7 +127,7 @@ class Started(Resident, eq=False, kw_only=True):
     asked: Mapping[str, Any]
     on_spawned: Callable[[int], object]
     error: str = ""
-    unwanted: bool = False
+    abandoned: bool = False
     #: Set once there is a pid or an error, or the process is known to be on another node.
     done: Flag = field(default_factory=Flag)
     #: Ray's handle, and the ref of the call that lasts as long as the process.
@@ -131,7 +137,7 @@ class Started(Resident, eq=False, kw_only=True):
     #: Whether Ray says that it has died before it came to the driver.
     died_early: bool = False
     #: Its node, if not the driver's; which process it is there, and how it has ended.
-    elsewhere: Elsewhere | None = None
+    is_remote: NodeOfProcess | None = None
     host: AgentHost | None = None
     place: Reader = (0, 0)
     ended: Ended | None = None
@@ -195,7 +201,7 @@ class RayHosts:
         self._own_node = own_node
         self._events = EventLoop()
         self._processes = Processes(self._events)
-        self._courier = self._processes.courier
+        self._process_listener = self._processes.process_listener
         self._connected = Cluster(ray)
         heard = self._on_news, self._on_loss
         self._agents = Agents(
@@ -207,14 +213,14 @@ class RayHosts:
         self._classes: dict[str, Any] = {}
         self._living: dict[int, Started] = {}
         #: Actors on other nodes, by the number under which they come there.
-        self._abroad: dict[int, Started] = {}
+        self._remote_nodes: dict[int, Started] = {}
         self._ends = threading.RLock()
         self._all_gone = threading.Condition(self._ends)
         self._on_exit: Callable[[int, int], None] = lambda pid, status: None
 
     def start(self, on_exit: Callable[[int, int], None], home: Home) -> None:
         self._on_exit, self._home = on_exit, home
-        self._courier.start()
+        self._process_listener.start()
         self._agents.start(home)
 
     def on_thread(self) -> bool:
@@ -232,7 +238,7 @@ class RayHosts:
         self._check_connected(name)
         asked = ray_options(options)
         environ = {k: v for k, v in self._environ.items() if k not in options.env_vars}
-        told = Told(name, surroundings(), payload)
+        told = BootstrapFile(name, surroundings(), payload)
         return _Wish(self, name, asked, told, tuple(fds), environ, on_spawned, settle)
 
     def _spawned(self, actor: Started) -> Spawned:
@@ -258,14 +264,16 @@ class RayHosts:
         with self._starts.asking(f"start actor {actor.name!r}"):
             self._starts.begin(actor.number, partial(self._end_start, actor))
             actor.fds += made_for(wish.told, wish.fds)
-            key = self._courier.expect(actor.number, partial(self._arrived, actor), actor.refuse)
+            key = self._process_listener.expect(
+                actor.number, partial(self._arrived, actor), actor.refuse
+            )
             waits = Locality.own()
-            at = self._courier.address, actor.number, key, wish.environ, waits
+            at = self._process_listener.address, actor.number, key, wish.environ, waits
             actor.handle = start_actor(self._class(actor.name), wish.asked, actor.name)
-            self._run(actor, Birth(*at, node=self._own_node))
+            self._run(actor, Bootstrap(*at, node=self._own_node))
 
-    def _run(self, actor: Started, birth: Birth) -> None:
-        actor.ran = actor.handle.run.remote(birth)
+    def _run(self, actor: Started, bootstrap: Bootstrap) -> None:
+        actor.ran = actor.handle.run.remote(bootstrap)
 
         def tell(future: Any) -> None:
             error = None if future.cancelled() else future.exception()
@@ -274,29 +282,31 @@ class RayHosts:
 
         actor.ran.future().add_done_callback(tell)
 
-    def _ask_abroad(self, wish: _Wish, actor: Started) -> None:
+    def _ask_remote(self, wish: _Wish, actor: Started) -> None:
         """Have the agent of the actor's node wait for its process."""
         told = wish.told
-        assert actor.elsewhere is not None
+        assert actor.is_remote is not None
         with self._starts.asking(f"start actor {actor.name!r}"):
-            host = self._agents.at(actor.elsewhere)
+            host = self._agents.at(actor.is_remote)
             place, payload, segments = wish.settle(host)
             actor.host, actor.place = host, place
-            self._abroad[actor.number] = actor
+            self._remote_nodes[actor.number] = actor
             try:
-                told = Told(told.name, told.around, payload)
+                told = BootstrapFile(told.name, told.around, payload)
                 key = host.expect(actor.number, place[0], told, segments)
             except Exception as error:
                 raise ActorStartError(f"cannot start actor {actor.name!r}: {error}") from error
-            at = host.courier, actor.number, key, wish.environ, host.locality
-            self._run(actor, Birth(*at, stay=True))
+            at = host.process_listener, actor.number, key, wish.environ, host.locality
+            self._run(actor, Bootstrap(*at, stay=True))
 
     def _class(self, name: str) -> Any:
         """Return Ray's class for actors of that name, which Ray's tools and logs show."""
         name = re.sub(r"\W", "_", name.partition("#")[0]) or "Actor"
         made = self._classes.get(name)
         if made is None:
-            cls = type(name, (Shell,), {"__module__": Shell.__module__, "__doc__": Shell.__doc__})
+            cls = type(
+                name, (RayActor,), {"__module__": RayActor.__module__, "__doc__": RayActor.__doc__}
+            )
             made = self._classes[name] = self._ray.remote(num_cpus=0)(cls)
         return made
 
@@ -315,7 +325,7 @@ class RayHosts:
     # On the event loop's thread.
 
     def _arrived(self, actor: Started, pid: int, stderr: str) -> Sequence[int]:
-        if actor.unwanted:
+        if actor.abandoned:
             raise OSError("nobody wants it any more")
         actor.on_end = partial(self._report, actor)
         self._processes.add(actor, pid)
@@ -333,14 +343,14 @@ class RayHosts:
 
     def _give_up(self, actor: Started) -> None:
         """End an actor that its caller does not want any more, whether its process has come or not."""
-        actor.unwanted = True
-        self._courier.forget(actor.number)
+        actor.abandoned = True
+        self._process_listener.forget(actor.number)
         actor.close_fds()
         if actor.pid:
             self._kill(actor)
         elif actor.handle is not None:
             if actor.host is not None:
-                self._abroad.pop(actor.number, None)
+                self._remote_nodes.pop(actor.number, None)
                 actor.host.disown(actor.number)
             self._kill_by_ray(actor)
 
@@ -354,17 +364,17 @@ class RayHosts:
             self._ray.kill(actor.handle)
 
     def _has_run(
-        self, actor: Started, error: BaseException | None, where: Elsewhere | None = None
+        self, actor: Started, error: BaseException | None, where: NodeOfProcess | None = None
     ) -> None:
         """Handle the end of the call that lasts as long as the actor. ``where``: the call has returned this
         at once, since the process is on another node."""
         actor.word = "" if error is None else str(error)
         if actor.pid or actor.error:
             return
-        self._courier.forget(actor.number)
+        self._process_listener.forget(actor.number)
         actor.close_fds()
         if where is not None:
-            actor.elsewhere = where
+            actor.is_remote = where
             actor.done.set()
             return
         if actor.host is None:
@@ -377,7 +387,7 @@ class RayHosts:
 
     def _disowned(self, actor: Started, error: BaseException | None, asked: Future[bool]) -> None:
         if asked.exception() is not None or asked.result():
-            self._abroad.pop(actor.number, None)
+            self._remote_nodes.pop(actor.number, None)
             self._never_came(actor, error)
 
     def _never_came(self, actor: Started, error: BaseException | None) -> None:
@@ -397,7 +407,7 @@ class RayHosts:
     def _on_news(self, host: AgentHost, news: News) -> None:
         """Handle a message of an agent."""
         assert self._home is not None
-        if isinstance(news, Asked):
+        if isinstance(news, ProcessRequest):
             self._home.heard(*news.process, news.data)
         elif isinstance(news, Come):
             self._home.come(news.number)
@@ -406,21 +416,21 @@ class RayHosts:
         elif isinstance(news, LostHost):
             self._agents.part(host, news.number, news.reason)
         elif isinstance(news, Arrived):
-            self._come_abroad(host, news)
+            self._come_from_remote(host, news)
         else:
-            ended = partial(self._ended_abroad, news)
+            ended = partial(self._ended_remotely, news)
             self._home.when_come(host.number, news.due, ended, ended)
 
-    def _ended_abroad(self, news: Ended) -> None:
-        actor = self._abroad.pop(news.number, None)
+    def _ended_remotely(self, news: Ended) -> None:
+        actor = self._remote_nodes.pop(news.number, None)
         if actor is not None:  # otherwise it was lost with its node meanwhile
             actor.over, actor.ended, actor.went_on = True, news, news.went_on
             self._report(actor)
 
-    def _come_abroad(self, host: AgentHost, news: Arrived) -> None:
-        actor = self._abroad.get(news.number)
+    def _come_from_remote(self, host: AgentHost, news: Arrived) -> None:
+        actor = self._remote_nodes.get(news.number)
         if news.refused:
-            self._abroad.pop(news.number, None)
+            self._remote_nodes.pop(news.number, None)
             if actor is not None:
                 actor.refuse(news.refused)
         elif actor is None:  # nobody wants it any more
@@ -432,9 +442,9 @@ class RayHosts:
 
     def _on_loss(self, host: AgentHost) -> None:
         """Report the ends of all actors of a lost node, and refuse those that had not come there yet."""
-        for number, actor in list(self._abroad.items()):
+        for number, actor in list(self._remote_nodes.items()):
             if actor.host is host:
-                del self._abroad[number]
+                del self._remote_nodes[number]
                 actor.over = True
                 if actor.pid:
                     self._report(actor)
@@ -479,7 +489,7 @@ class RayHosts:
                 left = ", ".join([actor.name for actor in self._living.values()])
                 _log.warning("not ended %g s after they were killed: %s", _CLOSE_TIMEOUT, left)
         self._agents.close()
-        self._events.call(self._courier.close)
+        self._events.call(self._process_listener.close)
         self._events.close()
         self._disconnect()
 
@@ -497,7 +507,7 @@ class _Wish:
         hosts: RayHosts,
         name: str,
         asked: Mapping[str, Any],
-        told: Told,
+        told: BootstrapFile,
         fds: tuple[int, ...],
         environ: dict[str, str],
         on_spawned: Callable[[int], object],
@@ -508,7 +518,7 @@ class _Wish:
         self.settle = settle
         self.actor: Started | None = None
         #: Why nobody wants the process any more, or an empty string.
-        self._unwanted = ""
+        self._abandoned = ""
 
     def ask(self) -> bool:
         """Ask Ray for an actor, which replaces the last one if that has not come."""
@@ -535,22 +545,22 @@ class _Wish:
     def _comes(self, actor: Started, last: bool) -> bool:
         hosts = self._hosts
         hosts._wait_for(actor)
-        if actor.elsewhere is not None and not actor.error:
+        if actor.is_remote is not None and not actor.error:
             actor.done.clear()
-            uninterrupted(partial(hosts._ask_abroad, self, actor))
+            uninterrupted(partial(hosts._ask_remote, self, actor))
             hosts._wait_for(actor)
             last = True  # its slot is in the process table of that node
-        if actor.error and (last or self._unwanted or not actor.died_early):
+        if actor.error and (last or self._abandoned or not actor.died_early):
             raise ActorStartError(f"cannot start actor {self._name!r}: {actor.error}")
         return not actor.error
 
     def give_up(self, why: str) -> None:
         """Stop asking for the process, as for ``Spawning``."""
-        self._unwanted = f"it {why}"
+        self._abandoned = f"it {why}"
         if self.actor is not None:
             hosts = self._hosts
             hosts._starts.over(self.actor.number)
-            hosts._events.call(partial(hosts._end_start, self.actor, self._unwanted))
+            hosts._events.call(partial(hosts._end_start, self.actor, self._abandoned))
 
 
 # Requirements of an actor of ours on Ray: resources, a place, an environment.

@@ -104,7 +104,7 @@ class Expected(Struct, eq=False):
     refused: Callable[[str], object]
 
 
-class Courier:
+class ProcessListener:
     """Socket at which expected processes connect, for the driver or a node agent. All of it but
     :meth:`start` and :meth:`expect` happens on the thread of ``events``."""
 
@@ -314,7 +314,7 @@ class Processes:
 
     def __init__(self, events: EventLoop) -> None:
         self._events = events
-        self.courier = Courier(events, self._on_farewell)
+        self.process_listener = ProcessListener(events, self._on_farewell)
         self._living: dict[int, Resident] = {}
         #: Held to close a pidfd, and to use it off the event loop's thread: once closed, its number may be
         #: another descriptor's.
@@ -371,7 +371,7 @@ class Processes:
     def _ended(self, one: Resident) -> None:
         """Find out how a process has ended, and report it."""
         self._events.remove(one.pidfd)
-        self.courier.last_words(one.pid)
+        self.process_listener.last_words(one.pid)
         one.over = True
         one.status = exit_status(one.pidfd)
         if one.killed or one.code is not None or one.status is not None:
@@ -393,14 +393,14 @@ class Processes:
         guarded(one.on_end)
 
 
-class Visitors:
+class AttachedProcesses:
     """All processes of attached actors on this node. Each ends here with its farewell, or with its death;
     :class:`Processes` waits for the end of the process in any case. All of it but :meth:`tell_to_leave`
     happens on the event loop's thread."""
 
     def __init__(self, events: EventLoop) -> None:
         self._events = events
-        self.courier = Courier(events, self._left)
+        self.process_listener = ProcessListener(events, self._left)
         self._present: dict[int, Resident] = {}
 
     def __len__(self) -> int:
@@ -412,7 +412,7 @@ class Visitors:
     def add(self, one: Resident, pid: int) -> None:
         """Add a process that has come. It waits for an answer, so its pid cannot be another's by now."""
         if pid in self._present:  # it has left, and its farewell is unread
-            self.courier.last_words(pid)
+            self.process_listener.last_words(pid)
         one.pidfd = descriptors.own(os.pidfd_open(pid))
         one.pid = pid
         self._present[pid] = one
@@ -426,12 +426,12 @@ class Visitors:
 
     def tell_to_leave(self, pid: int) -> None:
         """Tell a process to leave the session, if it has not left yet. On any thread."""
-        self._events.call(partial(self.courier.tell_to_leave, pid))
+        self._events.call(partial(self.process_listener.tell_to_leave, pid))
 
     def see_off(self) -> None:
         """Close all connections, as the session is over: processes that are left see that, and leave when
         their method has returned."""
-        self.courier.close()
+        self.process_listener.close()
         while self._present:
             _, one = self._present.popitem()
             self._close_pidfd(one)
@@ -445,7 +445,7 @@ class Visitors:
     def _died(self, one: Resident) -> None:
         """Find out how a process has ended that is Ray's child, and report it, unless it had left before."""
         self._events.remove(one.pidfd)
-        self.courier.last_words(one.pid)
+        self.process_listener.last_words(one.pid)
         if self._present.get(one.pid) is not one:  # it has left just before
             return
         one.status = exit_status(one.pidfd)

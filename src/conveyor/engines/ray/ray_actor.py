@@ -23,12 +23,12 @@ from conveyor import descriptors
 from conveyor.engines.program_end import flush, leave
 from conveyor.engines.ray.bootstrap import (
     MESSAGE_BYTES,
-    Birth,
-    Elsewhere,
+    Bootstrap,
+    BootstrapFile,
     Farewell,
     Here,
     Locality,
-    Told,
+    NodeOfProcess,
     Welcome,
     read,
     read_file,
@@ -48,20 +48,20 @@ _MAX_FDS = 253
 _rays_main: Any = None
 
 
-class Shell:
+class RayActor:
     """Ray's side of an actor: started where Ray places it, under the name of the user's class."""
 
-    def run(self, birth: Birth) -> Elsewhere | None:
+    def run(self, bootstrap: Bootstrap) -> NodeOfProcess | None:
         """Be the actor of that bootstrap until it ends, and then end the process. If the process is not on
         the node where it is expected, return its node at once instead."""
         import ray
 
-        connection = meet_at(birth)
+        connection = meet_at(bootstrap)
         if connection is None:
             return where()
         # Spare garbage collections the objects of Ray. There are two at the process's end alone.
         gc.freeze()
-        become_actor(birth, connection)
+        become_actor(bootstrap, connection)
         # Ray ends the interpreter, which calls `_leave` first of all functions that are registered.
         atexit.register(_leave)
         ray.actor.exit_actor()
@@ -77,14 +77,14 @@ def _leave() -> None:
     leave(0, gc.unfreeze, flush)
 
 
-def become_actor(birth: Birth, connection: socket.socket) -> None:
+def become_actor(bootstrap: Bootstrap, connection: socket.socket) -> None:
     """Run the actor on this thread, the process's main one, until it ends. Then send a farewell with its exit
     code over the connection.
 
     Raises:
         ActorStartError: the other end refuses this process.
     """
-    os.environ.update(birth.environ)
+    os.environ.update(bootstrap.environ)
     os.environ.setdefault(HUGE_TENSORS, "1")
     with connection:
         fds = welcomed(connection)
@@ -105,7 +105,7 @@ def become_actor(birth: Birth, connection: socket.socket) -> None:
                 connection.send(write(Farewell(code)))
 
 
-def meet_at(birth: Birth) -> socket.socket | None:
+def meet_at(bootstrap: Bootstrap) -> socket.socket | None:
     """Connect to the driver or node agent that waits for this process, with both ends proved. Return ``None``
     if it is on another node.
 
@@ -115,24 +115,25 @@ def meet_at(birth: Birth) -> socket.socket | None:
     """
     import ray
 
-    if birth.node and birth.node != ray.get_runtime_context().get_node_id():
+    if bootstrap.node and bootstrap.node != ray.get_runtime_context().get_node_id():
         return None
-    own, waits = Locality.own(), birth.waits
+    own, waits = Locality.own(), bootstrap.waits
     if not own.is_local(waits):
-        if birth.stay:
+        if bootstrap.stay:
             raise _unreachable("it is in another network or PID namespace")
         return None
     if own.user != waits.user:
         raise ActorStartError(
             f"the processes of the Ray cluster run as user {own.user_name}, and "
-            f"{'the agent of their node' if birth.stay else 'the driver'} as user {waits.user_name}, on one "
+            f"{'the agent of their node' if bootstrap.stay else 'the driver'} as user "
+            f"{waits.user_name}, on one "
             f"machine ({socket.gethostname()}): they could neither share memory nor end each other. Start "
             "both as the same user"
         )
     connection = descriptors.own_socket(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
     try:
-        connection.connect("\0" + birth.address)
-        prove(connection, birth.key, birth.number)
+        connection.connect("\0" + bootstrap.address)
+        prove(connection, bootstrap.key, bootstrap.number)
         stderr = ""
         with suppress(OSError):
             stderr = os.readlink("/proc/self/fd/2")
@@ -144,7 +145,7 @@ def meet_at(birth: Birth) -> socket.socket | None:
         ) from error
     except OSError as error:
         connection.close()
-        if birth.stay:
+        if bootstrap.stay:
             raise _unreachable(str(error.strerror)) from error
         return None  # copies of one virtual machine may have equal localities
     except BaseException:
@@ -160,11 +161,11 @@ def _unreachable(why: str) -> ActorStartError:
     )
 
 
-def where() -> Elsewhere:
+def where() -> NodeOfProcess:
     """Return the node of this process."""
     import ray
 
-    return Elsewhere(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+    return NodeOfProcess(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
 
 
 def welcomed(connection: socket.socket) -> list[int]:
@@ -194,7 +195,7 @@ def _end_with(driver: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _set_up(told: Told) -> None:
+def _set_up(told: BootstrapFile) -> None:
     # Ray's handler is for a worker between two tasks. Here the main thread is in our native code, so Ray's
     # handler would run late; the kernel's default ends the process at once.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -210,7 +211,7 @@ def _set_up(told: Told) -> None:
     main_module(told.around.main_file, told.around.main_module)
 
 
-def _run(told: Told, fds: list[int]) -> int:
+def _run(told: BootstrapFile, fds: list[int]) -> int:
     import ray
 
     from conveyor.worker import worker

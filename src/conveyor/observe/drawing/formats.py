@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from conveyor.graph.compiled import Account
+from conveyor.graph.compiled import GraphInfo
 from conveyor.observe.dataflow import (
     Dataflow,
     arrow_lines,
@@ -279,7 +279,7 @@ def visualize(
     return text
 
 
-def graph_html(graph: Account, title: str) -> str:
+def graph_html(graph: GraphInfo, title: str) -> str:
     """Show the title, the graph's drawing and its counters, in a notebook."""
     drawing = write_svg(compose(graph.plan, graph.name, channel_details=False, schedule=False))
     return f"<p><b>{escape(title)}</b></p>{drawing}{read_stats(graph)._repr_html_()}"

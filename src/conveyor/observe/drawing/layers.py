@@ -74,7 +74,7 @@ Gap = Callable[[list[tuple[float, float]]], float]
 class _Cell:
     """A box, or the place in a layer that an arrow runs through."""
 
-    layer: int
+    deployer: int
     width: float
     height: float
     real: bool
@@ -114,15 +114,15 @@ def lay_out(
     chains: list[list[int]] = []
     labels: list[int] = []
     for link in links:
-        first, last = cells[link.source].layer + 1, cells[link.target].layer
+        first, last = cells[link.source].deployer + 1, cells[link.target].deployer
         # The label is in the middle of the arrow, away from other labels of the same box.
         written = first + (last - first - 1) // 4 * 2
         chain = [link.source]
-        for layer in range(first, last):
-            here = layer == written
+        for deployer in range(first, last):
+            here = deployer == written
             chain.append(len(cells))
             cells.append(
-                _Cell(layer, link.width if here else 0, link.height if here else 0, real=False)
+                _Cell(deployer, link.width if here else 0, link.height if here else 0, real=False)
             )
         chain.append(link.target)
         chains.append(chain)
@@ -149,28 +149,28 @@ def lay_out(
         xs[0], xs[-1] = ports[index]
         crossings.append(xs)
         for place, (x0, x1) in zip(chain, pairwise(xs), strict=False):
-            spans[cells[place].layer].append((x0, x1))
+            spans[cells[place].deployer].append((x0, x1))
     y = 0.0
     bands: list[tuple[float, float]] = []
-    for layer, members in enumerate(layers):
+    for deployer, members in enumerate(layers):
         height = max((cells[place].height for place in members), default=0)
         bands.append((y, y + height))
         for place in members:
             free = height - cells[place].height
             cells[place].y = y + (free // 2 if cells[place].real else 0)
         y += height
-        if layer + 1 < len(layers):
-            y += gap(spans[layer])
+        if deployer + 1 < len(layers):
+            y += gap(spans[deployer])
     courses = []
     for chain, xs, label in zip(chains, crossings, labels, strict=True):
         source, target = cells[chain[0]], cells[chain[-1]]
         # A box lower than its band: the arrow still starts where the band ends, by a stop.
         start, end = source.y + source.height, target.y
-        stops = [(xs[0], start, bands[source.layer][1])]
+        stops = [(xs[0], start, bands[source.deployer][1])]
         stops += [
-            (x, *bands[cells[cell].layer]) for cell, x in zip(chain[1:-1], xs[1:-1], strict=True)
+            (x, *bands[cells[cell].deployer]) for cell, x in zip(chain[1:-1], xs[1:-1], strict=True)
         ]
-        stops.append((xs[-1], bands[target.layer][0], end))
+        stops.append((xs[-1], bands[target.deployer][0], end))
         courses.append(Course(tuple(stops), label))
     return Layout(
         boxes=tuple(Placed(c.x, c.y, c.width, c.height) for c in cells if c.real),
@@ -220,52 +220,52 @@ def depths(count: int, links: Sequence[tuple[int, int]]) -> list[int]:
 
 def _order(cells: list[_Cell], up: list[list[int]], down: list[list[int]]) -> list[list[int]]:
     """Order the layers, each from left to right, with the fewest crossings that were found."""
-    layers: list[list[int]] = [[] for _ in range(max((c.layer for c in cells), default=-1) + 1)]
+    layers: list[list[int]] = [[] for _ in range(max((c.deployer for c in cells), default=-1) + 1)]
     # Depth first from the top, so that what hangs together starts side by side.
     seen = [False] * len(cells)
-    for top in sorted(range(len(cells)), key=lambda cell: cells[cell].layer):
+    for top in sorted(range(len(cells)), key=lambda cell: cells[cell].deployer):
         stack = [top]
         while stack:
             cell = stack.pop()
             if not seen[cell]:
                 seen[cell] = True
-                layers[cells[cell].layer].append(cell)
+                layers[cells[cell].deployer].append(cell)
                 stack += reversed(down[cell])
-    best, fewest = [list(layer) for layer in layers], _crossings(layers, down)
+    best, fewest = [list(deployer) for deployer in layers], _crossings(layers, down)
     for sweep in range(_SWEEPS):
         if fewest == 0:
             break
         downward = sweep % 2 == 0
         beside = up if downward else down
-        for layer in layers if downward else reversed(layers):
-            _sort(layer, beside, _places(layers))
+        for deployer in layers if downward else reversed(layers):
+            _sort(deployer, beside, _places(layers))
         crossings = _crossings(layers, down)
         if crossings < fewest:
-            best, fewest = [list(layer) for layer in layers], crossings
+            best, fewest = [list(deployer) for deployer in layers], crossings
     return best
 
 
 def _places(layers: list[list[int]]) -> dict[int, int]:
-    return {cell: place for layer in layers for place, cell in enumerate(layer)}
+    return {cell: place for deployer in layers for place, cell in enumerate(deployer)}
 
 
-def _sort(layer: list[int], beside: list[list[int]], place: dict[int, int]) -> None:
+def _sort(deployer: list[int], beside: list[list[int]], place: dict[int, int]) -> None:
     """Order a layer by the mean place of each cell's neighbours; a cell without any keeps its place."""
 
     def weight(cell: int) -> float:
         near = beside[cell]
         return sum(place[other] for other in near) / len(near) if near else place[cell]
 
-    layer.sort(key=weight)
+    deployer.sort(key=weight)
 
 
 def _crossings(layers: list[list[int]], down: list[list[int]]) -> int:
     """Count the arrows that cross between neighbouring layers."""
     place = _places(layers)
     total = 0
-    for layer in layers:
+    for deployer in layers:
         passed: list[int] = []
-        for cell in layer:
+        for cell in deployer:
             ends = sorted(place[other] for other in down[cell])
             total += sum(len(passed) - bisect_right(passed, end) for end in ends)
             for end in ends:
@@ -281,16 +281,16 @@ def _straighten(
     spacing: float,
 ) -> None:
     """Set every ``x``: in the layers' order, without overlap, near what a cell is linked to."""
-    for layer in layers:
+    for deployer in layers:
         x = 0.0
-        for cell in layer:
+        for cell in deployer:
             cells[cell].x = x
             x += cells[cell].width + spacing
     for sweep in range(_SWEEPS):
         downward = sweep % 2 == 0
-        for layer in layers if downward else reversed(layers):
+        for deployer in layers if downward else reversed(layers):
             wanted, weights = [], []
-            for cell in layer:
+            for cell in deployer:
                 # The last sweeps look both ways, which settles what hangs between two layers.
                 near = up[cell] if downward else down[cell]
                 if sweep >= _SWEEPS // 2 or not near:
@@ -301,8 +301,8 @@ def _straighten(
                 mean = sums / sum(pulls) if near else cells[cell].middle
                 wanted.append(mean - cells[cell].width / 2)
                 weights.append(1.0 if cells[cell].real else 4.0)
-            places = _apart(wanted, weights, [cells[cell].width + spacing for cell in layer])
-            for cell, x in zip(layer, places, strict=True):
+            places = _apart(wanted, weights, [cells[cell].width + spacing for cell in deployer])
+            for cell, x in zip(deployer, places, strict=True):
                 cells[cell].x = x
 
 
@@ -314,18 +314,18 @@ def _snap(
     reach: float,
 ) -> None:
     """Take small turns out of long arrows, if their neighbours leave room."""
-    for layer in layers:
-        for place, index in enumerate(layer):
+    for deployer in layers:
+        for place, index in enumerate(deployer):
             cell = cells[index]
             if cell.real or cells[up[index][0]].real:
                 continue
             x = math.ceil(math.floor(cells[up[index][0]].middle) - cell.width / 2)
             low, high = -math.inf, math.inf
             if place:
-                before = cells[layer[place - 1]]
+                before = cells[deployer[place - 1]]
                 low = before.x + before.width + spacing
-            if place + 1 < len(layer):
-                high = cells[layer[place + 1]].x - spacing - cell.width
+            if place + 1 < len(deployer):
+                high = cells[deployer[place + 1]].x - spacing - cell.width
             if abs(x - cell.x) <= reach and max(low, 0) <= x <= high:
                 cell.x = x
 

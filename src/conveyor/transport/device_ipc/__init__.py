@@ -8,7 +8,7 @@ from conveyor.device import Device
 from conveyor.transport.base import Capabilities, Transport, Wire
 
 if TYPE_CHECKING:
-    from conveyor.transport.device_ipc.endpoint import DeviceIpcConduit
+    from conveyor.transport.device_ipc.endpoint import DeviceIpcEndpoint
 
 __all__ = ["DeviceIpcTransport"]
 
@@ -34,7 +34,7 @@ class DeviceIpcTransport(Transport):
         """Return why this process cannot use the device, or ``None`` if it can."""
         return self.device.viable()
 
-    def open(self, wire: Wire) -> DeviceIpcConduit:
+    def open(self, wire: Wire) -> DeviceIpcEndpoint:
         """Open the writer's or a reader's end, by the rank."""
         from conveyor.transport.device_ipc.endpoint import Reader, Writer  # slow to import
 

@@ -36,13 +36,13 @@ from conveyor.device.base import happened, outlast, wait_until
 from conveyor.flag import Flag
 from conveyor.futures import Future
 from conveyor.transport.base import (
-    Conduit,
+    Endpoint,
     Enqueued,
     Sending,
     TensorSpec,
     Wire,
 )
-from conveyor.transport.device_ipc.staging import Left, Stretch, Stretches, let_go
+from conveyor.transport.device_ipc.staging import Left, StagingBuffer, StagingBuffers, let_go
 from conveyor.transport.packing import Layout
 
 
@@ -107,7 +107,7 @@ class Closed(NamedTuple):
     """Message that the writer releases all of its staging buffers."""
 
 
-class DeviceIpcConduit(Conduit):
+class DeviceIpcEndpoint(Endpoint):
     """Common part of the writer's and the reader's endpoint."""
 
     def __init__(self, wire: Wire, device: Device) -> None:
@@ -179,7 +179,7 @@ class _Asked(NamedTuple):
     refused: tuple[Part, ...] = ()
 
 
-class Reader(DeviceIpcConduit):
+class Reader(DeviceIpcEndpoint):
     """Endpoint that opens the writer's staging buffers, and copies from them when they are filled."""
 
     def __init__(self, wire: Wire, device: Device) -> None:
@@ -436,22 +436,22 @@ def _soon(events: list[Event]) -> bool:
 class _Transfer(NamedTuple):
     """Transfer under way: its staging buffers, and the ranks of the readers that have not taken it yet."""
 
-    stretches: list[Stretch]
+    staging_buffers: list[StagingBuffer]
     missing: set[int]
     sent: Future[None]
 
 
-class Writer(DeviceIpcConduit):
+class Writer(DeviceIpcEndpoint):
     """Endpoint that copies tensors to staging buffers, for readers to copy from."""
 
     def __init__(self, wire: Wire, device: Device) -> None:
         super().__init__(wire, device)
         if self._why_none is not None:
             raise RuntimeError(f"there is no {device.kind!r} here: {self._why_none}")
-        self._stretches = Stretches(device)
+        self._staging_buffers = StagingBuffers(device)
         self._under_way: dict[int, _Transfer] = {}
         #: Requests for host memory, for the thread that copies: the reader's rank, its request, the buffers.
-        self._wanted: queue.SimpleQueue[tuple[int, Refused, list[Stretch]] | None]
+        self._wanted: queue.SimpleQueue[tuple[int, Refused, list[StagingBuffer]] | None]
         self._wanted = queue.SimpleQueue()
         self._copies = False
         self._copied: deque[ByHost] = deque()
@@ -464,17 +464,24 @@ class Writer(DeviceIpcConduit):
         places: dict[int, list[int]] = {}
         for place, tensor in enumerate(tensors):
             places.setdefault(tensor.device.index or 0, []).append(place)
-        stretches: list[Stretch] = []
+        staging_buffers: list[StagingBuffer] = []
         parts: list[Part] = []
 
         def withdraw() -> None:
-            for stretch in stretches:
-                self._stretches.give_back(stretch)
+            for staging_buffer in staging_buffers:
+                self._staging_buffers.give_back(staging_buffer)
 
         try:
             for index, mine in places.items():
-                stretch = self._fill(index, [tensors[place] for place in mine], stretches)
-                told = stretch.number, stretch.memory_handle, stretch.filled_handle, tuple(mine)
+                staging_buffer = self._fill(
+                    index, [tensors[place] for place in mine], staging_buffers
+                )
+                told = (
+                    staging_buffer.number,
+                    staging_buffer.memory_handle,
+                    staging_buffer.filled_handle,
+                    tuple(mine),
+                )
                 parts.append(Part(*told))
         except BaseException:
             withdraw()
@@ -483,7 +490,7 @@ class Writer(DeviceIpcConduit):
         def begin() -> Future[None]:
             sent: Future[None] = Future()
             readers = set(range(1, len(self._wire.members)))
-            self._under_way[transfer] = _Transfer(stretches, readers, sent)
+            self._under_way[transfer] = _Transfer(staging_buffers, readers, sent)
             self._tell_gone()
             return sent
 
@@ -524,49 +531,51 @@ class Writer(DeviceIpcConduit):
             self.progress()
         finally:
             for transfer in self._under_way.values():
-                for stretch in transfer.stretches:
-                    self._stretches.give_back(stretch)
+                for staging_buffer in transfer.staging_buffers:
+                    self._staging_buffers.give_back(staging_buffer)
             self._under_way.clear()
-            let_go(self._wire, self._stretches.close())
+            let_go(self._wire, self._staging_buffers.close())
             super().close()
 
-    def _fill(self, index: int, tensors: list[Any], taken: list[Stretch]) -> Stretch:
+    def _fill(self, index: int, tensors: list[Any], taken: list[StagingBuffer]) -> StagingBuffer:
         """Enqueue the copy of ``tensors`` to a staging buffer, which is added to ``taken``."""
         device, stream = self._device, self._stream(index)
         program = device.current_stream(index) if self._wire.overlap else stream
         layout = Layout.of([TensorSpec.of(tensor) for tensor in tensors])
-        stretch = self._stretches.take(layout.size, stream)
-        taken.append(stretch)
+        staging_buffer = self._staging_buffers.take(layout.size, stream)
+        taken.append(staging_buffer)
         with self._enqueuing_on(stream):
             if self._wire.overlap:
                 stream.wait_stream(program)
-            layout.fill(stretch.memory, tensors)
-        if stretch.home != stream:
-            device.keep(stretch.memory, stream)
-        stretch.filled.record(stream)
+            layout.fill(staging_buffer.memory, tensors)
+        if staging_buffer.home != stream:
+            device.keep(staging_buffer.memory, stream)
+        staging_buffer.filled.record(stream)
         if self._wire.overlap:
             for tensor in tensors:
                 device.keep(tensor, stream)
             # The next task may write to them.
-            program.wait_event(stretch.filled)
-        return stretch
+            program.wait_event(staging_buffer.filled)
+        return staging_buffer
 
     def _want(self, rank: int, refused: Refused) -> None:
         if not self._copies:
             self._wire.start_thread(self._copy_to_host, "device-ipc-copies")
             self._copies = True
-        self._wanted.put((rank, refused, self._under_way[refused.transfer].stretches))
+        self._wanted.put((rank, refused, self._under_way[refused.transfer].staging_buffers))
 
     def _copy_to_host(self) -> None:
         """Copy to host memory the staging buffers that readers cannot open. Runs as a thread."""
         while (wanted := self._wanted.get()) is not None:
-            rank, (transfer, sizes), stretches = wanted
-            filled = [stretch.filled for stretch in stretches]
+            rank, (transfer, sizes), staging_buffers = wanted
+            filled = [staging_buffer.filled for staging_buffer in staging_buffers]
             wait_until(lambda: all(map(happened, filled)), self._ends.wait)  # noqa: B023 - called at once
             if self._ends.is_set():
                 return
             try:
-                memory = [s.memory[:size].cpu() for s, size in zip(stretches, sizes, strict=True)]
+                memory = [
+                    s.memory[:size].cpu() for s, size in zip(staging_buffers, sizes, strict=True)
+                ]
                 made = ByHost(rank, transfer, tuple(memory))
             except Exception as error:
                 made = ByHost(rank, transfer, (), f"{type(error).__name__}: {error}")
@@ -582,18 +591,20 @@ class Writer(DeviceIpcConduit):
                 continue
             transfer.missing.discard(rank)
             if number == message.transfer:
-                for stretch, read in zip(transfer.stretches, message.reads, strict=False):
-                    stretch.read_by(message.reader, read, self._device)
+                for staging_buffer, read in zip(
+                    transfer.staging_buffers, message.reads, strict=False
+                ):
+                    staging_buffer.read_by(message.reader, read, self._device)
             if not transfer.missing:
                 del self._under_way[number]
-                for stretch in transfer.stretches:
-                    self._stretches.give_back(stretch)
+                for staging_buffer in transfer.staging_buffers:
+                    self._staging_buffers.give_back(staging_buffer)
                 with suppress(InvalidStateError):  # it was aborted
                     transfer.sent.set_result(None)
         if self._over is None:
             self._tell_gone()
 
     def _tell_gone(self) -> None:
-        gone = self._stretches.gone()
+        gone = self._staging_buffers.gone()
         if gone:
             self._wire.send(Gone(tuple(gone)))

@@ -88,7 +88,7 @@ _SPARE = 3
 
 
 @dataclass(eq=False)
-class Stretch:
+class StagingBuffer:
     """Staging buffer: memory of the device that holds one transfer at a time.
 
     number: the number by which readers know it.
@@ -126,17 +126,17 @@ class Stretch:
         return not self.reads
 
 
-class Stretches:
+class StagingBuffers:
     """All staging buffers of one writer's endpoint."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._made = 0
         #: Unused buffers. The last ones that have come back are at the end.
-        self._free: list[Stretch] = []
+        self._free: list[StagingBuffer] = []
         self._gone: list[int] = []
 
-    def take(self, size: int, stream: Stream) -> Stretch:
+    def take(self, size: int, stream: Stream) -> StagingBuffer:
         """Return a buffer of at least ``size`` bytes on the device of ``stream``, which nobody reads any
         more.
 
@@ -146,10 +146,10 @@ class Stretches:
         """
         return self._fitting(size, stream) or self._new(size, stream)
 
-    def give_back(self, stretch: Stretch) -> None:
+    def give_back(self, staging_buffer: StagingBuffer) -> None:
         """Take back a buffer, once all readers have named the events of their reads."""
-        self._free.append(stretch)
-        of_its_device = [one for one in self._free if one.home.index == stretch.home.index]
+        self._free.append(staging_buffer)
+        of_its_device = [one for one in self._free if one.home.index == staging_buffer.home.index]
         self._let_go([one for one in of_its_device if one.is_read()][:-_SPARE])
 
     def gone(self) -> list[int]:
@@ -160,30 +160,30 @@ class Stretches:
     def close(self) -> list[Left]:
         """Release all buffers that nobody reads. Those that are still read are returned."""
         left = [
-            Left(stretch.memory, events, reader)
-            for stretch in self._free
-            if not stretch.is_read()
-            for reader, events in stretch.reads.items()
+            Left(staging_buffer.memory, events, reader)
+            for staging_buffer in self._free
+            if not staging_buffer.is_read()
+            for reader, events in staging_buffer.reads.items()
         ]
-        outlast([stretch.filled for stretch in self._free])
+        outlast([staging_buffer.filled for staging_buffer in self._free])
         self._free.clear()
         return left
 
-    def _fitting(self, size: int, stream: Stream) -> Stretch | None:
-        for stretch in reversed(self._free):
-            here = stretch.home.index == stream.index
-            if here and fits(stretch.memory.numel(), size) and stretch.is_read():
-                self._free.remove(stretch)
-                return stretch
+    def _fitting(self, size: int, stream: Stream) -> StagingBuffer | None:
+        for staging_buffer in reversed(self._free):
+            here = staging_buffer.home.index == stream.index
+            if here and fits(staging_buffer.memory.numel(), size) and staging_buffer.is_read():
+                self._free.remove(staging_buffer)
+                return staging_buffer
         return None
 
-    def _let_go(self, stretches: list[Stretch]) -> None:
-        for one in stretches:
+    def _let_go(self, staging_buffers: list[StagingBuffer]) -> None:
+        for one in staging_buffers:
             self._free.remove(one)
             self._gone.append(one.number)
             outlast([one.filled])
 
-    def _new(self, size: int, stream: Stream) -> Stretch:
+    def _new(self, size: int, stream: Stream) -> StagingBuffer:
         device = self._device
         try:
             memory = self._memory(size, stream)
@@ -195,7 +195,7 @@ class Stretches:
         filled.record(stream)
         handle = device.export_memory(memory)
         self._made += 1
-        return Stretch(self._made, memory, stream, handle, filled, filled.handle())
+        return StagingBuffer(self._made, memory, stream, handle, filled, filled.handle())
 
     def _spare_gives_way(self, index: int) -> bool:
         """Release all unused buffers on that device. Returns whether there were any."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from conveyor.transport.base import Capabilities, Transport, Wire
 
 if TYPE_CHECKING:
-    from conveyor.transport.gloo.endpoint import GlooConduit
+    from conveyor.transport.gloo.endpoint import GlooEndpoint
 
 
 class GlooTransport(Transport):
@@ -32,15 +32,15 @@ class GlooTransport(Transport):
             return "this build of torch has no gloo"
         return None
 
-    def open(self, wire: Wire) -> GlooConduit:
+    def open(self, wire: Wire) -> GlooEndpoint:
         """Import torch, and open this process's end of an edge."""
         import torch.distributed  # slow
 
         if not has_gloo(torch.distributed):
             raise RuntimeError("this build of torch has no gloo")
-        from conveyor.transport.gloo.endpoint import GlooConduit  # needs torch
+        from conveyor.transport.gloo.endpoint import GlooEndpoint  # needs torch
 
-        return GlooConduit(wire)
+        return GlooEndpoint(wire)
 
 
 def has_gloo(distributed: object) -> bool:

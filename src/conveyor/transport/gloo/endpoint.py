@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from conveyor.futures import Future
-from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
+from conveyor.transport.base import Endpoint, Sending, TensorSpec, Wire
 from conveyor.transport.gloo.pairs import Pair, Rendezvous, Way, way_to
 from conveyor.transport.packing import Layout
 from conveyor.transport.pool import Pool
-from conveyor.transport.transfers import Asked
+from conveyor.transport.transfers import PendingTransfers
 
 
 class Lost(NamedTuple):
@@ -189,7 +189,7 @@ class Link:
         self._tell(self._rendezvous.both()[0])
 
     def _tell(self, untold: dict[str, bytes] | str | Lost) -> None:
-        """Have the conduit's thread tell the other end."""
+        """Have the endpoint's thread tell the other end."""
         with self._lock:
             self._untold = untold
         self._ring()
@@ -247,7 +247,7 @@ class _Announced(NamedTuple):
     generations: tuple[int, ...]
 
 
-class GlooConduit(Conduit):
+class GlooEndpoint(Endpoint):
     """Endpoint of an edge over gloo, the writer's or a reader's.
 
     Subclasses can replace the means of moving bytes, and the memory for them: ``transport/nccl/`` does.
@@ -264,7 +264,7 @@ class GlooConduit(Conduit):
         self._pool = Pool(keep=_SPARE)
         # Of a reader: the transfers to come over the link, in order, and those that somebody waits for.
         self._announced: dict[int, _Announced] = {}
-        self._asked = Asked()
+        self._asked = PendingTransfers()
         if wire.rank != 0:
             return
         try:

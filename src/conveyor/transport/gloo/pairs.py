@@ -59,14 +59,14 @@ def way_to(wire: Wire, other: int) -> Way:
 
 
 #: Seconds to wait for gloo's entries. They come within milliseconds, unless the thread is not scheduled.
-_PATIENCE = 30.0
+_TIME_LIMIT = 30.0
 
 
 class Rendezvous(Store):  # type: ignore[misc]
     """Store that keeps gloo's entries to be sent to the other end, and waits for the other end's entries.
 
     Gloo calls it on the thread that makes the group, without the GIL in between. The other methods are called
-    on the conduit's thread.
+    on the endpoint's thread.
     """
 
     def __init__(self, looks: Callable[[], object] = lambda: None) -> None:
@@ -89,11 +89,11 @@ class Rendezvous(Store):  # type: ignore[misc]
         Raises the error that has kept the group from being made.
         """
         with self._lock:
-            there = self._changed.wait_for(lambda: self._looks or self._ended, _PATIENCE)
+            there = self._changed.wait_for(lambda: self._looks or self._ended, _TIME_LIMIT)
             if self._ended is not None:
                 raise self._ended
             if not there:
-                raise TimeoutError(f"gloo has given no address within {_PATIENCE:g} s")
+                raise TimeoutError(f"gloo has given no address within {_TIME_LIMIT:g} s")
             return dict(self._ours)
 
     def meet(self, theirs: Mapping[str, bytes]) -> None:
@@ -128,7 +128,7 @@ class Rendezvous(Store):  # type: ignore[misc]
             return self._ours.get(key) or self._theirs[key]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait for values, for as long as it takes: the other end opens its conduit when it does."""
+        """Wait for values, for as long as it takes: the other end opens its endpoint when it does."""
         with self._lock:
             first = not self._looks and any(key not in self._ours for key in keys)
             if first:

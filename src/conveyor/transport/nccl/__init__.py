@@ -10,7 +10,7 @@ from conveyor.transport.base import Capabilities, Transport, Wire
 from conveyor.transport.nccl.group import Group, NcclGroup
 
 if TYPE_CHECKING:
-    from conveyor.transport.nccl.endpoint import NcclConduit
+    from conveyor.transport.nccl.endpoint import NcclEndpoint
 
 
 class NcclTransport(Transport):
@@ -36,11 +36,11 @@ class NcclTransport(Transport):
         why_not = self.device.viable()
         return f"it moves tensors of GPUs, and {why_not}" if why_not else self.groups.missing()
 
-    def open(self, wire: Wire) -> NcclConduit:
+    def open(self, wire: Wire) -> NcclEndpoint:
         """Open this process's end of an edge."""
-        from conveyor.transport.nccl.endpoint import NcclConduit  # needs torch
+        from conveyor.transport.nccl.endpoint import NcclEndpoint  # needs torch
 
-        return NcclConduit(wire, self.device, self.groups)
+        return NcclEndpoint(wire, self.device, self.groups)
 
 
 TRANSPORT = NcclTransport(DEVICE)

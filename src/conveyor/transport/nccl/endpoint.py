@@ -15,7 +15,7 @@ from conveyor.device import Device, Event, Stream
 from conveyor.device.base import wait_until
 from conveyor.flag import Flag
 from conveyor.transport.base import Enqueued, Wire
-from conveyor.transport.gloo.endpoint import GlooConduit, Mover
+from conveyor.transport.gloo.endpoint import GlooEndpoint, Mover
 from conveyor.transport.gloo.pairs import Rendezvous, Way
 from conveyor.transport.nccl.group import Group
 from conveyor.transport.packing import Layout
@@ -98,7 +98,7 @@ class NcclPair:
             raise ConnectionAbortedError("the group is not wanted any more")
 
 
-class NcclConduit(GlooConduit):
+class NcclEndpoint(GlooEndpoint):
     """Endpoint of an edge over NCCL, the writer's or a reader's."""
 
     thread = "nccl"

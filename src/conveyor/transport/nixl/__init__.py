@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from conveyor.transport.base import Capabilities, Transport, Wire
 
 if TYPE_CHECKING:
-    from conveyor.transport.nixl.endpoint import NixlConduit
+    from conveyor.transport.nixl.endpoint import NixlEndpoint
 
 
 class NixlTransport(Transport):
@@ -31,7 +31,7 @@ class NixlTransport(Transport):
             return "nixl is not installed: pip install 'conveyor[nixl]'"
         return None
 
-    def open(self, wire: Wire) -> NixlConduit:
+    def open(self, wire: Wire) -> NixlEndpoint:
         """Open the writer's or a reader's end, by the rank."""
         from conveyor.transport.nixl.endpoint import Reader, Writer  # needs torch and nixl
 

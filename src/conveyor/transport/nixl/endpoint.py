@@ -32,11 +32,11 @@ import torch
 
 from conveyor import _core
 from conveyor.futures import Future
-from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
+from conveyor.transport.base import Endpoint, Sending, TensorSpec, Wire
 from conveyor.transport.network_interfaces import LOOPBACK, interface_of, rdma_ports
 from conveyor.transport.packing import Layout
 from conveyor.transport.pool import Pool, fits, new_memory
-from conveyor.transport.transfers import Asked
+from conveyor.transport.transfers import PendingTransfers
 
 _numbers = itertools.count()
 
@@ -125,7 +125,7 @@ class Region(NamedTuple):
 
 
 class Offers:
-    """Memory that this process offers to readers. Used on the thread of its conduits; it has a thread of its
+    """Memory that this process offers to readers. Used on the thread of its endpoints; it has a thread of its
     own beside that.
 
     Readers connect with its agent. Where UCX cannot read another process's memory, readers send the agent
@@ -283,7 +283,7 @@ class Fetch:
 
 
 class Fetcher:
-    """Reader of other processes' memory, for all conduits of this process. A transfer under way cannot be
+    """Reader of other processes' memory, for all endpoints of this process. A transfer under way cannot be
     cancelled: its memory is held until UCX is done with it, or gone, even if nobody waits for it any more."""
 
     def __init__(
@@ -301,7 +301,7 @@ class Fetcher:
         self._closed = False
         #: Why nothing can be read any more.
         self._failed: Exception | None = None
-        #: Number of conduits that read from each agent, and the agents that have no reader any more.
+        #: Number of endpoints that read from each agent, and the agents that have no reader any more.
         self._readers: Counter[str] = Counter()
         self._left: deque[str] = deque()
         # Used by the thread alone: the agent, the versions of metadata that it has, transfers.
@@ -327,12 +327,12 @@ class Fetcher:
             fetch.done.set_exception(failed)
 
     def join(self, agent: str) -> None:
-        """Note that one more conduit reads from ``agent``."""
+        """Note that one more endpoint reads from ``agent``."""
         with self._lock:
             self._readers[agent] += 1
 
     def leave(self, agent: str) -> None:
-        """Note that a conduit reads from ``agent`` no more. After the last one, the agent is forgotten."""
+        """Note that a endpoint reads from ``agent`` no more. After the last one, the agent is forgotten."""
         with self._lock:
             self._readers[agent] -= 1
             if not self._readers[agent]:
@@ -491,25 +491,25 @@ class _Taken(NamedTuple):
 
 
 class _Shared(Generic[T]):
-    """Objects that this process's conduits share, as long as there are any, by the address at which the
-    conduits are reached."""
+    """Objects that this process's endpoints share, as long as there are any, by the address at which the
+    endpoints are reached."""
 
     def __init__(
         self, make: Callable[[Callable[[Callable[[], object], str], None], str], T]
     ) -> None:
         self._make = make
-        #: By address, the object and how many conduits use it.
+        #: By address, the object and how many endpoints use it.
         self._made: dict[str, tuple[T, int]] = {}
 
     def join(self, wire: Wire) -> T:
-        """Return the shared object for one more conduit, and make it for the first one."""
+        """Return the shared object for one more endpoint, and make it for the first one."""
         address = address_of(wire)
         made, users = self._made.get(address) or (self._make(wire.start_thread, address), 0)
         self._made[address] = made, users + 1
         return made
 
     def leave(self, wire: Wire) -> bool:
-        """Remove one conduit. Returns whether it was the last."""
+        """Remove one endpoint. Returns whether it was the last."""
         address = address_of(wire)
         made, users = self._made.pop(address)
         if users > 1:
@@ -521,7 +521,7 @@ _offers = _Shared(Offers)
 _fetchers = _Shared(Fetcher)
 
 
-class NixlConduit(Conduit):
+class NixlEndpoint(Endpoint):
     """Common part of the writer's and a reader's endpoint."""
 
     def __init__(self, wire: Wire) -> None:
@@ -550,7 +550,7 @@ class _Sent:
     done: Future[None]
 
 
-class Writer(NixlConduit):
+class Writer(NixlEndpoint):
     """Writer's endpoint: offers copies of tensors to its readers."""
 
     def __init__(self, wire: Wire) -> None:
@@ -589,7 +589,7 @@ class Writer(NixlConduit):
                 sent.done.set_exception(reason)
 
     def close(self) -> None:
-        """Leave the shared offers, and close them after the last conduit."""
+        """Leave the shared offers, and close them after the last endpoint."""
         if _offers.leave(self._wire):
             self._offers.close()
 
@@ -614,7 +614,7 @@ class Writer(NixlConduit):
         return done
 
 
-class Reader(NixlConduit):
+class Reader(NixlEndpoint):
     """Reader's endpoint: reads tensors out of the writer's memory."""
 
     def __init__(self, wire: Wire) -> None:
@@ -625,7 +625,7 @@ class Reader(NixlConduit):
         self._agent: str | None = None
         self._metadata = b""
         self._offered: dict[int, _Offered] = {}
-        self._asked = Asked()
+        self._asked = PendingTransfers()
         self._fetching: dict[int, tuple[Fetch, Future[list[Any]]]] = {}
         #: Transfers that the writer may forget, put here by any thread.
         self._ended: deque[int] = deque()
@@ -668,7 +668,7 @@ class Reader(NixlConduit):
                 future.set_exception(reason)
 
     def close(self) -> None:
-        """Release the pool, leave the shared fetcher, and close it after the last conduit."""
+        """Release the pool, leave the shared fetcher, and close it after the last endpoint."""
         self._pool.close()
         if self._agent is not None:
             self._fetcher.leave(self._agent)

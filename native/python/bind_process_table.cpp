@@ -1,4 +1,4 @@
-// The board, the bell and the death watch.
+// The process table, the bell and the death watch.
 
 #include "bind.h"
 #include "death_watch.h"
@@ -15,18 +15,18 @@ namespace conveyor {
 namespace {
 
 // Every index that comes from Python: it may have come from shared memory before, where peers write.
-uint32_t checked(const Board& board, uint32_t slot) {
-  if (slot >= board.slots())
-    throw nb::index_error(("conveyor: no slot " + std::to_string(slot) + " on a board of " + std::to_string(board.slots())).c_str());
+uint32_t checked(const ProcessTable& process_table, uint32_t slot) {
+  if (slot >= process_table.slots())
+    throw nb::index_error(("conveyor: no slot " + std::to_string(slot) + " on a board of " + std::to_string(process_table.slots())).c_str());
   return slot;
 }
 
-BoardSlot* slot_of(Board& board, uint32_t slot) { return board.slot(checked(board, slot)); }
+ProcessTableSlot* slot_of(ProcessTable& process_table, uint32_t slot) { return process_table.slot(checked(process_table, slot)); }
 
 nb::str text_of(const std::string& text) { return nb::steal<nb::str>(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace")); }
 
 // None: it is being written. A slot that is none is a wait for nobody, and nobody waits for whom it names.
-nb::object read_waits(Board& b, uint32_t slot, uint64_t work) {
+nb::object read_waits(ProcessTable& b, uint32_t slot, uint64_t work) {
   const std::optional<std::vector<WaitNote>> notes = slot_of(b, slot)->waits.of(work);
   if (!notes) return nb::none();
   nb::list waits;
@@ -40,7 +40,7 @@ nb::object read_waits(Board& b, uint32_t slot, uint64_t work) {
 }
 
 // All of a process, as they were noted. None: they are being written.
-nb::object read_all_waits(Board& b, uint32_t slot) {
+nb::object read_all_waits(ProcessTable& b, uint32_t slot) {
   const std::optional<std::vector<WaitNote>> notes = slot_of(b, slot)->waits.all();
   if (!notes) return nb::none();
   nb::list rows;
@@ -58,83 +58,83 @@ void note_waits(Inbox& inbox, nb::list rows) {
     const nb::tuple parts = nb::cast<nb::tuple>(row);
     if (parts.size() != 7) throw nb::value_error("conveyor: a wait is a work, a stamp, an answer, a mode, a slot, a work there and a text");
     notes.push_back({nb::cast<uint64_t>(parts[0]), nb::cast<uint64_t>(parts[1]), nb::cast<uint32_t>(parts[2]), nb::cast<uint32_t>(parts[3]),
-                     checked(*inbox.board(), nb::cast<uint32_t>(parts[4])), nb::cast<uint64_t>(parts[5]), nb::cast<std::string>(parts[6])});
+                     checked(*inbox.process_table(), nb::cast<uint32_t>(parts[4])), nb::cast<uint64_t>(parts[5]), nb::cast<std::string>(parts[6])});
   }
   inbox.waits().note(notes);
 }
 
 }  // namespace
 
-void bind_board(nb::module_& m) {
-  nb::class_<Board>(m, "Board", "The session's process slots: bell, life word and status page of each. Slots are not checked.")
-      .def_static("create", &Board::create, "slots"_a, "A new board with room for that many processes.")
-      .def_static("attach", &Board::attach, "fd"_a,
+void bind_process_table(nb::module_& m) {
+  nb::class_<ProcessTable>(m, "ProcessTable", "The session's process slots: bell, life word and status page of each. Slots are not checked.")
+      .def_static("create", &ProcessTable::create, "slots"_a, "A new board with room for that many processes.")
+      .def_static("attach", &ProcessTable::attach, "fd"_a,
            "The board behind a descriptor, which is duplicated; ``OSError`` if it is none of this version.")
-      .def_static("look", &Board::look, "fd"_a, "The same for who has no part in the session, and only reads: a call of what writes is a fault.")
-      .def_prop_ro("fd", &Board::fd, "The board's descriptor; stays the board's.")
-      .def_prop_ro("slots", &Board::slots, "How many slots there are.")
-      .def_prop_ro("deaths", [](Board& b) { return b.header()->deaths.load(); }, "How many deaths were announced, modulo 2**32.")
-      .def("set_eventfd", [](Board& b, uint32_t slot, int fd, uint32_t incarnation) { b.set_eventfd(checked(b, slot), fd, incarnation); }, "slot"_a, "fd"_a, "incarnation"_a,
+      .def_static("look", &ProcessTable::look, "fd"_a, "The same for who has no part in the session, and only reads: a call of what writes is a fault.")
+      .def_prop_ro("fd", &ProcessTable::fd, "The board's descriptor; stays the board's.")
+      .def_prop_ro("slots", &ProcessTable::slots, "How many slots there are.")
+      .def_prop_ro("deaths", [](ProcessTable& b) { return b.header()->deaths.load(); }, "How many deaths were announced, modulo 2**32.")
+      .def("set_eventfd", [](ProcessTable& b, uint32_t slot, int fd, uint32_t incarnation) { b.set_eventfd(checked(b, slot), fd, incarnation); }, "slot"_a, "fd"_a, "incarnation"_a,
            R"(
            Let this process wake the ``incarnation``-th process of ``slot`` from a poll through a duplicate of ``fd``.
-           Nothing if it has that of a later one. ``IndexError``, here and below, where the board has no such slot.)")
-      .def("close_fds", &Board::close_fds, "At the end of a session: close every descriptor; the mapping stays.")
-      .def("eventfd", [](Board& b, uint32_t slot) { return b.eventfd(checked(b, slot)); }, "slot"_a,
+           Nothing if it has that of a later one. ``IndexError``, here and below, where the process table has no such slot.)")
+      .def("close_fds", &ProcessTable::close_fds, "At the end of a session: close every descriptor; the mapping stays.")
+      .def("eventfd", [](ProcessTable& b, uint32_t slot) { return b.eventfd(checked(b, slot)); }, "slot"_a,
            "The descriptor kept for that process, still the board's; -1 if there is none.")
-      .def("forget_eventfd", [](Board& b, uint32_t slot) { b.forget_eventfd(checked(b, slot)); }, "slot"_a,
+      .def("forget_eventfd", [](ProcessTable& b, uint32_t slot) { b.forget_eventfd(checked(b, slot)); }, "slot"_a,
            "Close the duplicate that ``set_eventfd`` made, if any.")
-      .def("prepare", [](Board& b, uint32_t slot, const std::string& name, uint32_t incarnation) { b.prepare(checked(b, slot), name, incarnation); }, "slot"_a, "name"_a, "incarnation"_a = 0,
+      .def("prepare", [](ProcessTable& b, uint32_t slot, const std::string& name, uint32_t incarnation) { b.prepare(checked(b, slot), name, incarnation); }, "slot"_a, "name"_a, "incarnation"_a = 0,
            R"(
            Make the slot ready for a new process: cleared, its incarnation counted up, "starting". ``incarnation``: the
            one it has where processes are counted, which is another host; 0: here.)")
-      .def("elsewhere", [](Board& b, uint32_t slot) { return slot_of(b, slot)->elsewhere.load(std::memory_order_relaxed) != 0; }, "slot"_a,
+      .def("is_remote", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->is_remote.load(std::memory_order_relaxed) != 0; }, "slot"_a,
            "Whether the process of this slot is on another host.")
-      .def("name", [](Board& b, uint32_t slot) {
+      .def("name", [](ProcessTable& b, uint32_t slot) {
              const std::string name = b.name(checked(b, slot));
              return nb::steal(PyUnicode_DecodeUTF8(name.data(), Py_ssize_t(name.size()), "replace"));
            }, "slot"_a, nb::sig("def name(self, slot: int) -> str"), "The name given to ``prepare``, at most 63 bytes of it.")
-      .def("live", [](Board& b, uint32_t slot) { b.live(checked(b, slot)); }, "slot"_a,
+      .def("live", [](ProcessTable& b, uint32_t slot) { b.live(checked(b, slot)); }, "slot"_a,
            R"(Take the life word with the calling thread, the process's main thread: "alive" until it ends.)")
       .def("alive_unwatched",
-           [](Board& b, uint32_t slot) {
+           [](ProcessTable& b, uint32_t slot) {
              slot_of(b, slot)->pid.store(uint32_t(::getpid()));
              slot_of(b, slot)->condition.store(Condition::kAlive);
            },
            "slot"_a, R"(Be "alive" without a life word (the driver: it watches, nobody watches it).)")
-      .def("guard_signals", [](Board& b, uint32_t slot) { b.guard_signals(checked(b, slot)); }, "slot"_a,
+      .def("guard_signals", [](ProcessTable& b, uint32_t slot) { b.guard_signals(checked(b, slot)); }, "slot"_a,
            "From now on announce a fatal signal of this process before a core is dumped.")
-      .def("retire", [](Board& b, uint32_t slot) { b.retire(checked(b, slot)); }, "slot"_a, R"(
+      .def("retire", [](ProcessTable& b, uint32_t slot) { b.retire(checked(b, slot)); }, "slot"_a, R"(
            Give back the life word, by the thread that has taken it with ``live``: the process leaves the session and
            goes on. For everybody it is dead.)")
-      .def("leave", [](Board& b, uint32_t slot) { slot_of(b, slot)->status.leaving.store(1, std::memory_order_release); }, "slot"_a,
+      .def("leave", [](ProcessTable& b, uint32_t slot) { slot_of(b, slot)->status.leaving.store(1, std::memory_order_release); }, "slot"_a,
            "Note that the process ends because user code wants it to (``SystemExit``).")
-      .def("leaving", [](Board& b, uint32_t slot) { return slot_of(b, slot)->status.leaving.load(std::memory_order_acquire) != 0; }, "slot"_a,
+      .def("leaving", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->status.leaving.load(std::memory_order_acquire) != 0; }, "slot"_a,
            "Whether the process has noted that.")
-      .def("death_number", [](Board& b, uint32_t slot) { return slot_of(b, slot)->died.load(std::memory_order_acquire); }, "slot"_a,
+      .def("death_number", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->died.load(std::memory_order_acquire); }, "slot"_a,
            "Which of the session's deaths the slot's was, from 1; 0 if none was announced.")
-      .def("ring", [](Board& b, uint32_t slot, uint32_t bit) {
+      .def("ring", [](ProcessTable& b, uint32_t slot, uint32_t bit) {
              if (bit >= kBellBits) throw nb::index_error("conveyor: a bell has no such bit");
              b.ring(checked(b, slot), bit);
            }, "slot"_a, "bit"_a, "Set ``bit`` in the slot's bell and wake whoever sleeps on it.")
-      .def("announce_death", [](Board& b, uint32_t slot) { return b.announce_death(checked(b, slot)); }, "slot"_a,
+      .def("announce_death", [](ProcessTable& b, uint32_t slot) { return b.announce_death(checked(b, slot)); }, "slot"_a,
            "Mark the slot dead and ring every living process; false if it was marked already.")
-      .def("free", [](Board& b, uint32_t slot) { slot_of(b, slot)->condition.store(Condition::kFree); }, "slot"_a, "Mark the slot as nobody's.")
-      .def("condition", [](Board& b, uint32_t slot) { return uint32_t(slot_of(b, slot)->condition.load()); }, "slot"_a,
+      .def("free", [](ProcessTable& b, uint32_t slot) { slot_of(b, slot)->condition.store(Condition::kFree); }, "slot"_a, "Mark the slot as nobody's.")
+      .def("condition", [](ProcessTable& b, uint32_t slot) { return uint32_t(slot_of(b, slot)->condition.load()); }, "slot"_a,
            "0 free, 1 starting, 2 alive, 3 dying, 4 dead.")
-      .def("incarnation", [](Board& b, uint32_t slot) { return slot_of(b, slot)->incarnation.load(); }, "slot"_a,
+      .def("incarnation", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->incarnation.load(); }, "slot"_a,
            "How many processes have had the slot.")
-      .def("memory", [](Board& b, uint32_t slot) { return slot_of(b, slot)->memory.load(std::memory_order_relaxed); }, "slot"_a,
+      .def("memory", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->memory.load(std::memory_order_relaxed); }, "slot"_a,
            "Bytes with memory behind them in the arena of the process in ``slot``.")
-      .def_prop_ro("session_memory", [](Board& b) { return b.header()->memory.bytes.load(std::memory_order_relaxed); },
+      .def_prop_ro("session_memory", [](ProcessTable& b) { return b.header()->memory.bytes.load(std::memory_order_relaxed); },
            "The same of all processes together: what the session's cap bounds.")
-      .def("is_waiting", [](Board& b, uint32_t slot) { return slot_of(b, slot)->waiting.load(std::memory_order_seq_cst) != 0; }, "slot"_a,
+      .def("is_waiting", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->waiting.load(std::memory_order_seq_cst) != 0; }, "slot"_a,
            "Whether the main thread of the process in ``slot`` waits for something of this library, as far as it counts that.")
-      .def("starve", [](Board& b, uint32_t slot, uint32_t what) { b.starve(checked(b, slot), what); }, "slot"_a, "what"_a, R"(
+      .def("starve", [](ProcessTable& b, uint32_t slot, uint32_t what) { b.starve(checked(b, slot), what); }, "slot"_a, "what"_a, R"(
            The process in ``slot`` waits for memory at a cap from now on, for ``what``, as the processes have agreed; 0:
            it does no longer. Meanwhile all processes give back at once what is free, and ring.)")
-      .def("starving", [](Board& b, uint32_t slot) { return b.starving(checked(b, slot)); }, "slot"_a,
+      .def("starving", [](ProcessTable& b, uint32_t slot) { return b.starving(checked(b, slot)); }, "slot"_a,
            "What the process in ``slot`` waits for memory for, at a cap.")
-      .def("holders", [](Board& b, uint32_t slot) {
+      .def("holders", [](ProcessTable& b, uint32_t slot) {
              nb::list found;
              for (const auto& word : slot_of(b, slot)->holders)
                if (const uint32_t holder = word.load(std::memory_order_seq_cst); holder != 0 && holder <= b.slots()) found.append(holder - 1);
@@ -142,43 +142,43 @@ void bind_board(nb::module_& m) {
            }, "slot"_a, nb::sig("def holders(self, slot: int) -> list[int]"), R"(
            Processes, by slot, that hold values of the arena of the one in ``slot`` and run something: some, as of when
            that was last asked for memory, or somebody starves.)")
-      .def("is_idle", [](Board& b, uint32_t slot) { return slot_of(b, slot)->status.state.load(std::memory_order_seq_cst) == uint32_t(State::kIdle); }, "slot"_a,
+      .def("is_idle", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->status.state.load(std::memory_order_seq_cst) == uint32_t(State::kIdle); }, "slot"_a,
            "Whether the process in ``slot`` runs nothing.")
-      .def("forget_memory", [](Board& b, uint32_t slot) { b.forget_memory(checked(b, slot)); }, "slot"_a,
+      .def("forget_memory", [](ProcessTable& b, uint32_t slot) { b.forget_memory(checked(b, slot)); }, "slot"_a,
            "The process in ``slot`` has ended: what it had counts no more.")
-      .def_prop_rw("session", [](Board& b) { return b.header()->session.load(std::memory_order_relaxed); },
-                   [](Board& b, uint64_t session) { b.header()->session.store(session, std::memory_order_relaxed); }, R"(
+      .def_prop_rw("session", [](ProcessTable& b) { return b.header()->session.load(std::memory_order_relaxed); },
+                   [](ProcessTable& b, uint64_t session) { b.header()->session.store(session, std::memory_order_relaxed); }, R"(
            A number that no other session has whose failures may be remembered. That of another host is set to the
            driver's before there is any process.)")
-      .def("is_rank", [](Board& b, uint32_t slot) { return b.is_rank(checked(b, slot)); }, "slot"_a,
+      .def("is_rank", [](ProcessTable& b, uint32_t slot) { return b.is_rank(checked(b, slot)); }, "slot"_a,
            "Whether that process has joined a collective group, or is on another host, of which that is not known.")
-      .def("gone", [](Board& b, uint32_t slot, uint32_t incarnation) { return b.gone(checked(b, slot), incarnation); }, "slot"_a, "incarnation"_a,
+      .def("gone", [](ProcessTable& b, uint32_t slot, uint32_t incarnation) { return b.gone(checked(b, slot), incarnation); }, "slot"_a, "incarnation"_a,
            "Whether the process that had the slot as its ``incarnation``-th is no more.")
-      .def("pid", [](Board& b, uint32_t slot) { return slot_of(b, slot)->pid.load(); }, "slot"_a,
+      .def("pid", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->pid.load(); }, "slot"_a,
            "The process's id as it sees itself, 0 before it is alive.")
-      .def("publish_directory", [](Board& b, uint32_t slot) { slot_of(b, slot)->directory.store(directory_address(), std::memory_order_release); }, "slot"_a,
+      .def("publish_directory", [](ProcessTable& b, uint32_t slot) { slot_of(b, slot)->directory.store(directory_address(), std::memory_order_release); }, "slot"_a,
            "This process has that slot: say where its directory is.")
-      .def("directory", [](Board& b, uint32_t slot) { return slot_of(b, slot)->directory.load(std::memory_order_acquire); }, "slot"_a,
+      .def("directory", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->directory.load(std::memory_order_acquire); }, "slot"_a,
            "Where the process's directory is, in its memory; 0: nowhere.")
-      .def("announced", [](Board& b, uint32_t slot) {
+      .def("announced", [](ProcessTable& b, uint32_t slot) {
              nb::list numbers;
              for (const uint64_t number : announced_by(b, checked(b, slot))) numbers.append(number);
              return numbers;
            }, "slot"_a, nb::sig("def announced(self, slot: int) -> list[int]"),
            "The numbers of the values that the process reads where they lie, as ``hazard`` has announced.")
-      .def_prop_ro("used", &Board::used, "Slots from here on have never had a process.")
-      .def("transfers", [](Board& b, uint32_t slot) {
-             BoardSlot* s = slot_of(b, slot);
+      .def_prop_ro("used", &ProcessTable::used, "Slots from here on have never had a process.")
+      .def("transfers", [](ProcessTable& b, uint32_t slot) {
+             ProcessTableSlot* s = slot_of(b, slot);
              return (s->transfers_held.load() != 0 ? 1 : 0) | (s->transfers_failing.load() != 0 ? 2 : 0);
            }, "slot"_a, "Whether what that process keeps is held back from who fetches it (1), or cannot be fetched (2), or both.")
-      .def("change_transfers", [](Board& b, uint32_t slot, int held, int failing) {
-             BoardSlot* s = slot_of(b, slot);
+      .def("change_transfers", [](ProcessTable& b, uint32_t slot, int held, int failing) {
+             ProcessTableSlot* s = slot_of(b, slot);
              s->transfers_held.fetch_add(uint32_t(held));
              s->transfers_failing.fetch_add(uint32_t(failing));
              for (uint32_t i = 0, n = b.used(); i < n; ++i)
                if (const Condition c = b.slot(i)->condition.load(); c == Condition::kAlive || c == Condition::kStarting) b.ring(i, kAttentionBit);
            }, "slot"_a, "held"_a, "failing"_a, "Add to how many want that, and have all processes look again.")
-      .def("note_fetch", [](Board& b, uint32_t slot, int from, uint64_t number, uint64_t total, uint32_t others, uint64_t since_ns) {
+      .def("note_fetch", [](ProcessTable& b, uint32_t slot, int from, uint64_t number, uint64_t total, uint32_t others, uint64_t since_ns) {
              Fetching& f = slot_of(b, slot)->fetching;
              if (f.number.exchange(number) != number || from < 0) f.done.store(0);
              f.total.store(total);
@@ -188,11 +188,11 @@ void bind_board(nb::module_& m) {
            }, "slot"_a, "source"_a, "number"_a = 0, "total"_a = 0, "others"_a = 0, "since_ns"_a = 0, R"(
            That process waits for a value that the process in ``source`` keeps, of ``total`` bytes, or held back; and for
            so many others. -1: for none.)")
-      .def("note_fetched", [](Board& b, uint32_t slot, uint64_t number, uint64_t done) {
+      .def("note_fetched", [](ProcessTable& b, uint32_t slot, uint64_t number, uint64_t done) {
              Fetching& f = slot_of(b, slot)->fetching;
              if (f.number.load() == number) f.done.store(done);
            }, "slot"_a, "number"_a, "done"_a, "So many bytes of that value are there, if that process waits for it.")
-      .def("fetching", [](Board& b, uint32_t slot) -> nb::object {
+      .def("fetching", [](ProcessTable& b, uint32_t slot) -> nb::object {
              const Fetching& f = slot_of(b, slot)->fetching;
              const uint32_t from = f.from.load();
              if (from == 0 || from > b.slots()) return nb::none();
@@ -207,19 +207,19 @@ void bind_board(nb::module_& m) {
       .def("all_waits", &read_all_waits, "slot"_a,
            nb::sig("def all_waits(self, slot: int) -> list[tuple[int, int, int, int, int, int, str]] | None"),
            "All that the process has noted, as ``Inbox.note_waits`` takes it. ``None`` while it is being noted.")
-      .def("ask", [](Board& b, uint32_t slot) {
+      .def("ask", [](ProcessTable& b, uint32_t slot) {
              // Before the ring: who is woken by it must see the question.
              const uint32_t asked = slot_of(b, slot)->status.asked.fetch_add(1, std::memory_order_seq_cst) + 1;
              b.ring(slot, kAttentionBit);
              return asked;
            }, "slot"_a, "Have the waits of that process look once more; the number of the question.")
-      .def("status", [](Board& b, uint32_t slot) {
+      .def("status", [](ProcessTable& b, uint32_t slot) {
              Status& s = slot_of(b, slot)->status;
              return nb::make_tuple(uint32_t(s.state.load()), s.graph.load(), s.node.load(), s.execution.load(),
                                    s.since_ns.load(), s.signal.load(), text_of(s.what.get()));
            }, "slot"_a, nb::sig("def status(self, slot: int) -> tuple[int, int, int, int, int, int, str]"),
            "(state, graph, node, execution, since in ns, fatal signal, method name); states are 0 idle, 1 running, 2 waiting.")
-      .def("decoding", [](Board& b, uint32_t slot) -> nb::object {
+      .def("decoding", [](ProcessTable& b, uint32_t slot) -> nb::object {
              const Status& s = slot_of(b, slot)->status;
              const uint64_t since = s.decoding_since_ns.load();
              return since == 0 ? nb::none() : nb::object(nb::make_tuple(since, text_of(s.importing.get())));
@@ -249,12 +249,12 @@ void bind_board(nb::module_& m) {
       .def("end", &Attending::end);
 
   nb::class_<Inbox>(m, "Inbox", "This process's own side of its bell: what is ready, and waiting for it.")
-      .def("__init__", [](Inbox* self, std::shared_ptr<Board> board, uint32_t slot, int eventfd, unsigned long main_thread) {
-             checked(*board, slot);
+      .def("__init__", [](Inbox* self, std::shared_ptr<ProcessTable> process_table, uint32_t slot, int eventfd, unsigned long main_thread) {
+             checked(*process_table, slot);
              // Before: should an inbox be there that cannot be made whole, nobody would destroy it.
-             auto leftovers = std::make_shared<Leftovers>(board, slot);
-             new (self) Inbox(std::move(board), slot, eventfd, main_thread, std::move(leftovers));
-           }, "board"_a, "slot"_a, "eventfd"_a, "main_thread"_a,
+             auto leftovers = std::make_shared<Leftovers>(process_table, slot);
+             new (self) Inbox(std::move(process_table), slot, eventfd, main_thread, std::move(leftovers));
+           }, "process_table"_a, "slot"_a, "eventfd"_a, "main_thread"_a,
            "``eventfd`` (duplicated, non-blocking) wakes the thread ``main_thread`` (``threading.get_ident``).")
       .def_prop_ro("count", &Inbox::count, "The bell's event count, modulo 2**32: read it, look, then ``wait`` for it to move.")
       .def_prop_ro("eventfd", &Inbox::eventfd, "The descriptor that becomes readable for a sleeper that armed; stays the inbox's.")
@@ -316,16 +316,16 @@ void bind_board(nb::module_& m) {
       .def_prop_ro("asked", [](Inbox& i) { return i.status().asked.load(std::memory_order_seq_cst); },
            "How many questions others have had for this process's waits.")
       .def("note_waits", &note_waits, "waits"_a, nb::sig("def note_waits(self, waits: list[tuple[int, int, int, int, int, int, str]]) -> None"), R"(
-           Note on the board what keeps this process from its work, at most ``WAIT_ROWS`` waits: the work, a stamp that
+           Note on the process table what keeps this process from its work, at most ``WAIT_ROWS`` waits: the work, a stamp that
            tells its waits from earlier ones, the question since which they have looked in vain, how the work is run, and
            any of whom they wait for (slot, work there), in words.)");
 
   nb::class_<DeathWatch>(m, "DeathWatch", "A native thread that sees processes die by their life words and announces it. Never takes the GIL.")
-      .def("__init__", [](DeathWatch* self, std::shared_ptr<Board> board, int told) { new (self) DeathWatch(std::move(board), told); }, "board"_a, "told"_a = -1,
+      .def("__init__", [](DeathWatch* self, std::shared_ptr<ProcessTable> process_table, int told) { new (self) DeathWatch(std::move(process_table), told); }, "process_table"_a, "told"_a = -1,
            "Starts the thread. ``told``: an eventfd that it writes to whenever a life word has fired; it must outlive the thread.")
       .def_static("supported", &DeathWatch::supported,
            "Whether this kernel can wait for many life words (Linux 5.16), and lets us; else only fatal signals are seen.")
-      .def("add", [](DeathWatch& w, uint32_t slot) { w.add(checked(w.board(), slot)); }, "slot"_a,
+      .def("add", [](DeathWatch& w, uint32_t slot) { w.add(checked(w.process_table(), slot)); }, "slot"_a,
            "Watch this process; at most 127 are watched by one thread.")
       .def("remove", &DeathWatch::remove, "slot"_a, "Watch it no more.")
       .def("stop", [](DeathWatch& w) { Unlocked unlocked; w.stop(); }, "End the thread and wait for it; safe to call again.");

@@ -61,7 +61,7 @@ class ClosedWord:
         self._words.cancel(count)
 
 
-class Meeting(Struct, frozen=True):
+class ChannelPeer(Struct, frozen=True):
     """Knowledge of the process at one end about the other. ``actor`` is ``None`` where that is the driver.
     ``view``: of the other process's arena; it keeps a descriptor, and is for whoever opens the receiving
     end. ``spread``: the channel's memory is on other nodes than the driver's; the driver is told when an end
@@ -80,7 +80,7 @@ def closed_error(number: int, side: Side) -> ChannelClosedError:
     return ChannelClosedError(f"the {SIDES[side]} end of channel {number} is closed")
 
 
-class Introductions(Protocol):
+class Broker(Protocol):
     """Broker between the processes at the two ends of a channel. An end belongs to the process that first
     uses it, and cannot leave that process any more."""
 
@@ -92,7 +92,7 @@ class Introductions(Protocol):
         """Note that an end has come to this process, which has not used it yet."""
         ...
 
-    def meet(self, number: int, side: Side, alone: bool) -> Meeting | None:
+    def meet(self, number: int, side: Side, alone: bool) -> ChannelPeer | None:
         """Use an end in this process. ``alone``: the other end is here as well. ``None``: the process that
         has the other end does not use it yet; the doorbell rings when it does. Raises the death of that
         process, ``ChannelClosedError`` if the other end is closed, and ``RuntimeStateError`` if this end is
@@ -108,7 +108,7 @@ class Introductions(Protocol):
         """Close an end whose process has not met the other, or whose channel is on other nodes."""
         ...
 
-    def death(self, meeting: Meeting) -> ConveyorError:
+    def death(self, meeting: ChannelPeer) -> ConveyorError:
         """Make the error for whoever needs the process at the other end, which is no more."""
         ...
 

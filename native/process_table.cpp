@@ -1,4 +1,4 @@
-#include "board.h"
+#include "process_table.h"
 
 #include <signal.h>
 #include <string.h>
@@ -10,18 +10,18 @@ namespace conveyor {
 namespace {
 
 // For the fatal-signal handler, which may use nothing but these and plain system calls.
-std::atomic<BoardSlot*> guarded_slot{nullptr};
-std::atomic<BoardHeader*> guarded_header{nullptr};
+std::atomic<ProcessTableSlot*> guarded_slot{nullptr};
+std::atomic<ProcessTableHeader*> guarded_header{nullptr};
 constexpr int kFatal[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
 struct sigaction previous_action[NSIG];
 
 void on_fatal_signal(int number, siginfo_t*, void*) {
-  BoardSlot* slot = guarded_slot.load(std::memory_order_relaxed);
+  ProcessTableSlot* slot = guarded_slot.load(std::memory_order_relaxed);
   // In a forked child the pid differs: its end is not the actor's end.
   if (slot != nullptr && slot->pid.load(std::memory_order_relaxed) == uint32_t(::getpid())) {
     slot->status.signal.store(uint32_t(number), std::memory_order_relaxed);
     slot->condition.store(Condition::kDying, std::memory_order_release);
-    BoardHeader* header = guarded_header.load(std::memory_order_relaxed);
+    ProcessTableHeader* header = guarded_header.load(std::memory_order_relaxed);
     if (header != nullptr) {  // or another thread leaves the session just now
       header->alarm.fetch_add(1, std::memory_order_seq_cst);
       futex_wake_all(&header->alarm);
@@ -35,51 +35,51 @@ void on_fatal_signal(int number, siginfo_t*, void*) {
 
 }  // namespace
 
-Board::Board(Fd fd, uint32_t slots, Use use) : fd_(std::move(fd)), count_(slots) {
-  size_ = sizeof(BoardHeader) + size_t(slots) * sizeof(BoardSlot);
+ProcessTable::ProcessTable(Fd fd, uint32_t slots, Use use) : fd_(std::move(fd)), count_(slots) {
+  size_ = sizeof(ProcessTableHeader) + size_t(slots) * sizeof(ProcessTableSlot);
   char* base = use == Use::kLook ? map_to_look(fd_.get(), size_) : map_shared(fd_.get(), 0, size_);
-  header_ = reinterpret_cast<BoardHeader*>(base);
-  slots_ = reinterpret_cast<BoardSlot*>(base + sizeof(BoardHeader));
+  header_ = reinterpret_cast<ProcessTableHeader*>(base);
+  slots_ = reinterpret_cast<ProcessTableSlot*>(base + sizeof(ProcessTableHeader));
   if (use == Use::kCreate) {
-    header_->version = kBoardVersion;
+    header_->version = kProcessTableVersion;
     header_->slots = slots;
     header_->session = now_ns();
-    header_->magic = kBoardMagic;
+    header_->magic = kProcessTableMagic;
   }
   eventfds_.resize(slots);
 }
 
-Board::~Board() {
+ProcessTable::~ProcessTable() {
   for (uint32_t i = 0; i < slots(); ++i) forget_eventfd(i);
   // The mapping stays: the kernel writes the life word when the thread that holds it ends.
   if (guarded_header.load(std::memory_order_relaxed) != header_) ::munmap(header_, size_);
 }
 
-std::shared_ptr<Board> Board::create(uint32_t slots) {
-  Fd fd = make_memfd("conveyor-board", sizeof(BoardHeader) + size_t(slots) * sizeof(BoardSlot));
-  return std::shared_ptr<Board>(new Board(std::move(fd), slots, Use::kCreate));
+std::shared_ptr<ProcessTable> ProcessTable::create(uint32_t slots) {
+  Fd fd = make_memfd("conveyor-board", sizeof(ProcessTableHeader) + size_t(slots) * sizeof(ProcessTableSlot));
+  return std::shared_ptr<ProcessTable>(new ProcessTable(std::move(fd), slots, Use::kCreate));
 }
 
-std::shared_ptr<Board> Board::attach(int fd) { return open(fd, Use::kAttach); }
+std::shared_ptr<ProcessTable> ProcessTable::attach(int fd) { return open(fd, Use::kAttach); }
 
-std::shared_ptr<Board> Board::look(int fd) { return open(fd, Use::kLook); }
+std::shared_ptr<ProcessTable> ProcessTable::look(int fd) { return open(fd, Use::kLook); }
 
-std::shared_ptr<Board> Board::open(int fd, Use use) {
+std::shared_ptr<ProcessTable> ProcessTable::open(int fd, Use use) {
   Fd own = dup_cloexec(fd);
   // Memory of another user may be looked at: memory that can shrink would be read to this process's death.
   if (const int seals = ::fcntl(own.get(), F_GET_SEALS); seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     throw std::system_error(EPROTO, std::generic_category(), "a board whose memory is not sealed");
-  BoardHeader head;
+  ProcessTableHeader head;
   if (::pread(own.get(), &head, sizeof head, 0) != ssize_t(sizeof head)) throw_errno("read board");
-  if (head.magic != kBoardMagic || head.version != kBoardVersion)
+  if (head.magic != kProcessTableMagic || head.version != kProcessTableVersion)
     throw std::system_error(EPROTO, std::generic_category(), "not a board of this version of conveyor");
   if (head.slots > kMostSlots) throw std::system_error(EPROTO, std::generic_category(), "a board of too many slots");
-  if (::lseek(own.get(), 0, SEEK_END) != off_t(sizeof(BoardHeader) + size_t(head.slots) * sizeof(BoardSlot)))
+  if (::lseek(own.get(), 0, SEEK_END) != off_t(sizeof(ProcessTableHeader) + size_t(head.slots) * sizeof(ProcessTableSlot)))
     throw std::system_error(EPROTO, std::generic_category(), "a board of another size than it says");
-  return std::shared_ptr<Board>(new Board(std::move(own), head.slots, use));
+  return std::shared_ptr<ProcessTable>(new ProcessTable(std::move(own), head.slots, use));
 }
 
-void Board::set_eventfd(uint32_t index, int fd, uint32_t incarnation) {
+void ProcessTable::set_eventfd(uint32_t index, int fd, uint32_t incarnation) {
   Fd copy = dup_cloexec(fd);
   std::lock_guard lock(eventfds_mutex_);
   Eventfd& known = eventfds_[index];
@@ -90,18 +90,18 @@ void Board::set_eventfd(uint32_t index, int fd, uint32_t incarnation) {
   known = {copy.release(), incarnation};
 }
 
-int Board::eventfd(uint32_t index) {
+int ProcessTable::eventfd(uint32_t index) {
   std::lock_guard lock(eventfds_mutex_);
   return eventfds_[index].fd;
 }
 
-void Board::forget_eventfd(uint32_t index) {
+void ProcessTable::forget_eventfd(uint32_t index) {
   std::lock_guard lock(eventfds_mutex_);
   if (eventfds_[index].fd >= 0) ::close(eventfds_[index].fd);
   eventfds_[index].fd = -1;
 }
 
-bool Board::write_eventfd(uint32_t index) {
+bool ProcessTable::write_eventfd(uint32_t index) {
   std::lock_guard lock(eventfds_mutex_);
   const Eventfd& known = eventfds_[index];
   // We have seen the flag of a sleeper, which was written after its incarnation: this is its own, or that
@@ -111,7 +111,7 @@ bool Board::write_eventfd(uint32_t index) {
   return true;
 }
 
-void Board::ring_sleeper_in_poll(uint32_t index) {
+void ProcessTable::ring_sleeper_in_poll(uint32_t index) {
   if (write_eventfd(index)) return;
   // Not a peer of ours, or not as we know it, so we cannot wake it ourselves: the driver's death watch
   // can. Should the driver be stopped, only those wait longer who are rung by a process that they have not
@@ -121,17 +121,17 @@ void Board::ring_sleeper_in_poll(uint32_t index) {
   futex_wake_all(&header_->alarm);
 }
 
-void Board::close_fds() {
+void ProcessTable::close_fds() {
   for (uint32_t i = 0; i < used(); ++i) forget_eventfd(i);
   fd_.reset();
 }
 
-void Board::prepare(uint32_t index, const std::string& name, uint32_t incarnation) {
-  BoardSlot* s = slot(index);
+void ProcessTable::prepare(uint32_t index, const std::string& name, uint32_t incarnation) {
+  ProcessTableSlot* s = slot(index);
   if (incarnation == 0) incarnation = s->incarnation.load(std::memory_order_relaxed) + 1;
   // What its former process has announced. The slot is nobody's until its condition says otherwise.
   for (uint32_t i = 0, n = std::min(s->hazards_used.load(std::memory_order_relaxed), kHazards); i < n; ++i) s->hazards[i].store(0, std::memory_order_relaxed);
-  ::memset(static_cast<void*>(s), 0, offsetof(BoardSlot, waits));
+  ::memset(static_cast<void*>(s), 0, offsetof(ProcessTableSlot, waits));
   s->waits.reset();
   s->incarnation.store(incarnation, std::memory_order_relaxed);
   if (header_->used.load(std::memory_order_relaxed) <= index) header_->used.store(index + 1, std::memory_order_release);
@@ -145,8 +145,8 @@ void Board::prepare(uint32_t index, const std::string& name, uint32_t incarnatio
   s->condition.store(Condition::kStarting, std::memory_order_release);
 }
 
-void Board::live(uint32_t index) {
-  BoardSlot* s = slot(index);
+void ProcessTable::live(uint32_t index) {
+  ProcessTableSlot* s = slot(index);
   s->pid.store(uint32_t(::getpid()), std::memory_order_relaxed);
   const int rc = pthread_mutex_lock(&s->life);
   if (rc != 0) throw std::system_error(rc, std::generic_category(), "life word");
@@ -159,7 +159,7 @@ void Board::live(uint32_t index) {
   s->condition.compare_exchange_strong(starting, Condition::kAlive, std::memory_order_release, std::memory_order_relaxed);
 }
 
-void Board::guard_signals(uint32_t index) {
+void ProcessTable::guard_signals(uint32_t index) {
   guarded_header.store(header_, std::memory_order_relaxed);
   guarded_slot.store(slot(index), std::memory_order_release);
   // A stack overflow leaves no room for the handler on the stack it happened on.
@@ -184,21 +184,21 @@ void Board::guard_signals(uint32_t index) {
   }
 }
 
-void Board::retire(uint32_t index) {
+void ProcessTable::retire(uint32_t index) {
   announce_death(index);
-  BoardSlot* expected = slot(index);
+  ProcessTableSlot* expected = slot(index);
   // Its fatal signals are nobody's concern here any more; the mapping may go.
   if (guarded_slot.compare_exchange_strong(expected, nullptr, std::memory_order_acq_rel)) guarded_header.store(nullptr, std::memory_order_release);
   const int rc = pthread_mutex_unlock(&slot(index)->life);
   if (rc != 0) throw std::system_error(rc, std::generic_category(), "life word");
 }
 
-void Board::nudge(uint32_t index) {
+void ProcessTable::nudge(uint32_t index) {
   // Without a descriptor (the process is being started or buried) there is nobody left to ask.
   if (strike(&slot(index)->bell, kAttentionBit)) write_eventfd(index);
 }
 
-bool Board::find_starving() const {
+bool ProcessTable::find_starving() const {
   for (uint32_t i = 0, n = used(); i < n; ++i)
     if (starving(i) != 0) return true;
   return false;
@@ -206,7 +206,7 @@ bool Board::find_starving() const {
 
 // Dekker with Arena::run and Leftovers::wait, which look at the header's flag behind their futex words. The flag goes
 // down when nobody starves; who has begun to meanwhile is found by the second look, since its own flag is up before.
-void Board::starve(uint32_t index, uint32_t what) {
+void ProcessTable::starve(uint32_t index, uint32_t what) {
   const uint32_t before = slot(index)->starving.exchange(what, std::memory_order_seq_cst);
   // Whoever raises it again for another looks whether that one is still there.
   while (what == 0) {
@@ -222,21 +222,21 @@ void Board::starve(uint32_t index, uint32_t what) {
 }
 
 // Who has memory, or results that were dropped, looks at the flag.
-void Board::wake_starved() {
+void ProcessTable::wake_starved() {
   for (uint32_t i = 0, n = used(); i < n; ++i) {
-    BoardSlot* s = slot(i);
+    ProcessTableSlot* s = slot(i);
     if (s->memory.load(std::memory_order_relaxed) != 0) s->returns.wake();
     if (s->leftovers.wanted.load(std::memory_order_seq_cst) != 0) s->leftovers.wake();
   }
 }
 
-void Board::ring_starving() {
+void ProcessTable::ring_starving() {
   if (!any_starving()) return;
   for (uint32_t i = 0, n = used(); i < n; ++i)
     if (starving(i) != 0) ring(i, kAttentionBit);
 }
 
-std::vector<Board::Asked> Board::ask_for_memory(uint32_t index) {
+std::vector<ProcessTable::Asked> ProcessTable::ask_for_memory(uint32_t index) {
   std::vector<Asked> asked;
   for (uint32_t i = 0, n = used(); i < n; ++i) {
     if (i == index || slot(i)->memory.load(std::memory_order_relaxed) == 0) continue;
@@ -245,43 +245,43 @@ std::vector<Board::Asked> Board::ask_for_memory(uint32_t index) {
   return asked;
 }
 
-void Board::still_asked(std::vector<Asked>& who) const {
+void ProcessTable::still_asked(std::vector<Asked>& who) const {
   std::erase_if(who, [this](const Asked& one) {
     return !slot(one.slot)->returns.pending(one.ticket) || slot(one.slot)->memory.load(std::memory_order_seq_cst) == 0;
   });
 }
 
-void Board::ask_for_leftovers(uint32_t index, std::vector<Asked>& asked) {
-  BoardSlot* s = slot(index);
+void ProcessTable::ask_for_leftovers(uint32_t index, std::vector<Asked>& asked) {
+  ProcessTableSlot* s = slot(index);
   if (s->leftovers.wanted.load(std::memory_order_seq_cst) == 0 || s->condition.load(std::memory_order_seq_cst) != Condition::kAlive) return;
   asked.push_back({index, s->leftovers.ask()});
   stir(s->bell);  // it may watch that
 }
 
-void Board::still_asked_for_leftovers(std::vector<Asked>& who) const {
+void ProcessTable::still_asked_for_leftovers(std::vector<Asked>& who) const {
   std::erase_if(who, [this](const Asked& one) {
-    const BoardSlot* s = slot(one.slot);
+    const ProcessTableSlot* s = slot(one.slot);
     return !s->leftovers.pending(one.ticket) || s->leftovers.wanted.load(std::memory_order_seq_cst) == 0 ||
            s->condition.load(std::memory_order_seq_cst) != Condition::kAlive;
   });
 }
 
-void Board::ask_for_pins(uint32_t index, std::vector<Asked>& asked) {
-  BoardSlot* s = slot(index);
+void ProcessTable::ask_for_pins(uint32_t index, std::vector<Asked>& asked) {
+  ProcessTableSlot* s = slot(index);
   if (s->pins.wanted.load(std::memory_order_seq_cst) == 0 || s->condition.load(std::memory_order_seq_cst) != Condition::kAlive) return;
   asked.push_back({index, s->pins.ask()});
 }
 
-void Board::still_asked_for_pins(std::vector<Asked>& who) const {
+void ProcessTable::still_asked_for_pins(std::vector<Asked>& who) const {
   std::erase_if(who, [this](const Asked& one) {
-    const BoardSlot* s = slot(one.slot);
+    const ProcessTableSlot* s = slot(one.slot);
     return !s->pins.pending(one.ticket) || s->pins.wanted.load(std::memory_order_seq_cst) == 0 ||
            s->condition.load(std::memory_order_seq_cst) != Condition::kAlive;
   });
 }
 
-bool Board::announce_death(uint32_t index) {
-  BoardSlot* s = slot(index);
+bool ProcessTable::announce_death(uint32_t index) {
+  ProcessTableSlot* s = slot(index);
   if (s->condition.exchange(Condition::kDead, std::memory_order_seq_cst) == Condition::kDead) return false;
   s->died.store(header_->deaths.fetch_add(1, std::memory_order_seq_cst) + 1, std::memory_order_release);
   for (uint32_t i = 0, n = used(); i < n; ++i) {

@@ -1,4 +1,4 @@
-// The board: a slot for each process of a session, mapped by all of them. It holds the process's doorbell,
+// The process table: a slot for each process of a session, mapped by all of them. It holds the process's doorbell,
 // its life word, its status, and what it waits for.
 #pragma once
 
@@ -22,9 +22,9 @@
 
 namespace conveyor {
 
-constexpr uint32_t kBoardMagic = 0x42564e43;
-constexpr uint32_t kMostSlots = 1 << 16;  // of a board that is opened: more than any has
-constexpr uint32_t kBoardVersion = 7;
+constexpr uint32_t kProcessTableMagic = 0x42564e43;
+constexpr uint32_t kMostSlots = 1 << 16;  // of a process table that is opened: more than any has
+constexpr uint32_t kProcessTableVersion = 7;
 constexpr size_t kBellWords = 14;
 constexpr uint32_t kBellBits = kBellWords * 64;
 constexpr uint32_t kNotedHolders = 8;
@@ -103,7 +103,7 @@ struct Fetching {
   std::atomic<uint64_t> since_ns;
 };
 
-struct alignas(kPage) BoardSlot {
+struct alignas(kPage) ProcessTableSlot {
   Bell bell;
   pthread_mutex_t life;  // robust; held by the process's main thread until it ends
   alignas(kCacheLine) std::atomic<Condition> condition;
@@ -111,13 +111,13 @@ struct alignas(kPage) BoardSlot {
   std::atomic<uint32_t> nudge;        // somebody without its eventfd wants it woken; taken by the death watch
   std::atomic<uint32_t> incarnation;  // counts the processes that have had this slot; written before they start
   std::atomic<uint32_t> died;         // which death of the session this was, from 1; 0: not announced
-  std::atomic<uint32_t> elsewhere;    // 1 + the number of the host that the process is on, if this slot is its proxy here (net/proxies.h)
+  std::atomic<uint32_t> is_remote;    // 1 + the number of the host that the process is on, if this slot is its proxy here (net/proxies.h)
   Status status;
   alignas(kCacheLine) Returns returns;
   alignas(kCacheLine) Returns leftovers;  // the same for what it has dropped and not let go of; `wanted`: there may be some
   alignas(kCacheLine) Returns pins;  // the same for blocks that it has pinned for a device (pins.h); `wanted`: there are some
   std::atomic<uint64_t> memory;  // the process's part of the session's: written by its arena
-  std::atomic<uint32_t> starving;  // what it waits for memory for, at a cap (Board::starve)
+  std::atomic<uint32_t> starving;  // what it waits for memory for, at a cap (ProcessTable::starve)
   std::atomic<uint32_t> waiting;   // how many waits for this library its main thread is in, one within the other
   std::atomic<uint32_t> holders[kNotedHolders];  // 1 + the slots of processes that hold values of its arena and run something; 0: no more. As of when it was last asked for memory, or somebody starves
   std::atomic<uint32_t> is_rank;  // whether it has ever joined a collective group
@@ -134,9 +134,9 @@ struct alignas(kPage) BoardSlot {
   // Numbers of values that the process reads where they lie (hazards.h); 0: none. Touched when the first is.
   alignas(kPage) std::atomic<uint64_t> hazards[kHazards];
 };
-static_assert(sizeof(BoardSlot) == 3 * kPage);
+static_assert(sizeof(ProcessTableSlot) == 3 * kPage);
 
-struct alignas(kPage) BoardHeader {
+struct alignas(kPage) ProcessTableHeader {
   uint32_t magic;
   uint32_t version;
   uint32_t slots;
@@ -150,26 +150,26 @@ struct alignas(kPage) BoardHeader {
 };
 
 // The kernel's view of a robust mutex is its first word: the owner's thread id, plus two flags.
-inline std::atomic<uint32_t>* life_word(BoardSlot* slot) {
+inline std::atomic<uint32_t>* life_word(ProcessTableSlot* slot) {
   static_assert(offsetof(pthread_mutex_t, __data.__lock) == 0);
   return reinterpret_cast<std::atomic<uint32_t>*>(&slot->life);
 }
 
-class Board : public Shareable<Board> {
+class ProcessTable : public Shareable<ProcessTable> {
  public:
-  static std::shared_ptr<Board> create(uint32_t slots);
-  static std::shared_ptr<Board> attach(int fd);
+  static std::shared_ptr<ProcessTable> create(uint32_t slots);
+  static std::shared_ptr<ProcessTable> attach(int fd);
   // For who has no part in the session, and nothing but what reads is called of it: its memory cannot be written.
-  static std::shared_ptr<Board> look(int fd);
-  ~Board();
+  static std::shared_ptr<ProcessTable> look(int fd);
+  ~ProcessTable();
 
   int fd() const { return fd_.get(); }
   uint32_t slots() const { return count_; }
   // Slots from here on have never had a process. Looking at a page allocates it, so only these are looked at.
   uint32_t used() const { return std::min(header_->used.load(std::memory_order_acquire), count_); }
-  BoardHeader* header() const { return header_; }
+  ProcessTableHeader* header() const { return header_; }
   // No index that comes from shared memory gets here unchecked: a peer may have written anything there.
-  BoardSlot* slot(uint32_t index) const {
+  ProcessTableSlot* slot(uint32_t index) const {
     CONVEYOR_ASSERT(index < count_);
     return &slots_[index];
   }
@@ -179,14 +179,14 @@ class Board : public Shareable<Board> {
   // arrive in the wrong order.
   void set_eventfd(uint32_t index, int fd, uint32_t incarnation);
   void forget_eventfd(uint32_t index);
-  // The one that is kept, still the board's; -1 if there is none.
+  // The one that is kept, still the process table's; -1 if there is none.
   int eventfd(uint32_t index);
   // At the end of a session: what is left to do works on the mapping alone.
   void close_fds();
 
   // True if the process that had `index` as its `incarnation`th is no more.
   bool gone(uint32_t index, uint32_t incarnation) const {
-    const BoardSlot* s = slot(index);
+    const ProcessTableSlot* s = slot(index);
     // Sequentially consistent for Arena::run, which costs no more than acquire.
     const Condition c = s->condition.load(std::memory_order_seq_cst);
     return c == Condition::kDead || c == Condition::kFree || s->incarnation.load(std::memory_order_relaxed) != incarnation;
@@ -203,14 +203,14 @@ class Board : public Shareable<Board> {
   void retire(uint32_t index);
 
   std::string name(uint32_t index) const {
-    const BoardSlot* s = slot(index);
+    const ProcessTableSlot* s = slot(index);
     return {s->name, ::strnlen(s->name, sizeof s->name)};
   }
   // Whether the process in `index` may come to collective operations; of one of another host that is not known. Acquire
   // and release: who calls ranks has heard of the group behind what its members say here.
   bool is_rank(uint32_t index) const {
-    const BoardSlot* s = slot(index);
-    return s->is_rank.load(std::memory_order_acquire) != 0 || s->elsewhere.load(std::memory_order_relaxed) != 0;
+    const ProcessTableSlot* s = slot(index);
+    return s->is_rank.load(std::memory_order_acquire) != 0 || s->is_remote.load(std::memory_order_relaxed) != 0;
   }
   void become_rank(uint32_t index) { slot(index)->is_rank.store(1, std::memory_order_release); }
   // The process in `index` has ended, and its arena with it: what it had is the session's again. Where
@@ -240,7 +240,7 @@ class Board : public Shareable<Board> {
   // Meanwhile all arenas give back at once what is free, and ring for it. A process that dies waits no longer.
   void starve(uint32_t index, uint32_t what);
   uint32_t starving(uint32_t index) const {
-    const BoardSlot* s = slot(index);
+    const ProcessTableSlot* s = slot(index);
     return s->condition.load(std::memory_order_seq_cst) == Condition::kAlive ? s->starving.load(std::memory_order_seq_cst) : 0;
   }
   bool any_starving() const { return header_->starving.load(std::memory_order_seq_cst) != 0; }
@@ -262,12 +262,12 @@ class Board : public Shareable<Board> {
 
  private:
   enum class Use { kCreate, kAttach, kLook };
-  static std::shared_ptr<Board> open(int fd, Use use);
-  Board(Fd fd, uint32_t slots, Use use);
+  static std::shared_ptr<ProcessTable> open(int fd, Use use);
+  ProcessTable(Fd fd, uint32_t slots, Use use);
   Fd fd_;
   size_t size_;
-  BoardHeader* header_;
-  BoardSlot* slots_;
+  ProcessTableHeader* header_;
+  ProcessTableSlot* slots_;
   // Everything of a ring but the eventfd; true if that must be written too.
   bool strike(Bell* bell, uint32_t bit);
   bool strike(Bell* bell);
@@ -288,7 +288,7 @@ class Board : public Shareable<Board> {
   std::vector<Eventfd> eventfds_;
 };
 
-inline bool Board::strike(Bell* bell, uint32_t bit) {
+inline bool ProcessTable::strike(Bell* bell, uint32_t bit) {
   // The bit's release makes what was published before visible to whoever takes the bit.
   bell->ready[bit >> 6].fetch_or(uint64_t(1) << (bit & 63), std::memory_order_release);
   return strike(bell);
@@ -297,7 +297,7 @@ inline bool Board::strike(Bell* bell, uint32_t bit) {
 // Whether this thread has woken a process since it waited last.
 inline thread_local bool has_woken = false;
 
-inline bool Board::strike(Bell* bell) {
+inline bool ProcessTable::strike(Bell* bell) {
   // Dekker with Waiter::park and Waiter::arm_event: we bump `count`, then look for sleepers; they announce
   // themselves, then look at `count`. Both sides are sequentially consistent, so at least one of us sees
   // the other.
@@ -309,11 +309,11 @@ inline bool Board::strike(Bell* bell) {
   return bell->armed.load(std::memory_order_seq_cst) != 0;
 }
 
-inline void Board::ring(Bell* bell, uint32_t bit, uint32_t index) {
+inline void ProcessTable::ring(Bell* bell, uint32_t bit, uint32_t index) {
   CONVEYOR_ASSERT(bell == &slot(index)->bell && bit < kBellBits);
   if (strike(bell, bit)) ring_sleeper_in_poll(index);
 }
 
-inline void Board::ring(uint32_t index, uint32_t bit) { ring(&slot(index)->bell, bit, index); }
+inline void ProcessTable::ring(uint32_t index, uint32_t bit) { ring(&slot(index)->bell, bit, index); }
 
 }  // namespace conveyor
