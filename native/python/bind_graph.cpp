@@ -321,7 +321,7 @@ void bind_graph(nb::module_& m) {
            }, "value"_a.none(), "source"_a, "type"_a, nb::sig("def start(self, value: Any, source: Any, type: type[_Ref]) -> _Ref | None"), R"(
            Like ``submit``, and make the ref of the first reader's result: an instance of ``type``, with ``source``.
            ``None`` if there is no room, if ``value`` is a ref, and if somebody has died.)")
-      .def_rw("deaths", &Gated::deaths, "``Board.deaths`` when all who take part were known to live; -1: ``start`` does not look.")
+      .def_rw("deaths", &Gated::deaths, "``ProcessTable.deaths`` when all who take part were known to live; -1: ``start`` does not look.")
       .def("submit", [](Gated& g, nb::handle value) { return g.gate->submit(value, 0); }, "value"_a.none(),
            "Send ``value`` on the first writer: its number, -1 if there is no room. Raises as ``Writer.send`` does.")
       .def("set_limits", [](Gated& g, nb::object limits) {

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from msgspec.structs import replace
 
@@ -756,4 +756,7 @@ def _checked(depth: Any) -> int:
     return slots_of(number)
 
 
-open = Channel
+if TYPE_CHECKING:  # an assignment would be an alias without its parameter
+    from conveyor.channel import Channel as open
+else:
+    open = Channel

@@ -7,12 +7,11 @@ SOURCES = Path(__file__).parents[2] / "src"
 
 #: Files that import each other because they belong to one concept.
 TOGETHER = [
-    {"dag.hooks", "dag.node"},  # nodes, and who runs them
     # Refs ask the process's runtime, which has a table of them. Its protocol knows all by their types.
     {
         "calls.retrying",
         "runtime.context",
-        "runtime.meeting",
+        "runtime.broker",
         "runtime.protocol",
         "refs.imports",
         "refs.ref",

@@ -134,7 +134,7 @@ _core.set_codec(
     RuntimeError, lambda n, t: OSError(n, t),
 )
 DEPTH = 2
-board = _core.Board.create(2)
+board = _core.ProcessTable.create(2)
 for slot in range(2):
     board.prepare(slot, "")
     board.alive_unwatched(slot)
