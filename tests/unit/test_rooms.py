@@ -52,7 +52,9 @@ def reached(start, arrows):
 def test_no_circle_of_imports():
     known = modules()
     del known["conveyor"]
-    arrows = {name: set(imports(path, known)) & known.keys() for name, path in known.items()}
+    arrows = {
+        name: set(imports(path, known)) & known.keys() - {name} for name, path in known.items()
+    }
     ways = {name: reached(name, arrows) for name in arrows}
     circles = {
         frozenset(other.removeprefix("conveyor.") for other in ways[name] if name in ways[other])
