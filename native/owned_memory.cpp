@@ -12,8 +12,6 @@
 
 namespace conveyor {
 
-namespace {
-
 // A file for what this process keeps for itself, which no session counts. It is there, and so are its descriptor and its
 // thread, as long as something lies in it, and while what has lain there is warm.
 class OwnArena : public Arena {
@@ -123,6 +121,8 @@ uint64_t OwnArena::give_back_idle(uint64_t idle_ns) noexcept {
     return now_ns() + kIdleNs;
   }
 }
+
+namespace {
 
 char* of_heap(size_t size) {
   void* const data = std::aligned_alloc(kBufferAlign, align_up(size + 1, kBufferAlign));

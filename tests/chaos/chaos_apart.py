@@ -104,7 +104,7 @@ class Apart(Course):
 
     def _pid(self) -> int:
         if self._victim == NOBODY:
-            return self.around.is_remote.server
+            return self.around.elsewhere.server
         return self.members[self._victim].pid
 
     def _go_on(self, ours: Running) -> None:

@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 from chaos_actors import Clock, Exits
+from chaos_elsewhere import Elsewhere
 from chaos_faults import Fault
 from chaos_graphs import Expected, Graph
 from chaos_pool import Pool
-from chaos_remote import NodeOfProcess
 from chaos_tally import Tally
 from chaos_values import arrays, bulk, digest
 from chaos_watch import DeathTimes, Hand, Hiccups, Watchdog
@@ -38,7 +38,7 @@ class Around:
     watchdog: Watchdog
     tally: Tally
     holdings: Holdings
-    is_remote: NodeOfProcess
+    elsewhere: Elsewhere
     exits: Exits
     #: Ours that this machine can run; none where torch is missing.
     transports: tuple[str, ...] = ()

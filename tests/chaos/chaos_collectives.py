@@ -17,7 +17,7 @@ _REDUCE = {"SUM": np.add, "MIN": np.minimum, "MAX": np.maximum}
 
 
 @dataclass(frozen=True)
-class ChannelPeer:
+class Meeting:
     """One rank's part of a collective. ``first``: the task of rank 0, which stands for the collective."""
 
     operation: str
@@ -27,17 +27,17 @@ class ChannelPeer:
     rank: int
 
 
-def random_meeting(rng: Random, ranks: int, first: int) -> tuple[list[ChannelPeer], int]:
+def random_meeting(rng: Random, ranks: int, first: int) -> tuple[list[Meeting], int]:
     """A collective over so many ranks, and the bytes of what each puts in."""
     operation = rng.choice(OPERATIONS)
     op, rounds = rng.choice(sorted(_REDUCE)), rng.choice([None, 1, 2])
     rows = rng.choice([1, 1, 10, 700, 20_000])
-    return [ChannelPeer(operation, op, rounds, first, rank) for rank in range(ranks)], 8 * (
+    return [Meeting(operation, op, rounds, first, rank) for rank in range(ranks)], 8 * (
         ranks * rows - 1
     )
 
 
-def bind(meeting: ChannelPeer, nodes: Sequence[Any]) -> list[Any]:
+def bind(meeting: Meeting, nodes: Sequence[Any]) -> list[Any]:
     """The nodes of all ranks."""
     op = collective.ReduceOp[meeting.op]
     if meeting.operation == "allreduce":
@@ -47,7 +47,7 @@ def bind(meeting: ChannelPeer, nodes: Sequence[Any]) -> list[Any]:
     return list(getattr(collective, meeting.operation).bind(nodes))
 
 
-def met(meeting: ChannelPeer, arrays: Sequence[Any]) -> Any:
+def met(meeting: Meeting, arrays: Sequence[Any]) -> Any:
     """What its rank gets."""
     rank = meeting.rank
     if meeting.operation == "allgather":

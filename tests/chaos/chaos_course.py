@@ -61,7 +61,7 @@ class Course(Ways):
         victim = self.members[fault.victim]
         self.around.hand.send(
             strike_from_outside(
-                fault, victim.pidfd, victim.handle, self.around.clock, self.around.is_remote.do
+                fault, victim.pidfd, victim.handle, self.around.clock, self.around.elsewhere.do
             )
         )
 

@@ -12,7 +12,7 @@ from chaos_faults import Fault
 from chaos_forks import Children
 
 
-class NodeOfProcess:
+class Elsewhere:
     """``server``: the fork server's pid. ``held``: arrays of the driver, with their checksums."""
 
     def __init__(self, server: int, held: Callable[[], Sequence[tuple[object, int]]]) -> None:

@@ -23,10 +23,10 @@ OUTSIDE = (
     "graceful kill",
 )  # fmt: skip
 #: What is done to other processes than the actors. Nobody may notice anything but the time it takes.
-REMOTE = ("fork server stopped", "driver stopped", "driver forks", "driver forks and waits")
+ELSEWHERE = ("fork server stopped", "driver stopped", "driver forks", "driver forks and waits")
 NOBODY = -1  # as a victim
 #: Those of which nobody is told.
-SILENT = {"stop and go", "many stops", *HARMLESS, *REMOTE}
+SILENT = {"stop and go", "many stops", *HARMLESS, *ELSEWHERE}
 FORKS = {"a fork", "a fork that is waited for", "driver forks", "driver forks and waits"}
 #: What an actor that was ended by them has done before.
 IN_GOOD_ORDER = {"graceful kill", "sys.exit"}
@@ -156,7 +156,7 @@ class Draw:
         delay = rng.choice([0.0, rng.uniform(0, 0.004), rng.uniform(0, 0.03)])
         longest = {"stop and go": 2.0, "fork server stopped": 1.0, "driver stopped": 0.5}
         pause = _between(rng, 0.001, longest.get(kind, 0.05))
-        victim = NOBODY if kind in REMOTE else rng.choice(self._actors)
+        victim = NOBODY if kind in ELSEWHERE else rng.choice(self._actors)
         return Fault(kind, victim, next(self._slots), number, None, delay, pause)
 
 
@@ -192,7 +192,7 @@ def random_faults(rng: Random, graphs: Sequence[Graph]) -> Faults:
     else:
         faults.tear_down = rng.random()
     if rng.random() < 0.12:
-        planned.append(draw.outside(REMOTE))
+        planned.append(draw.outside(ELSEWHERE))
     if rng.random() < 0.1:
         planned += draw.inside(HARMLESS)
     if rng.random() < 0.05:
@@ -204,9 +204,9 @@ Errand = tuple[float, Callable[[], Any]]  # after how many seconds, and what
 
 
 def strike_from_outside(
-    fault: Fault, pidfd: int, handle: Any, clock: Clock, is_remote: Callable[[Fault], Any]
+    fault: Fault, pidfd: int, handle: Any, clock: Clock, elsewhere: Callable[[Fault], Any]
 ) -> list[Errand]:
-    """The errands that make ``fault`` happen. ``is_remote``: does those in ELSEWHERE."""
+    """The errands that make ``fault`` happen. ``elsewhere``: does those in ELSEWHERE."""
 
     def send(number: int) -> None:
         with suppress(ProcessLookupError):  # another fault was there first
@@ -219,8 +219,8 @@ def strike_from_outside(
 
         return delay, strike
 
-    if fault.kind in REMOTE:
-        return [at(fault.delay, lambda: is_remote(fault))]
+    if fault.kind in ELSEWHERE:
+        return [at(fault.delay, lambda: elsewhere(fault))]
     if fault.kind == "signal":
         return [at(fault.delay, lambda: send(fault.signal or 0))]
     if fault.kind == "conveyor.kill":

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 from chaos_actors import AsyncChaos, Chaos, Step, Strikes
-from chaos_collectives import ChannelPeer, bind, met, random_meeting
+from chaos_collectives import Meeting, bind, met, random_meeting
 from chaos_values import MB, Pair, Payload, digest, make, random_payload
 
 from conveyor.dag import InputNode, MultiOutputNode
@@ -39,7 +39,7 @@ class Task:
     step: Step
     args: tuple[Any, ...]  # with In and Out in them
     kwargs: Mapping[str, Any]
-    meeting: ChannelPeer | None = None
+    meeting: Meeting | None = None
 
 
 #: Methods whose items are a result of the graph.
@@ -193,7 +193,7 @@ def random_graph(
     for _ in range(rng.randint(1, 10)):
         number = len(tasks)
         if meets and rng.random() < 0.3:
-            ends = _peer(rng, name, tasks, len(asynchronous), counted, argument)
+            ends = _meeting(rng, name, tasks, len(asynchronous), counted, argument)
             pool += ends
             unused += rng.sample(ends, rng.randint(1, len(ends)))
             continue
@@ -274,7 +274,7 @@ def random_graph(
     )
 
 
-def _peer(
+def _meeting(
     rng: Random, name: str, tasks: list[Task], actors: int, counted: bool,
     argument: Callable[[], Any],
 ) -> list[Any]:  # fmt: skip

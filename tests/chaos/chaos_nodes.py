@@ -66,15 +66,13 @@ class Member:
     node: Node
     pid: int
     returns: bool
-    attached_actor: Any = None
+    guest: Any = None
     struck: bool = False
     shaken: bool = False
     revived: bool = False
 
     def __str__(self) -> str:
-        kind = (
-            "Ray's" if self.attached_actor is not None else "returning" if self.returns else "plain"
-        )
+        kind = "Ray's" if self.guest is not None else "returning" if self.returns else "plain"
         return f"{self.pid} ({kind}) on {self.node.resource}"
 
 
@@ -118,11 +116,11 @@ class Nodes:
 
     def _start(self, rng: Random) -> None:
         node = rng.choice([self.own, *self.nodes, *self.nodes])
-        kind = rng.choices(["plain", "returns", "attached_actor"], [3, 3, 1])[0]
-        attached_actor = None
-        if kind == "attached_actor":
-            attached_actor = Rays.options(resources={node.resource: 1}).remote()
-            handle = conveyor.attach(attached_actor)
+        kind = rng.choices(["plain", "returns", "guest"], [3, 3, 1])[0]
+        guest = None
+        if kind == "guest":
+            guest = Rays.options(resources={node.resource: 1}).remote()
+            handle = conveyor.attach(guest)
         elif kind == "returns":
             resources = {_ANYWHERE: 1}
             handle = Ours.options(
@@ -130,7 +128,7 @@ class Nodes:
             ).remote()
         else:
             handle = Ours.options(resources={node.resource: 1}).remote()
-        member = Member(handle, node, 0, kind == "returns", attached_actor)
+        member = Member(handle, node, 0, kind == "returns", guest)
         self.look(member)
         self.members.append(member)
 
@@ -142,8 +140,8 @@ class Nodes:
     def _end(self, member: Member) -> None:
         self.members.remove(member)
         with suppress(Exception):  # it is dead, or the session is over
-            if member.attached_actor is not None:
-                ray.kill(member.attached_actor)
+            if member.guest is not None:
+                ray.kill(member.guest)
             else:  # its handle was passed on, so it would live as long as the session
                 conveyor.kill(member.handle)
 

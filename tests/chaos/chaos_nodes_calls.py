@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from chaos_nodes import Member
 from chaos_nodes_actors import kept_of, made_of, number_of
-from chaos_nodes_judge import TIME_LIMIT, Judge
+from chaos_nodes_judge import PATIENCE, Judge
 
 import conveyor
 from conveyor.exceptions import (
@@ -114,7 +114,7 @@ class Kept:
             into = np.zeros_like(value)
 
             def get_into(ref: Any = ref, into: Any = into) -> Any:
-                return conveyor.get(ref, into=into, timeout=TIME_LIMIT)
+                return conveyor.get(ref, into=into, timeout=PATIENCE)
 
             judge.value(f"{self.doing}, into", get_into, value)
             del get_into
@@ -126,4 +126,4 @@ class Kept:
         """``who`` is going to wait for ``ref`` in a method. The maker may wait for those behind it before it
         makes the value: who is one of these would close a cycle, and is asked when the value is there."""
         if self._members.index(who) >= self._members.index(maker):
-            conveyor.wait([ref], timeout=TIME_LIMIT)
+            conveyor.wait([ref], timeout=PATIENCE)

@@ -99,17 +99,17 @@ class Faults:
         except BaseException as error:
             self._raised.append(error)
 
-    def wait(self, time_limit: float) -> None:
+    def wait(self, patience: float) -> None:
         """Until all that lasts a moment is over."""
         for thread, fault in zip(self._threads, self.planned, strict=True):
             if not fault.ends_somebody:
-                thread.join(time_limit)
+                thread.join(patience)
 
-    def end(self, time_limit: float) -> None:
+    def end(self, patience: float) -> None:
         """The dead are dead: what has killed them need not last."""
         self._over.set()
         for thread in self._threads:
-            thread.join(time_limit)
+            thread.join(patience)
             if thread.is_alive():
                 raise AssertionError(f"{thread.name} does not end")
         if self._raised:
@@ -206,7 +206,7 @@ class Faults:
     def _disconnect_between(self, agent: Any, others: list[int]) -> None:
         def cut(its: Any) -> None:
             for number in others:
-                its._node_agent.pump.disconnect(number, "cut by the round")
+                its._station.pump.disconnect(number, "cut by the round")
 
         try:
             ask(agent, cut)

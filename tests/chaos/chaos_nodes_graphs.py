@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from chaos_nodes import Member
 from chaos_nodes_actors import kept_of, made_of, number_of
-from chaos_nodes_judge import TIME_LIMIT, Judge
+from chaos_nodes_judge import PATIENCE, Judge
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -111,7 +111,7 @@ class Executions:
         chance = self._rng.random() if self.spoils else 1.0
         deadline = self._rng.uniform(0.0, 0.2) if chance < 0.15 else None
         try:
-            refs = self._graph.execute(i, timeout=TIME_LIMIT, deadline=deadline)
+            refs = self._graph.execute(i, timeout=PATIENCE, deadline=deadline)
         except ActorDiedError as error:
             self._judge.check_death(error, self.doing)
             return False
@@ -149,9 +149,7 @@ class Executions:
         self.doing = "restart"
         for member in self.members:
             ends = member.struck or member.shaken
-            if ends and (
-                member.attached_actor is not None or (not member.returns and member.node.lost)
-            ):
+            if ends and (member.guest is not None or (not member.returns and member.node.lost)):
                 return False
         for member in self.members:
             if not member.returns and (member.struck or member.shaken):
@@ -203,7 +201,7 @@ class Teardowns:
             self.doing += "."
             try:
                 given = conveyor.put(kept_of(i, size), **options)
-                refs.append((i, graph.execute([given], timeout=TIME_LIMIT)))
+                refs.append((i, graph.execute([given], timeout=PATIENCE)))
             except ActorDiedError as error:
                 self._judge.check_death(error, self.doing)
                 return

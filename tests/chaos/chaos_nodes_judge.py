@@ -15,7 +15,7 @@ import conveyor
 from conveyor.exceptions import ActorDiedError, CollectiveBrokenError, ObjectLostError
 
 #: s for what must come.
-TIME_LIMIT = 60.0
+PATIENCE = 60.0
 #: What whoever needs a dead one, or what it had, is told.
 _OF_DEATHS = (ActorDiedError, ObjectLostError)
 
@@ -63,7 +63,7 @@ class Judge:
 
     def get(self, what: str, ref: Any, expected: Any, *others: type[BaseException]) -> bool:
         """The same of a reference, or of several."""
-        return self.value(what, lambda: conveyor.get(ref, timeout=TIME_LIMIT), expected, *others)
+        return self.value(what, lambda: conveyor.get(ref, timeout=PATIENCE), expected, *others)
 
     def of_group(self, what: str, ref: Any, expected: Any, spoilt: bool) -> bool:
         """The same of what a rank has made with others. ``spoilt``: calls of theirs may have failed."""
@@ -80,7 +80,7 @@ class Judge:
             if (pid := self._pid(member)) != member.pid:
                 raise WrongError(f"another process ({pid}) answers for {member}")
             return
-        end = time.monotonic() + TIME_LIMIT
+        end = time.monotonic() + PATIENCE
         pid = 0
         while True:
             if time.monotonic() > end:
@@ -102,7 +102,7 @@ class Judge:
                 return
 
     def _pid(self, member: Member) -> int:
-        return int(conveyor.get(member.handle.where.remote(), timeout=TIME_LIMIT)[0])
+        return int(conveyor.get(member.handle.where.remote(), timeout=PATIENCE)[0])
 
 
 def _same(got: Any, expected: Any) -> bool:

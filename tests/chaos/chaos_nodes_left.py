@@ -39,7 +39,7 @@ def _kinds() -> Counter[str]:
 
 
 def _of_agent(its: Any) -> dict[str, Any]:
-    node_agent = its._node_agent
+    station = its._station
     kinds: Counter[str] = Counter()
     for entry in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{entry}"
@@ -48,9 +48,9 @@ def _of_agent(its: Any) -> dict[str, Any]:
     return {
         "expected": len(its._expected),
         "living": len(its._living),
-        "locals": len(node_agent._locals),
-        "blocks": sum(proxy.arena.blocks_out for proxy in node_agent._proxies.values()),
-        "segments": len(node_agent._segments),
+        "locals": len(station._locals),
+        "blocks": sum(proxy.arena.blocks_out for proxy in station._proxies.values()),
+        "segments": len(station._segments),
         "leases": _core.live_leases(),
     }
 
@@ -58,30 +58,30 @@ def _of_agent(its: Any) -> dict[str, Any]:
 def _state(nodes: Nodes) -> dict[str, tuple[Any, Any]]:
     """What there is, and what is due."""
     driver = context.running()
-    remote_nodes, hosts = driver.remote_nodes, driver._hosts
+    abroad, hosts = driver.remote_nodes, driver._hosts
     living = [member for member in nodes.members if not member.struck]
-    is_remote = [member for member in living if member.node is not nodes.own]
+    elsewhere = [member for member in living if member.node is not nodes.own]
     exports = driver.exports
     exports.tidy()
     state: dict[str, tuple[Any, Any]] = {
         "processes": (len(hosts._living), len(living)),
-        "proxies": (len(remote_nodes._host_of), len(is_remote)),
-        "arenas": (len(remote_nodes._arenas), len(is_remote)),
-        "links": (len(remote_nodes._links), len(is_remote)),
-        "remote_nodes": (len(hosts._remote_nodes), len(is_remote)),
-        "pidfds": (_kinds()["anon_inode:[pidfd]"], len(living) - len(is_remote)),
+        "proxies": (len(abroad._host_of), len(elsewhere)),
+        "arenas": (len(abroad._arenas), len(elsewhere)),
+        "links": (len(abroad._links), len(elsewhere)),
+        "abroad": (len(hosts._remote_nodes), len(elsewhere)),
+        "pidfds": (_kinds()["anon_inode:[pidfd]"], len(living) - len(elsewhere)),
         "values with references to them": (exports.kept, 0),
         "values that are kept": (conveyor.objects(), []),
         "leases": (_core.live_leases(), 0),
         "blocks of the driver": (driver.process.arena.blocks_out, 0),
-        "blocks of proxies": (sum(arena.blocks_out for arena in remote_nodes._arenas.values()), 0),
+        "blocks of proxies": (sum(arena.blocks_out for arena in abroad._arenas.values()), 0),
     }
     for node in nodes.nodes:
         agent = nodes.agent_of(node)
         if agent is None or node.lost:
             continue
         of_agent = ask(agent, _of_agent)
-        there = sum(member.node is node for member in is_remote)
+        there = sum(member.node is node for member in elsewhere)
         for what, due in {"living": there, "locals": there, "expected": 0, "leases": 0}.items():
             state[f"{what} of {node.resource}"] = of_agent[what], due
         state[f"blocks of proxies at {node.resource}"] = of_agent["blocks"], 0

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 from chaos_nodes import Member
 from chaos_nodes_actors import made_of, number_of
-from chaos_nodes_judge import TIME_LIMIT, Judge
+from chaos_nodes_judge import PATIENCE, Judge
 
 import conveyor
 from conveyor import collective
@@ -85,7 +85,7 @@ class Meetings:
         del sender
         for n in range(count):
             value = made_of(i, [n], size)
-            if not self._judge.value(self.doing, lambda: receiver.receive(TIME_LIMIT), value):
+            if not self._judge.value(self.doing, lambda: receiver.receive(PATIENCE), value):
                 break
         receiver.close()
         closed = (ChannelClosedError,) if self._judge.endangered() else ()
@@ -100,7 +100,7 @@ class Meetings:
         with sender:
             for n in range(count):
                 value = made_of(i, [n], size)
-                sender.send(value, TIME_LIMIT)
+                sender.send(value, PATIENCE)
                 expected.append(number_of(value))
         if self._judge.endangered():
             self._some(receives, expected)
@@ -110,7 +110,7 @@ class Meetings:
     def _some(self, receives: object, expected: list[int]) -> None:
         """Whose sender may have died gets the first of them."""
         try:
-            got = conveyor.get(receives, timeout=TIME_LIMIT)
+            got = conveyor.get(receives, timeout=PATIENCE)
         except ActorDiedError as error:
             self._judge.check_death(error, self.doing)
             return

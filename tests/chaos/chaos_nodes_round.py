@@ -11,11 +11,11 @@ from chaos_nodes import Nodes
 from chaos_nodes_calls import Calls, Kept
 from chaos_nodes_faults import Faults
 from chaos_nodes_graphs import Executions, Teardowns
-from chaos_nodes_judge import TIME_LIMIT, Judge, WrongError
+from chaos_nodes_judge import PATIENCE, Judge, WrongError
 from chaos_nodes_meetings import Meetings
 
 #: s that all of a round may take: each of its waits has its own limit.
-_ALL = 3 * TIME_LIMIT
+_ALL = 3 * PATIENCE
 
 
 class NodesRound:
@@ -63,13 +63,13 @@ class NodesRound:
         try:
             self._doing = "all"
             self._run_strands()
-            self.faults.wait(TIME_LIMIT)
+            self.faults.wait(PATIENCE)
             for member in self._members:
                 self._doing = f"seeing {member}"
                 self.judge.see(member)
         finally:
             self._doing = f"the end of the faults ({self._doing})"
-            self.faults.end(TIME_LIMIT)
+            self.faults.end(PATIENCE)
         self._doing = "teardown"
         self._graph.end()
         self._doing = "looking"

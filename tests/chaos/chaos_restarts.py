@@ -89,9 +89,9 @@ class Restarts(Course):
             if not fault.inside:
                 self._send_out(fault)
         self._calm = not faults
-        call_lock = [running for running in self.running for _ in range(running.spec.executions)]
-        self.rng.shuffle(call_lock)
-        for running in call_lock:
+        turns = [running for running in self.running for _ in range(running.spec.executions)]
+        self.rng.shuffle(turns)
+        for running in turns:
             if any(other.died for other in self.running):
                 break  # whoever hears of a death brings the graphs back at once
             self._submit(running)

@@ -13,9 +13,9 @@ from random import Random
 import psutil
 from chaos_actors import Clock, Exits
 from chaos_around import Around, Holdings, Wrong
+from chaos_elsewhere import Elsewhere
 from chaos_idle import in_use, wait_until_back
 from chaos_pool import Pool
-from chaos_remote import NodeOfProcess
 from chaos_tally import MemorySizes, Tally
 from chaos_watch import DeathTimes, Hand, Hiccups, Watchdog
 
@@ -47,10 +47,10 @@ class Session:
         )
         self._deaths, self._hand, holdings = DeathTimes(), Hand(), Holdings()
         pool = Pool(clock, self._deaths, tally)
-        self._is_remote = NodeOfProcess(pool.server, holdings.some_arrays)
+        self._elsewhere = Elsewhere(pool.server, holdings.some_arrays)
         self.around = Around(
             pool, Clock(clock), self._hand, hiccups, self._deaths, watchdog, tally, holdings,
-            self._is_remote, Exits(clock + ".exits"), transports,
+            self._elsewhere, Exits(clock + ".exits"), transports,
         )  # fmt: skip
         self._rounds = 0
         gc.collect()  # what is left of the last session
@@ -69,7 +69,7 @@ class Session:
         """Nothing is held: nothing may be left. ``idle``: wait until memory has gone back, too."""
         self.around.watchdog.doing("settling")
         self.around.holdings.let_go(Random(0), everything=True)
-        children = self._is_remote.children
+        children = self._elsewhere.children
         if wrong := children.reap():
             raise Wrong("; ".join(wrong))
         _check_descriptors(self._usual)
@@ -90,7 +90,7 @@ class Session:
             raise Wrong(f"without __conveyor_exit__ have ended: {names}")
 
     def give_up(self) -> None:
-        self._tally.forks += self._is_remote.children.total
+        self._tally.forks += self._elsewhere.children.total
         conveyor.shutdown()
         self._deaths.close()
         self.around.pool.close()

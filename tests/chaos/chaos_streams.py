@@ -136,9 +136,9 @@ class Streams(Judge):
         before = sorted(running.pending) if upto is None else sorted(
             number for number in running.pending if number <= upto
         )  # fmt: skip
-        self._take_in_call_lock(running, {number: running.pending[number] for number in before})
+        self._take_in_turns(running, {number: running.pending[number] for number in before})
 
-    def _take_in_call_lock(self, running: Running, refs: Mapping[int, Sequence[Any]]) -> None:
+    def _take_in_turns(self, running: Running, refs: Mapping[int, Sequence[Any]]) -> None:
         """All items of all streams, of each as they come."""
         left = [
             (number, place)

@@ -41,12 +41,12 @@ class Ways(Together):
     # Executing in one thread
 
     def _one_thread(self) -> None:
-        call_lock = [running for running in self.running for _ in range(running.spec.executions)]
-        self.rng.shuffle(call_lock)
+        turns = [running for running in self.running for _ in range(running.spec.executions)]
+        self.rng.shuffle(turns)
         stop_at = None
         if self.faults.tear_down is not None:
-            stop_at = int(self.faults.tear_down * len(call_lock))
-        for turn, running in enumerate(call_lock):
+            stop_at = int(self.faults.tear_down * len(turns))
+        for turn, running in enumerate(turns):
             if turn == stop_at:
                 self._tear_down_in_flight()
             if running.died or running.torn:
@@ -331,7 +331,7 @@ class Ways(Together):
             running.dropped = True
             return
         if not running.spec.roomy:
-            self._take_in_call_lock(running, {number: refs})
+            self._take_in_turns(running, {number: refs})
         rng.shuffle(order := list(range(len(refs))))
         for i in order:
             self._check(running, number, i, refs[i])
@@ -348,21 +348,21 @@ class Ways(Together):
                 self._check_error(error, running, number, 0, since, where)
                 return
             self.tally.executions += 1
-            time_limit = self.rng.choice([0, 0.002, 0.01]) if self.rng.random() < 0.1 else None
+            patience = self.rng.choice([0, 0.002, 0.01]) if self.rng.random() < 0.1 else None
             refs = list(flatten(refs, running.spec.outputs))
             # Streams wait until their items are taken, so that is done while others are waited for.
             streams = running.spec.streams
-            taking = [result(running, number, i, refs, time_limit) for i in streams]
+            taking = [result(running, number, i, refs, patience) for i in streams]
             tasks = [asyncio.ensure_future(coroutine) for coroutine in taking]
             if not running.spec.roomy:
                 await asyncio.gather(*tasks)
             for i in range(len(refs)):
                 if i not in streams:
-                    await result(running, number, i, refs, time_limit)
+                    await result(running, number, i, refs, patience)
             await asyncio.gather(*tasks)
 
         async def result(
-            running: Running, number: int, i: int, refs: list[Any], time_limit: float | None
+            running: Running, number: int, i: int, refs: list[Any], patience: float | None
         ) -> None:
             expected = running.expected[number][i]
             where = f"{running.spec.name}, execution {number}, result {i}"
@@ -372,7 +372,7 @@ class Ways(Together):
                 waiting = refs[i] if whole else refs[i].__anext__()
                 try:
                     value = await (
-                        waiting if time_limit is None else asyncio.wait_for(waiting, time_limit)
+                        waiting if patience is None else asyncio.wait_for(waiting, patience)
                     )
                 except StopAsyncIteration:
                     self._check_end(running, number, i)

@@ -234,7 +234,9 @@ class _Link:
         try:
             self.endpoint: Endpoint = end.transport.open(wire)
             if not isinstance(self.endpoint, Endpoint):
-                raise TypeError(f"open() has returned a {type(self.endpoint).__name__}, no Endpoint")
+                raise TypeError(
+                    f"open() has returned a {type(self.endpoint).__name__}, no Endpoint"
+                )
         except Exception as error:
             self.wire.close()
             who = wire.members[wire.rank]

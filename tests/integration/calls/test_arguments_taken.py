@@ -211,7 +211,7 @@ def test_what_arguments_refer_to_lasts_until_they_are_sent():
 
 
 @pytest.mark.usefixtures("local")
-def test_memory_of_calls_that_wait_is_given_back():
+def test_memory_of_calls_that_wait_is_given_back(wait_until):
     def memory():
         """But for what the kernel may take at any time."""
         gc.collect()
@@ -234,7 +234,7 @@ def test_memory_of_calls_that_wait_is_given_back():
 
     for ref in (refs := waiting()):
         assert ref.cancel()
-    assert memory() - before < 32 * MIB
+    wait_until(lambda: memory() - before < 32 * MIB)  # it stays warm for some seconds
     with pytest.raises(ExecutionCancelledError):
         get(refs[0])
     refs = waiting()
@@ -242,10 +242,10 @@ def test_memory_of_calls_that_wait_is_given_back():
     get(latch.open.remote())
     with pytest.raises(ActorDiedError):
         get(refs)
-    assert memory() - before < 32 * MIB
+    wait_until(lambda: memory() - before < 32 * MIB)
     actor, pending = Actor.remote(), Latch.remote().wait.remote()
     get(actor.see.remote([0]))
     refs = waiting()
     conveyor.shutdown()
-    assert memory() - before < 32 * MIB
+    wait_until(lambda: memory() - before < 32 * MIB)
     assert len(refs) == 2

@@ -51,7 +51,7 @@ MARKS = """
     class Sync(Base):
         def __conveyor_exit__(self):
             self.log("bye")
-            print("graceful_exit from the hook")
+            print("goodbye from the hook")
             self.over.set()
         def __del__(self):
             pathlib.Path("del").touch()
@@ -62,7 +62,7 @@ MARKS = """
         async def __conveyor_exit__(self):
             await asyncio.sleep(0)
             self.log("bye")
-            print("graceful_exit from the hook")
+            print("goodbye from the hook")
             self.over.set()
         async def nap(self):
             try:

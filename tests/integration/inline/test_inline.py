@@ -96,7 +96,7 @@ class Plain:
         return works[key]()
 
     def exit(self):
-        sys.exit("graceful_exit")
+        sys.exit("goodbye")
 
 
 @conveyor.remote

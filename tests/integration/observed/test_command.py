@@ -271,10 +271,10 @@ with InputNode() as inp:
     graph = actor.echo.bind(inp).compile()
 pid = os.getpid()
 ((roster, _),) = _files(pid, FILE)
-((process_table, _),) = _files(pid, "conveyor-process_table")
+((process_table, _),) = _files(pid, "conveyor-board")
 with open(roster, "r+b") as file:
     file.write(b"no JSON, \\xff, and a line\\n")
-copies = [os.memfd_create("conveyor-process_table") for _ in range(3)]
+copies = [os.memfd_create("conveyor-board") for _ in range(3)]
 for copy, size in zip(copies, (None, 4096, 10)):
     with open(process_table, "rb") as file:
         os.write(copy, file.read()[:size])

@@ -22,7 +22,7 @@ _HEAD = """
         def __reduce__(self):
             return list, (list(range(sum(range(1000)) % 7)),)
     plain, naps = conveyor.remote(Plain).remote(), conveyor.remote(Naps).remote()
-    call_lock = threading.Semaphore(0)
+    turns = threading.Semaphore(0)
     def daemon(work, count=1):
         for _ in range(count):
             threading.Thread(target=work, daemon=True).start()
@@ -30,11 +30,11 @@ _HEAD = """
         def run():
             while True:
                 work()
-                call_lock.release()
+                turns.release()
         return run
     def under_way(count=20):
         for _ in range(count):
-            assert call_lock.acquire(timeout=60)
+            assert turns.acquire(timeout=60)
 """
 _THREADS = {
     "calls": """
