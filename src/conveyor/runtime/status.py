@@ -91,7 +91,7 @@ class ActorStatus:
 
     state: ``"stopped"`` by a signal or a debugger; ``"waiting"`` for the input in ``waits_for``;
         ``"decoding"`` the arguments of its next call;
-        ``"is_remote"``: it lives, on another node, which has not said what it does.
+        ``"elsewhere"``: it lives, on another node, which has not said what it does.
     method: what it runs (or ran, when it was stopped): a graph's task by its label, or a method.
     node, execution: of that task; the execution alone where it is between two steps, or in a
         coroutine that waits. call: the number of the call, where it is none of a graph's.
