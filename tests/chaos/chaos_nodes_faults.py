@@ -206,7 +206,7 @@ class Faults:
     def _disconnect_between(self, agent: Any, others: list[int]) -> None:
         def cut(its: Any) -> None:
             for number in others:
-                its._station.pump.disconnect(number, "cut by the round")
+                its._node_agent.pump.disconnect(number, "cut by the round")
 
         try:
             ask(agent, cut)

@@ -39,7 +39,7 @@ def _kinds() -> Counter[str]:
 
 
 def _of_agent(its: Any) -> dict[str, Any]:
-    station = its._station
+    station = its._node_agent
     kinds: Counter[str] = Counter()
     for entry in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{entry}"
