@@ -19,12 +19,12 @@
     """Its number, its bytes, since when it is kept (``monotonic_ns``), and its names."""
 
     Directory = tuple[list[KeptValue], list[int], list[tuple[int, int, int]]]
-    """What a process keeps; the numbers of values that it holds references of its own making to; and to whom it has sent
+    """State of a process: its stored values; the numbers of values that it holds references of its own making to; and to whom it has sent
     references that are held: (number, slot, incarnation)."""
 
 ^_core\.EMPTY$:
     EMPTY: Empty
-    """What ``receive``, ``get`` and ``take`` return where there is nothing; compare with ``is``."""
+    """Result of ``receive``, ``get`` and ``take`` where there is nothing; compare with ``is``."""
 
 ^_core\.BELL_BITS$:
     BELL_BITS: int
@@ -76,11 +76,11 @@
 
 ^_core\.EVENT_BYTES$:
     EVENT_BYTES: int
-    """What one event of a trace takes."""
+    """Bytes of one event of a trace."""
 
 ^_core\.RECORDING_CONTROL_BYTES$:
     RECORDING_CONTROL_BYTES: int
-    """What a segment has once for all recorders in it."""
+    """Bytes that a segment has once for all recorders in it."""
 
 ^_core\.MOST_RANKS$:
     MOST_RANKS: int
@@ -96,7 +96,7 @@
 
 ^_core\.WIRE_VERSION$:
     WIRE_VERSION: int
-    """Of what pumps say to each other."""
+    """Version of the messages between pumps."""
 
 # `bytes` is another member of these classes.
 ^_core\.Recorder\.take_events$:

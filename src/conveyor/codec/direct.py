@@ -428,7 +428,7 @@ __all__ = [
 ]
 
 EncodeAny = Callable[[Any, "SentDefinitions | None"], Encoded]
-"""As :func:`conveyor.codec.frames.encode`."""
+"""Signature of :func:`conveyor.codec.frames.encode`."""
 
 
 def keep(

@@ -35,7 +35,7 @@ class Path(NamedTuple):
 
 
 Key = int | str | Path
-"""What is used of an input: an argument by position or by name, or a part of one."""
+"""Used part of an input: an argument by position or by name, or a part of one."""
 
 
 def key_label(key: Key | None, whole: str = "inp") -> str:

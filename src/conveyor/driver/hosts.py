@@ -270,7 +270,7 @@ Settle: TypeAlias = "Callable[[RemoteNode], tuple[Reader, bytes, list[int]]]"
 """Has a host make the endpoints of a process that comes to be there: see :meth:`Hosts.spawn`."""
 
 ProcessSnapshot: TypeAlias = tuple[int, int, int, int, int, int, str]
-"""What a slot of a process table says of its process: see ``ProcessTable.status``."""
+"""Row of a process table: see ``ProcessTable.status``."""
 
 
 class Spawned(Struct, frozen=True):

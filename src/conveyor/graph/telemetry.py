@@ -321,7 +321,7 @@ Histogram: TypeAlias = "tuple[int, int, list[tuple[int, int, int]]]"
 """(total, largest, [(least value, first value beyond, count), ...]), in nanoseconds."""
 
 Rings: TypeAlias = "tuple[tuple[int, tuple[int, ...]], ...]"
-"""Of each ring the frames published, and those taken by each reader, as a host knows them."""
+"""Frames published and, by reader, frames taken of each ring, as a node knows them."""
 
 
 class Question(Struct, frozen=True):

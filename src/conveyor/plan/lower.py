@@ -23,7 +23,7 @@ from conveyor.plan.schedule import make_schedule
 from conveyor.plan.template import template
 
 Worker = tuple[Hashable, int]
-"""One of the workers with the same options: those options, and its number."""
+"""Worker of a function: its options, and its number among the workers with these."""
 
 
 def place(graph: Survey, limit: int) -> Mapping[MethodNode, Worker]:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from conveyor.dag.inputs import Key
 
 Event = tuple[Literal["frame", "tensors", "call"], int]
-"""What a step can wait for: a kind, and the number of what it is about. ``("frame", e)``: the frame of an
+"""Cause of a step's wait: a kind, and the number of what it is about. ``("frame", e)``: the frame of an
 execution has been published on edge e. ``("tensors", e)``: the tensors that go beside it are under way.
 ``("call", t)``: an actor has come to task t."""
 
@@ -329,7 +329,7 @@ class Passed(Struct, frozen=True):
 
 
 Leaf = int | Passed | Const
-"""One result: the place of its edge in ``Plan.outputs``, a part of the input, or a constant."""
+"""Result of a graph: the place of its edge in ``Plan.outputs``, a part of the input, or a constant."""
 
 
 class Shape(Struct, frozen=True):

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 SpanKind = Literal["submit", "receive", "wait", "transfer", "compute", "send", "idle"]
-"""What a process does in a span. ``"wait"``: it stands at a receive whose value has not come, or the executor
+"""Kind of a span. ``"wait"``: it stands at a receive whose value has not come, or the executor
 at its next submission. ``"idle"``: the same, before the process's first work or after its last.
 ``"receive"`` takes no time, since values are read in place. ``"transfer"``: tensors come to the process
 beside a frame, whatever it does meanwhile."""
 
 Why = Literal["start", "order", "data", "tensors", "room", "pace"]
-"""What a span had waited for. ``"order"``: the span before it in its process. ``"data"``: a frame.
+"""Cause of a span's wait. ``"order"``: the span before it in its process. ``"data"``: a frame.
 ``"tensors"``: what travels beside a frame. ``"room"``: an older execution's end. ``"pace"``: its time had not
 come. ``"start"``: nothing."""
 

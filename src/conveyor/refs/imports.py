@@ -200,7 +200,7 @@ def tell_of(ref: Ref | None, tell: Callable[[Blockers], object]) -> None:
 _SMALL = 4096
 
 Claim = tuple[str, ExportId, int]
-"""What a pickled ref is loaded with: its session, its id, and the ticket that keeps it until then."""
+"""Content of a pickled ref: its session, its id, and the ticket that keeps it until then."""
 
 
 def claim(ref: Ref, readers: Sequence[Reader]) -> Claim:

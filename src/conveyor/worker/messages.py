@@ -278,7 +278,7 @@ class OpenGraph(Request, frozen=True):
 
 
 Opening: TypeAlias = OpenRefs | OpenGraph | OpenRemoteMemory
-"""What is answered with the socket of a connection."""
+"""Requests that are answered with the socket of a connection."""
 
 
 class OpenChannel(Request, frozen=True):

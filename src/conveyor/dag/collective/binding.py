@@ -234,7 +234,7 @@ class CollectiveOutputNode(MethodNode):
 
 
 RankOf = tuple[str, tuple[str, ...], int]
-"""What each rank's function knows of its place: the operation, the actors' names, and its number."""
+"""Identity of a rank's function: the operation, the actors' names, and its number."""
 
 _Make = Callable[[RankOf], Rank]
 """Makes a rank's function."""
