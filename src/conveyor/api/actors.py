@@ -269,8 +269,8 @@ class ActorMethod(Generic[P, ResultT]):
             signature=self._entry.info.signature,
             num_returns=count_of(self._returns),
             stays=self._returns[1:] if isinstance(self._returns, tuple) else None,
-            # A task's place in the graph hangs on it: there nothing is guessed.
-            generator=self._entry.info.is_generator and not self._entry.info.by_decorator,
+            generator=self._entry.info.is_generator,
+            by_decorator=self._entry.info.by_decorator,
             is_async=self._entry.info.is_async,
             owner=self._handle,
         )

@@ -21,7 +21,6 @@ from conveyor.api.methods import (
     TRANSPORT_MARK,
     check_enabled,
     check_num_returns,
-    is_generator,
 )
 from conveyor.api.options import (
     METHOD_OPTIONS,
@@ -34,6 +33,7 @@ from conveyor.api.options import (
 )
 from conveyor.api.remote_function import RemoteFunction, checked_worker_options
 from conveyor.api.retries import RETRIES_MARK, take_retries, warn_of_generator
+from conveyor.dag.methods import is_generator
 from conveyor.later import import_later
 from conveyor.typevars import Unpack
 
@@ -417,6 +417,7 @@ def _remote(made: Any, options: Mapping[str, Any]) -> ActorClass[Any] | RemoteFu
     if not callable(made):
         raise TypeError(f"only classes and functions can be made remote, not {made!r}")
     what = f"{getattr(made, '__qualname__', made)}()"
-    num_returns = check_num_returns(options.get("num_returns", 1), is_generator(made), what)
+    streams = is_generator(inspect.unwrap(made))
+    num_returns = check_num_returns(options.get("num_returns", 1), streams, what)
     worker = {name: value for name, value in options.items() if name != "num_returns"}
     return RemoteFunction(made, checked_worker_options(worker), num_returns)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from conveyor.api.retries import RETRIES_MARK
 from conveyor.checks import check_count
-from conveyor.dag.methods import check_arguments
+from conveyor.dag.methods import check_arguments, is_generator
 from conveyor.refs.ref import Ref, UnreadRef
 from conveyor.refs.streams import StreamRef
 from conveyor.runtime.protocol import MethodInfo, Returns
@@ -53,11 +53,6 @@ def check_num_returns(num_returns: Any, is_generator: bool, what: str) -> int:
             "or to be a method with @conveyor.method(num_returns='streaming') that returns a generator"
         )
     return 1
-
-
-def is_generator(function: Any) -> bool:
-    """Whether a call of ``function`` yields items."""
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _may_stream(function: Any) -> bool:

@@ -102,6 +102,7 @@ class RemoteFunction(Generic[P, ResultT]):
             kwargs,
             num_returns=self._num_returns,
             generator=self._function.is_generator,
+            by_decorator=self._function.by_decorator,
             is_async=self._function.is_async,
             function=self._function,
             owner=self._on,

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from conveyor.refs.streams import NotYielded
 from conveyor.runtime.uninterrupted import try_each
 
 Key = tuple[int, int]
@@ -174,8 +175,8 @@ def without_loop(label: str, items: Any) -> TypeError:
 
 
 def iterator(label: str, items: Any) -> Iterator[Any]:
-    """Return what ``label``, a task that was bound as a generator, has returned. Raises ``TypeError`` if that
-    has no items."""
+    """Iterate over what ``label``, a task that was bound as a generator, has returned: over one
+    ``NotYielded`` if that has no items."""
     if not hasattr(items, "__next__"):
-        raise TypeError(f"{label} was bound as a generator and returned a {type(items).__name__}")
+        return iter((NotYielded(label, items),))
     return items  # type: ignore[no-any-return]

@@ -145,12 +145,7 @@ class CallStream(StreamRef):
                 self._will.revoke()
             raise StopIteration
         if len(found) > 1:
-            kind = type(found[0]).__name__
-            raise NoGenerator(
-                f"{self._actor_name}.{self._method} has returned a {kind}, and no generator: get its value "
-                "with conveyor.get",
-                found[0],
-            )
+            raise NoGenerator(f"{self._actor_name}.{self._method}", found[0])
         try:
             self._ahead = self._ask(again=True)
         except Exception as error:  # comes after this item

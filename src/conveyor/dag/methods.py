@@ -10,18 +10,21 @@ from typing import Any, NoReturn
 from msgspec import Struct
 
 from conveyor.dag.containers import find_nodes, replace_nodes
+from conveyor.dag.hints import TransportHint
 from conveyor.dag.node import ActorRef, DAGNode, Record, assign
 from conveyor.exceptions import GraphError
 from conveyor.typevars import ResultT
 
 
 class Function(Struct, frozen=True):
-    """A function that a task calls instead of a method. ``options`` are those of its worker."""
+    """A function that a task calls instead of a method. ``options`` are those of its worker.
+    ``by_decorator``: what a decorator of its own passes on, or makes of it, is perhaps no generator."""
 
     call: Callable[..., Any]
     options: tuple[tuple[str, Hashable], ...]
     is_async: bool
     is_generator: bool
+    by_decorator: bool = False
 
     @property
     def name(self) -> str:
@@ -46,9 +49,20 @@ UNPLACED = Unplaced()
 
 def function_of(call: Callable[..., Any], options: Mapping[str, Hashable]) -> Function:
     """Describe ``call`` as a task. ``options``: of a worker that runs it."""
-    is_async = inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
-    generator = inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call)
-    return Function(call, tuple(sorted(options.items())), is_async, generator)
+    inside = inspect.unwrap(call)
+    is_async = inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(inside)
+    return Function(
+        call,
+        tuple(sorted(options.items())),
+        is_async,
+        is_generator(inside),
+        by_decorator=not is_generator(call),
+    )
+
+
+def is_generator(function: Any) -> bool:
+    """Whether a call of ``function`` yields items."""
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 class Collective(Struct, frozen=True):
@@ -92,7 +106,7 @@ class MethodNode(DAGNode[ResultT]):
     _args: tuple[Any, ...]
     _kwargs: Mapping[str, Any]
     _num_returns: int | None
-    _streams: bool
+    _streams: bool | None
     _is_async: bool
     _function: Function | None
     _collective: Collective | None
@@ -109,7 +123,7 @@ class MethodNode(DAGNode[ResultT]):
         kwargs: Mapping[str, Any],
         *,
         num_returns: int | None = None,
-        streams: bool = False,
+        streams: bool | None = False,
         is_async: bool = False,
         function: Function | None = None,
         collective: Collective | None = None,
@@ -117,8 +131,9 @@ class MethodNode(DAGNode[ResultT]):
         stays: tuple[str, bool] | None = None,
         planned: bool = False,
     ) -> None:
-        """``planned``: it is made when a graph is compiled, for that one alone: no other graph that shares
-        nodes with it finds it bound to them."""
+        """``streams``: ``None`` if it does unless its value is used (:meth:`use_value`). ``planned``: it is
+        made when a graph is compiled, for that one alone: no other graph that shares nodes with it finds it
+        bound to them."""
         label = label_of(actor.name, method, collective)
         needs: dict[DAGNode, None] = {}
         arguments = [(f"argument {i}", value) for i, value in enumerate(args, 1)]
@@ -130,7 +145,7 @@ class MethodNode(DAGNode[ResultT]):
                         f"{which} of {label} is a {type(node).__name__}, which only ends a graph: pass a "
                         f"list of its nodes instead"
                     )
-                if isinstance(node, MethodNode) and node.streams:
+                if isinstance(node, MethodNode) and not node.use_value():
                     raise GraphError(
                         f"{which} of {label} is what {node.label} yields, and the items of a generator "
                         f"go to the driver only: return a list from it, or bind it with "
@@ -188,7 +203,18 @@ class MethodNode(DAGNode[ResultT]):
     @property
     def streams(self) -> bool:
         """Whether the method is a generator, whose items go to the driver one by one."""
-        return self._streams
+        return self._streams is not False
+
+    def use_value(self) -> bool:
+        """Use what the method returns as one value. Whether that can be: a generator's items go to the
+        driver. A method that may be one, behind a decorator, is none from now on."""
+        if self._streams is None:
+            assign(self, _streams=False)
+        return not self._streams
+
+    def _set_hint(self, hint: TransportHint) -> None:
+        self.use_value()
+        super()._set_hint(hint)
 
     @property
     def is_async(self) -> bool:
@@ -278,6 +304,7 @@ def bind(
     signature: inspect.Signature | None = None,
     num_returns: int = 1,
     generator: bool = False,
+    by_decorator: bool = False,
     is_async: bool = False,
     function: Function | None = None,
     owner: object = None,
@@ -290,6 +317,7 @@ def bind(
         num_returns: more than one gives that many nodes, one for each value returned.
         generator: the method is a generator; its items are streamed, or, with ``num_returns``, are
             the values that it returns.
+        by_decorator: what a decorator makes of the generator is perhaps none.
         is_async: the method is a coroutine function or an asynchronous generator.
         function: what is called, where it is no method of the actor's.
         owner: kept alive by the node, so that the actor is.
@@ -306,7 +334,7 @@ def bind(
         args,
         kwargs,
         num_returns=num_returns if num_returns > 1 else None,
-        streams=generator and num_returns == 1,
+        streams=(None if by_decorator else True) if generator and num_returns == 1 else False,
         is_async=is_async,
         function=function,
         owner=owner,

@@ -131,7 +131,7 @@ def _effect(node: Any) -> MethodNode:
         node = node.task
     if not isinstance(node, MethodNode):
         raise GraphError(f"effects are bound methods; one is {node!r}")
-    if node.streams:
+    if not node.use_value():
         raise GraphError(
             f"{node.label} is a generator, and as an effect nobody would take its items: make it a result"
         )

@@ -162,11 +162,26 @@ class _Broken:
 _StreamT = TypeVar("_StreamT", bound="StreamRef[Any]")
 
 
+class NotYielded:
+    """Goes in place of the items of ``task``, which was taken for a generator and has returned ``value``."""
+
+    __slots__ = ("task", "value")
+
+    def __init__(self, task: str, value: Any) -> None:
+        self.task = task
+        self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NotYielded, (self.task, self.value)
+
+
 class NoGenerator(TypeError):
     """Raised for an item of a call that has returned ``value``, and no generator. ``get`` gives the value."""
 
-    def __init__(self, text: str, value: Any) -> None:
-        super().__init__(text)
+    def __init__(self, task: str, value: Any) -> None:
+        super().__init__(
+            f"{task} has returned a {type(value).__name__}, and no generator: get its value with conveyor.get"
+        )
         self.value = value
 
 
@@ -456,13 +471,30 @@ class _Gathering:
 class ExecutionStream(StreamRef):
     """The items of one execution of a graph. ``ended`` is the reference to its end."""
 
-    __slots__ = ("_effects", "_ended", "_over")
+    __slots__ = ("_effects", "_ended", "_instead", "_over")
 
     def __init__(self, ended: Ref, effects: tuple[Ref, ...]) -> None:
         super().__init__(ended._source)
         self._ended = ended
         self._effects = effects
         self._over = False
+        #: What the method has returned that was taken for a generator.
+        self._instead: NotYielded | None = None
+
+    def _look(self) -> Any:
+        if self._instead is None:
+            item = self._look_for_item()
+            if type(item) is not NotYielded:
+                return item
+            self._instead = item
+        if not self._is_there():
+            return EMPTY
+        self._check_end()
+        raise NoGenerator(self._instead.task, self._instead.value)
+
+    def _look_for_item(self) -> Any:
+        """Return the next item as ``_look`` does, or a ``NotYielded``."""
+        raise NotImplementedError
 
     def _has_ended(self) -> bool:
         """Whether ``_end`` would not wait. What the generator has raised waits for no effect."""
@@ -470,11 +502,15 @@ class ExecutionStream(StreamRef):
             return False
         return self._ended.has_failed() or all(effect.done() for effect in self._effects)
 
-    def _end(self) -> NoReturn:
-        """Raise what is left to be raised, after all items have been taken."""
+    def _check_end(self) -> None:
+        """Raise what the task, or an effect, has raised."""
         self._ended.get()
         for effect in self._effects:
             effect.get()
+
+    def _end(self) -> NoReturn:
+        """Raise what is left to be raised, after all items have been taken."""
+        self._check_end()
         self._over = True
         raise StopIteration
 
@@ -517,7 +553,7 @@ class GraphStream(ExecutionStream):
         super().__init__(ended, effects)
         self._items = items
 
-    def _look(self) -> Any:
+    def _look_for_item(self) -> Any:
         if self._over:
             raise StopIteration
         # Before the items are looked for: they were all published before the end was.

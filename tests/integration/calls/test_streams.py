@@ -388,7 +388,7 @@ def test_a_bound_method_that_is_to_stream_and_returns_no_items(engine):
     actor, alone = conveyor.remote(Returning).remote(), conveyor.remote(NoLoop).remote()
     with actor.listed.bind(InputNode()).compile() as graph:
         for _ in range(2):
-            with pytest.raises(TypeError, match=r"listed was bound as a generator.*a list"):
+            with pytest.raises(TypeError, match=r"listed has returned a list, and no generator"):
                 list(graph.execute(1))
     with (
         actor.breaks.bind(InputNode()).compile() as graph,

@@ -52,6 +52,9 @@ class Source:
     def given(self, *args: Any, **named: Any) -> Any:
         return args, named
 
+    def refuse(self, *given: Any) -> Any:
+        raise ValueError("refused")
+
     def count_and_hold(self, n: int, go: str) -> Any:
         yield from range(n)
         open(f"{go} held", "w").close()
@@ -614,13 +617,86 @@ def test_what_is_not_said_to_stream_says_what_to_do(engine):
         conveyor.get(actor.unsaid.remote(2))
     with pytest.raises(SerializationError, match=r"unsaid has returned a coroutine: .*async def"):
         conveyor.get(other.unsaid.remote())
-    with conveyor.dag.InputNode() as inp:  # what a task gives is settled before it runs
-        dag = actor.items.bind(inp)
+
+
+@conveyor.remote
+@passing
+def decorated_items(n: int) -> Any:
+    yield from range(n)
+
+
+@conveyor.remote
+@listed
+def decorated_value(n: int) -> Any:
+    yield from range(n)
+
+
+@pytest.mark.parametrize("kind", [Decorated, DecoratedAsync])
+@pytest.mark.parametrize("method", ["items", "returned"])
+def test_a_task_that_is_a_generator_behind_a_decorator_or_returned_streams(engine, kind, method):
+    actor = conveyor.remote(kind).remote()
+    with conveyor.dag.InputNode() as inp:
+        dag = getattr(actor, method).bind(inp)
+    with dag.compile() as graph:
+        assert [list(graph.execute(n)) for n in (0, 3)] == [[], [0, 1, 2]]
+        assert conveyor.get(graph.execute(2), timeout=WAIT) == [0, 1]
+
+
+def test_a_function_that_is_a_generator_behind_a_decorator_streams(engine):
+    assert list(decorated_items.remote(3)) == [0, 1, 2]
+    assert conveyor.get(decorated_value.remote(4), timeout=WAIT) == {"sum": 6}
+    with conveyor.dag.InputNode() as inp:
+        dag = conveyor.dag.MultiOutputNode([decorated_items.bind(inp), decorated_value.bind(inp)])
+    with dag.compile() as graph:
+        assert conveyor.get(graph.execute(3), timeout=WAIT) == [[0, 1, 2], {"sum": 3}]
+
+
+def test_a_task_behind_a_decorator_that_makes_a_value_of_a_generator(engine):
+    actor, source = conveyor.remote(Decorated).remote(), conveyor.remote(Source).remote()
+    with conveyor.dag.InputNode() as inp:
+        dag = actor.value.bind(inp)
+    with dag.compile() as graph:
+        for n in (4, 5):
+            value = graph.execute(n)
+            for _ in range(2):
+                assert conveyor.get(value, timeout=WAIT) == {"sum": n * (n - 1) // 2}
+                with pytest.raises(
+                    TypeError, match=r"Decorated.*\.value has returned a dict, and no"
+                ):
+                    next(value)
+        assert conveyor.get([graph.execute(n) for n in (2, 3)]) == [{"sum": 1}, {"sum": 3}]
+        assert asyncio.run(_awaited(graph.execute(4))) == {"sum": 6}
+        waited = graph.execute(3)
+        assert conveyor.wait([waited], timeout=WAIT) == ([waited], [])
+        del waited
+    with conveyor.dag.InputNode() as inp:  # its value goes to another actor, and is an effect
+        passed = source.given.bind(actor.value.bind(inp))
+        dag = conveyor.dag.MultiOutputNode([passed], effects=[actor.value.bind(inp)])
+    with dag.compile() as graph:
+        assert conveyor.get(graph.execute(3), timeout=WAIT)[0][0] == ({"sum": 3},)
+    with conveyor.dag.InputNode() as inp:
+        used = actor.items.bind(inp)
+        dag = source.given.bind(used)
     with (
         dag.compile() as graph,
         pytest.raises(SerializationError, match=r"type generator .*num_returns='streaming'"),
     ):
         conveyor.get(graph.execute(2))
+
+
+def test_a_value_for_a_generator_waits_for_the_effects_and_raises_their_errors(engine):
+    actor, source = conveyor.remote(Decorated).remote(), conveyor.remote(Source).remote()
+    with conveyor.dag.InputNode() as inp:
+        effect = source.refuse.bind(inp)
+        dag = conveyor.dag.MultiOutputNode([actor.value.bind(inp)], effects=[effect])
+    with dag.compile() as graph:
+        (value,) = graph.execute(4)
+        with pytest.raises(ValueError, match="refused"):
+            conveyor.get(value, timeout=WAIT)
+
+
+async def _awaited(ref: Any) -> Any:
+    return await ref
 
 
 @pytest.mark.parametrize("kind", [AloneAsync, DecoratedAsync])

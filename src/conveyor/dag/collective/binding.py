@@ -154,7 +154,7 @@ def _check_list(operation: str, value: Any, of: str, where: str = "") -> None:
 
 
 def _check_no_stream(operation: str, task: MethodNode[Any], where: str) -> None:
-    if task.streams:
+    if not task.use_value():
         raise GraphError(
             f"{operation}: {where} is what {task.label} yields, and the items of a generator go to the "
             f"driver only"

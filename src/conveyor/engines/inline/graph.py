@@ -87,10 +87,7 @@ class Production:
         return None
 
     def _ahead(self, items: Any) -> None:
-        try:
-            self._items = iterator(self.label, items)
-        except TypeError as error:
-            self.fail(error)
+        self._items = iterator(self.label, items)
         while not self.over and len(self.ready) < self._credit:
             self.step()
 
@@ -201,7 +198,7 @@ class InlineStream(ExecutionStream):
         super().__init__(ended, effects)
         self._production = production
 
-    def _look(self) -> Any:
+    def _look_for_item(self) -> Any:
         production = self._production
         if production is None:
             self._end()
