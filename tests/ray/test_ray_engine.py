@@ -60,6 +60,11 @@ class Place:
         other = Place.options(resources={"first": 1}).remote()
         return conveyor.get(other.node.remote()), self.node()
 
+    def make_nowhere(self):
+        ref = conveyor.put(np.ones(200_000))
+        here = Place.remote(ref)
+        return Place.options(resources={"third": 1}).remote(ref), here.total.remote(ref)
+
     def rays_own(self, value):
         return ray.get(ray.put(value))
 
@@ -205,6 +210,15 @@ def test_what_nobody_can_place_is_told_and_can_be_killed(rt, monkeypatch):
     with pytest.raises(ActorDiedError):
         get(ref)
     assert get(Place.remote().add.remote(1)) == 2  # and the session goes on
+
+
+def test_an_actor_makes_others_of_its_own_references_and_waits_for_no_place(rt):
+    maker = Place.remote()
+    made, total = get(maker.make_nowhere.remote())  # though there is no such place
+    with pytest.raises(WaitTimeoutError):
+        conveyor.get(made.total.remote(np.ones(3)), timeout=0.1)
+    conveyor.kill(made)
+    assert get(total) == 200_000
 
 
 def test_an_option_that_ray_does_not_take(rt):

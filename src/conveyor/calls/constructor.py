@@ -85,13 +85,15 @@ def unmade(error: BaseException, actor: str) -> Call:
 class Constructor(Struct, frozen=True):
     """The class and the arguments, encoded; picklable.
 
-    ``refs``: the places (position or name) of arguments that are refs. Their values travel beside it.
+    ``refs``: the places (position or name) of arguments that are refs. Their values travel beside it; or, of
+    refs that only their maker can wait for, the refs inside it (``inside``), and the new actor gets them.
     """
 
     codec: int
     meta: bytes
     buffers: tuple[bytearray, ...]
     refs: tuple[int | str, ...]
+    inside: bool
 
     def start(self, link: Incarnation) -> Any:
         """Send it to an actor that has no instance yet; the call's ref."""
@@ -105,11 +107,10 @@ class Constructor(Struct, frozen=True):
         """The class and its arguments; ``values``: those of ``refs``, in order."""
         cls, args, kwargs = decode(self.codec, self.meta, list(self.buffers))
         args = list(args)
-        for place, value in zip(self.refs, values, strict=True):
-            if isinstance(place, int):
-                args[place] = value
-            else:
-                kwargs[place] = value
+        given: Any
+        for place, value in zip(self.refs, self.refs if self.inside else values, strict=True):
+            given = args if isinstance(place, int) else kwargs
+            given[place] = given[place].get() if self.inside else value
         return cls, tuple(args), kwargs
 
 
@@ -136,25 +137,34 @@ class Kept(Struct, frozen=True):
         return self.constructor.call(tuple(ref.get() for ref in self.refs))
 
 
-def keep(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], always: bool) -> Kept | None:
+def keep(
+    cls: type,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    always: bool,
+    inside: bool = False,
+) -> Kept | None:
     """A snapshot of the call ``cls(*args, **kwargs)``; ``None`` if it is large and not ``always``
-    wanted. ``SerializationError`` if it cannot be sent."""
+    wanted. ``SerializationError`` if it cannot be sent. ``inside``: see :class:`Constructor`."""
     try:
-        return _keep(cls, args, kwargs, always)
+        return _keep(cls, args, kwargs, always, inside)
     except SerializationError as error:
         raise blame_constructor(error, cls, args, kwargs) from error.__cause__
 
 
-def _keep(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], always: bool) -> Kept | None:
+def _keep(
+    cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], always: bool, inside: bool
+) -> Kept | None:
     found: dict[int | str, Ref] = {i: a for i, a in enumerate(args) if isinstance(a, Ref)}
     found.update((k, v) for k, v in kwargs.items() if isinstance(v, Ref))
-    plain = tuple(None if i in found else a for i, a in enumerate(args))
-    named = {k: None if k in found else v for k, v in kwargs.items()}
-    codec, _flags, meta, buffers, *_ = encode((cls, plain, named), SentDefinitions())
+    if not inside:
+        args = tuple(None if i in found else a for i, a in enumerate(args))
+        kwargs = {k: None if k in found else v for k, v in kwargs.items()}
+    codec, _flags, meta, buffers, *_ = encode((cls, args, dict(kwargs)), SentDefinitions())
     views = [memoryview(b).cast("B") for b in buffers or ()]
     if not always and len(meta) + sum(view.nbytes for view in views) > KEPT_BYTES:
         if codec == DEFINING:
             claims.give_up(meta)
         return None
-    constructor = Constructor(codec, meta, tuple(map(bytearray, views)), tuple(found))
-    return Kept(constructor, tuple(found.values()), constructor.take())
+    constructor = Constructor(codec, meta, tuple(map(bytearray, views)), tuple(found), inside)
+    return Kept(constructor, () if inside else tuple(found.values()), constructor.take())

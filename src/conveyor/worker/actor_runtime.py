@@ -39,6 +39,7 @@ from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
 from conveyor.refs.actor_exports import ActorExports
 from conveyor.refs.ref import Ref
+from conveyor.refs.streams import StreamRef
 from conveyor.refs.values import with_bound_values
 from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.messages import all_of
@@ -247,14 +248,16 @@ class ActorRuntime(CallingRuntime):
 
     def _constructor(self, spec: ActorSpec) -> Kept | None:
         """Return the constructor call with which the driver can start the actor, now and again. ``None``:
-        this process has to. The driver cannot wait for refs of this process, so an actor that is to be
-        restarted is started when the values of its arguments are there."""
+        this process has to. The driver cannot wait for refs of this process, so they go inside; a stream
+        cannot, and its items are awaited for an actor that is to be restarted."""
         always = spec.max_restarts != 0
-        kept = keep(spec.cls, spec.args, spec.kwargs, always)
-        if always and kept is not None and kept.refs:
-            cls, args, kwargs = kept.call()
-            kept = keep(cls, args, kwargs, always)
-        return None if kept is None or kept.refs else kept
+        args, kwargs = spec.args, spec.kwargs
+        if any(isinstance(each, StreamRef) for each in (*args, *kwargs.values())):
+            if not always:
+                return None
+            args = tuple([_whole(each) for each in args])
+            kwargs = {name: _whole(each) for name, each in kwargs.items()}
+        return keep(spec.cls, args, kwargs, always, inside=True)
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
         found: Any
@@ -440,6 +443,10 @@ class ActorRuntime(CallingRuntime):
 
     def shutdown(self) -> None:
         raise RuntimeStateError("a session is shut down by the driver, not by an actor")
+
+
+def _whole(argument: Any) -> Any:
+    return argument.get() if isinstance(argument, StreamRef) else argument
 
 
 def _seal(tasks: dict[int, Task], graph: str) -> Sealed:

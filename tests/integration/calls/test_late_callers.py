@@ -18,6 +18,12 @@ class Worker:
     def __init__(self, value=None, *, other=None):
         self.value = value
 
+    def given(self):
+        return self.value
+
+    def items(self, n):
+        yield from range(n)
+
     def echo(self, x):
         return x
 
@@ -57,6 +63,72 @@ def test_a_constructor_that_gets_a_ref_that_fails(how, done, restarts):
             get(actor.echo.remote(1))
     with compiled(actor.echo.bind) as graph, pytest.raises(expected):
         get(graph.execute(1))
+
+
+@conveyor.remote
+class Maker:
+    """Makes workers out of references of its own."""
+
+    def make(self, restarts, kind, go=None):
+        made = Worker.options(max_restarts=restarts)
+        if kind == "put":
+            return made.remote(conveyor.put(numpy.full(200_000, 7)))
+        other = Worker.remote()
+        if kind == "pending":
+            worker = made.remote(other=other.hold.remote(go))
+        elif kind == "failed":
+            worker = made.remote(other.fail.remote())
+        else:
+            worker = made.remote(other.items.remote(3))
+        self.other = other
+        return worker
+
+    def wait_for(self, me):
+        return conveyor.get(Worker.remote(me.pid.remote()).echo.remote(1))
+
+    def pid(self):
+        return os.getpid()
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_an_actor_makes_another_of_references_of_its_own(latches, restarts):
+    maker, go = Maker.remote(), latches()
+    put, failed, streamed = [
+        get(maker.make.remote(restarts, kind)) for kind in ("put", "failed", "streamed")
+    ]
+    pending = get(maker.make.remote(restarts, "pending", go.path))  # nobody has opened it yet
+    assert get(put.given.remote()).sum() == 1_400_000
+    assert get(streamed.given.remote()) == [0, 1, 2]
+    with pytest.raises(ValueError, match="boo"):
+        get(failed.echo.remote(1))
+    early = pending.echo.remote(5)
+    with pytest.raises(conveyor.exceptions.WaitTimeoutError):
+        conveyor.get(early, timeout=0.2)
+    go.open()
+    assert get(early) == 5
+
+
+def test_an_actor_that_is_made_of_an_actors_reference_comes_back(wait_until):
+    maker = Maker.remote()
+    made = get(maker.make.remote(2, "put"))
+    for _ in range(2):
+        pid = get(made.pid.remote())
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda before=pid: _pid_of(made) not in (None, before))
+        assert get(made.given.remote()).sum() == 1_400_000
+
+
+def _pid_of(worker):
+    try:
+        return get(worker.pid.remote())
+    except conveyor.exceptions.ActorDiedError:  # and is started again
+        return None
+
+
+def test_a_constructor_that_waits_for_who_waits_for_it_is_found_out():
+    maker = Maker.remote()
+    with pytest.raises(conveyor.exceptions.DeadlockError, match=r"__init__ waits for Maker.pid"):
+        get(maker.wait_for.remote(maker))
 
 
 def test_a_caller_that_gets_the_bit_of_a_dead_one(latches, wait_until):
