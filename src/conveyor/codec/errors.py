@@ -20,7 +20,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import conveyor.exceptions
 from conveyor import _core
@@ -145,11 +145,15 @@ def format_traceback(error: BaseException) -> str:
         users = error.__traceback__
         while users is not None and users.tb_frame.f_code.co_filename.startswith(_OURS):
             users = users.tb_next
-        summary = traceback.TracebackException(type(error), error, users or error.__traceback__)
-        _trim(summary, set())
-        text = "".join(summary.format())
+        said = "".join(traceback.format_exception_only(type(error), error))
+        stack = _stack_of(users) if users is not None and _is_alone(error) else None
+        if stack is not None:
+            text = f"Traceback (most recent call last):\n{stack}{said}"
+        else:
+            summary = traceback.TracebackException(type(error), error, users or error.__traceback__)
+            _trim(summary, set())
+            text = "".join(summary.format())
         # A message of many lines stands before the traceback already.
-        said = "".join(summary.format_exception_only())
         first, _, rest = said.partition("\n")
         if rest.count("\n") > 1 and text.endswith(said) and not isinstance(error, SyntaxError):
             text = f"{text.removesuffix(said)}{first} [...]\n"
@@ -163,28 +167,35 @@ def format_traceback(error: BaseException) -> str:
     return text
 
 
-class _Frames(traceback.StackSummary):
-    """Frames of which each looks the same again: marking the part of a line that has failed parses the line,
-    which is a third of what it costs to send an error."""
+def _is_alone(error: BaseException) -> bool:
+    """Whether the traceback of ``error`` tells of no other one."""
+    unseen = error.__context__ is None or error.__suppress_context__
+    return error.__cause__ is None and unseen and not _is_group(error)
 
-    _texts: ClassVar[dict[tuple[Any, ...], str]] = {}
 
-    def format_frame_summary(self, frame_summary: Any, **options: Any) -> str:
-        frame = frame_summary
-        begin, end = frame.lineno, getattr(frame, "end_lineno", None)
-        if (
-            options or begin != end or frame.locals
-        ):  # of several lines: the text depends on all of them
-            return super().format_frame_summary(frame, **options)
-        columns = frame.colno, frame.end_colno
-        key = (frame.filename, begin, columns, frame.name, frame.line)
-        text = self._texts.get(key)
-        if text is None:
-            text = super().format_frame_summary(frame)
-            if len(self._texts) >= _MOST_TEXTS:
-                self._texts.clear()
-            self._texts[key] = text
-        return text
+#: The text of a frame where it stands (an instruction of its code). Making one reads the file and parses the
+#: line, which was two thirds of what it cost to send an error.
+_texts: dict[tuple[int, int], tuple[types.CodeType, str]] = {}
+
+
+def _stack_of(users: types.TracebackType) -> str | None:
+    """Return what ``traceback`` prints of the users' frames; ``None`` where that is more than a text for
+    each of them."""
+    lines: list[str] = []
+    tb: types.TracebackType | None = users
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        if not code.co_filename.startswith(_OURS):
+            key = (id(code), tb.tb_lasti)
+            known = _texts.get(key)
+            if known is None:
+                text = "".join(traceback.extract_tb(tb, limit=1).format())
+                if len(_texts) >= _MOST_TEXTS:
+                    _texts.clear()
+                known = _texts[key] = (code, text)
+            lines.append(known[1])
+        tb = tb.tb_next
+    return "".join(lines) if len(lines) == len(set(lines)) else None  # repeated lines are counted
 
 
 def _trim(summary: traceback.TracebackException, seen: set[int]) -> None:
@@ -193,7 +204,7 @@ def _trim(summary: traceback.TracebackException, seen: set[int]) -> None:
     seen.add(id(summary))
     users = [frame for frame in summary.stack if not frame.filename.startswith(_OURS)]
     if users:
-        summary.stack = _Frames(users)
+        summary.stack = traceback.StackSummary.from_list(users)
     for other in (
         summary.__cause__,
         summary.__context__,
