@@ -91,7 +91,7 @@ def _latency() -> Iterator[Workload]:
             placements=_own(PLACEMENTS if name in ("echo", "args8") else FREE_AND_PINNED),
         )
         for pace in (1, 20, 100):
-            asked = headline or pace == 20
+            requested = headline or pace == 20
             yield Workload(
                 f"{name}/paced{pace}ms",
                 "paced",
@@ -99,7 +99,7 @@ def _latency() -> Iterator[Workload]:
                 name,
                 _tiers(
                     "quick" if headline and pace == 20 else "default",
-                    "default" if asked else "full",
+                    "default" if requested else "full",
                     ray_core="default" if headline else "full",
                 ),
             )

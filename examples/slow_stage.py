@@ -85,7 +85,7 @@ CHANGES = [
 
 def predict(graph, change, durations):
     """Photos in a second, by the graph's Plan and what the methods take."""
-    sizes = {edge.source: PHOTO for edge in graph.plan.edges if edge.beside}
+    sizes = {edge.source: PHOTO for edge in graph.plan.edges if edge.out_of_band}
     would = graph.simulate(durations, sizes=sizes, bandwidth=PHOTO / LINK)
     return would, would.throughput * change.models
 

@@ -93,9 +93,9 @@ void DeathWatch::run() {
         if (slot->nudge.exchange(0, std::memory_order_seq_cst) != 0) process_table_->nudge(index);
         const Condition condition = slot->condition.load(std::memory_order_acquire);
         bool dead = condition == Condition::kDying;
-        std::atomic<uint32_t>* word = life_word(slot);
+        std::atomic<uint32_t>* word = liveness_futex(slot);
         uint32_t value = word->load(std::memory_order_acquire);
-        // One that has taken its life word is watched even before it says that it is alive.
+        // One that has taken its liveness futex is watched even before it says that it is alive.
         if (condition == Condition::kAlive || (condition == Condition::kStarting && value != 0)) {
           // Owned: raise the waiters flag, as a contending locker would, so that the kernel wakes us.
           while ((value & FUTEX_TID_MASK) != 0 && (value & (FUTEX_OWNER_DIED | FUTEX_WAITERS)) == 0)

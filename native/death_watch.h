@@ -12,11 +12,11 @@ namespace conveyor {
 
 class DeathWatch {
  public:
-  // `told`: an eventfd that is written to whenever a life word has fired, -1: none. It must outlive the watch.
+  // `told`: an eventfd that is written to whenever a liveness futex has fired, -1: none. It must outlive the watch.
   // A fatal signal's own announcement is not told there: that process is on its way.
   explicit DeathWatch(std::shared_ptr<ProcessTable> process_table, int told = -1);
   ~DeathWatch();
-  // Watch the life word of process `slot` from now on (as soon as it has taken it).
+  // Watch the liveness futex of process `slot` from now on (as soon as it has taken it).
   void add(uint32_t slot);
   void remove(uint32_t slot);
   void stop();

@@ -10,7 +10,7 @@
 //
 // A cancellation is written whenever the caller likes, perhaps when n + sets is under way already. So it
 // bears the execution's number and only grows: a late one for n neither hits n + sets nor wipes out one
-// of n + sets. That it is looked at again is the business of the bell that is rung after it.
+// of n + sets. That it is looked at again is the business of the doorbell that is rung after it.
 //
 // An execution that has failed is marked in the same word, by the actor whose task has raised; it counts
 // as cancelled as well. That mark does publish something: the frame that tells the executor of the failure

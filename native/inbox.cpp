@@ -111,17 +111,17 @@ int Inbox::poll() {
   came_back();
   // A whole sweep is served before the next one is taken, so that a busy channel starves no other.
   for (int sweep = 0; sweep < 2; ++sweep) {
-    for (size_t i = 0; i < kBellWords && pending_words_ != 0; ++i) {
+    for (size_t i = 0; i < kDoorbellWords && pending_words_ != 0; ++i) {
       if (pending_[i] == 0) continue;
       const int bit = std::countr_zero(pending_[i]);
       pending_[i] &= pending_[i] - 1;
       if (pending_[i] == 0) --pending_words_;
       return int(i * 64) + bit;
     }
-    for (size_t i = 0; i < kBellWords; ++i) {
-      if (self_->bell.ready[i].load(std::memory_order_relaxed) == 0) continue;
+    for (size_t i = 0; i < kDoorbellWords; ++i) {
+      if (self_->doorbell.ready[i].load(std::memory_order_relaxed) == 0) continue;
       // Acquire pairs with the ringer's release: what it published is visible.
-      pending_[i] = self_->bell.ready[i].exchange(0, std::memory_order_acquire);
+      pending_[i] = self_->doorbell.ready[i].exchange(0, std::memory_order_acquire);
       if (pending_[i] != 0) ++pending_words_;
     }
     if (pending_words_ == 0) return -1;

@@ -1,4 +1,4 @@
-// A process's own side of its bell: what is ready, and waiting for it.
+// A process's own side of its doorbell: what is ready, and waiting for it.
 #pragma once
 
 #include <poll.h>
@@ -14,7 +14,7 @@ class Leftovers;
 class Inbox {
  public:
   Inbox(std::shared_ptr<ProcessTable> process_table, uint32_t slot, int eventfd, unsigned long main_thread, std::shared_ptr<Leftovers> leftovers = {})
-      : leftovers(std::move(leftovers)), process_table_(std::move(process_table)), slot_(slot), self_(process_table_->slot(slot)), eventfd_(dup_cloexec(eventfd)), main_thread_(main_thread), waiter_(&self_->bell) {
+      : leftovers(std::move(leftovers)), process_table_(std::move(process_table)), slot_(slot), self_(process_table_->slot(slot)), eventfd_(dup_cloexec(eventfd)), main_thread_(main_thread), waiter_(&self_->doorbell) {
     if (main_relay_.get() < 0) throw_errno("eventfd");
   }
 
@@ -29,17 +29,17 @@ class Inbox {
   }
   // The main thread has nothing to do; methods in other threads may.
   void idle() {
-    if (beside_.load(std::memory_order_relaxed) == 0) self_->status.state.store(uint32_t(State::kIdle), std::memory_order_relaxed);
+    if (concurrent_.load(std::memory_order_relaxed) == 0) self_->status.state.store(uint32_t(State::kIdle), std::memory_order_relaxed);
   }
   // The main thread of a program waits for something of this library, or does no longer.
   void count_waiting(int32_t more) { self_->waiting.fetch_add(uint32_t(more), std::memory_order_seq_cst); }
-  // So many more methods run beside the main thread, in others or as coroutines. Who ends the last one rings the bell.
-  void count_beside(int32_t more) { beside_.fetch_add(uint32_t(more), std::memory_order_relaxed); }
+  // So many more methods run beside the main thread, in others or as coroutines. Who ends the last one rings the doorbell.
+  void count_concurrent(int32_t more) { concurrent_.fetch_add(uint32_t(more), std::memory_order_relaxed); }
   // It is idle, and is about to sleep. What the last method has held is let go of by now: who waits for memory may have
   // nobody left to wait for.
   void tell_starving() const {
     std::atomic_thread_fence(std::memory_order_seq_cst);  // they raise their flag, and look whether we are idle
-    process_table_->ring_starving();
+    process_table_->notify_starving();
   }
   int eventfd() const { return eventfd_.get(); }
   // Code of this process has closed the descriptors that its main thread slept on: nobody can wake it.
@@ -82,7 +82,7 @@ class Inbox {
 
   // Several threads may sleep on the eventfd: the main thread in ppoll, and event loops of any thread.
   // Each has a relay, a descriptor that is written when another of them took the event down, and goes by
-  // it: `own`. The bell's flag is up exactly while one of them sleeps, or may be about to. It changes
+  // it: `own`. The doorbell's flag is up exactly while one of them sleeps, or may be about to. It changes
   // under `sleepers_mutex_`, and no other process ever writes it.
   void add_relay(int fd);
   void remove_relay(int fd);
@@ -97,9 +97,9 @@ class Inbox {
 
   // Of forks, when it was made.
   uint64_t generation() const { return fork_; }
-  // In a forked child the bell and the eventfd are the parent's, and it leaves them alone.
+  // In a forked child the doorbell and the eventfd are the parent's, and it leaves them alone.
   bool inherited() const { return fork_ != fork_generation.load(std::memory_order_relaxed); }
-  // User code has returned to what serves this bell: a forked child ends here.
+  // User code has returned to what serves this doorbell: a forked child ends here.
   void came_back(const char* where) const {
     if (inherited()) end_forked_child(where);
   }
@@ -126,7 +126,7 @@ class Inbox {
     int relay;
     bool asleep;
   };
-  std::atomic<uint32_t> beside_ = 0;
+  std::atomic<uint32_t> concurrent_ = 0;
   ForkMutex sleepers_mutex_;
   std::vector<Sleeper> sleepers_{{main_relay_.get(), false}};  // the main thread is the first
   bool closing_ = false;
@@ -135,7 +135,7 @@ class Inbox {
   void set_awake(int own);
   // Close what close_fds() has asked to, once nobody sleeps on it.
   void close_unused();
-  uint64_t pending_[kBellWords] = {};
+  uint64_t pending_[kDoorbellWords] = {};
   size_t pending_words_ = 0;
 };
 

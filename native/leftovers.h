@@ -35,13 +35,13 @@ struct Unseen {
 };
 
 // The thread is idle while there are no leftovers; then nothing wakes it. The first one makes a sweep due,
-// which waits a moment: more may come. What has not come by then is watched for on the process's bell, and
+// which waits a moment: more may come. What has not come by then is watched for on the process's doorbell, and
 // the next ring makes a sweep due. So the thread wakes once in that moment at most, however much is dropped.
 class Leftovers {
  public:
-  Leftovers(std::shared_ptr<ProcessTable> process_table, uint32_t slot) : process_table_(std::move(process_table)), words_(process_table_->slot(slot)->leftovers), bell_(process_table_->slot(slot)->bell), waiter_(&bell_) {}
+  Leftovers(std::shared_ptr<ProcessTable> process_table, uint32_t slot) : process_table_(std::move(process_table)), words_(process_table_->slot(slot)->leftovers), doorbell_(process_table_->slot(slot)->doorbell), waiter_(&doorbell_) {}
 
-  // `one` has leftovers. `here()`: whether some may be in a ring already, so that the bell does not ring for
+  // `one` has leftovers. `here()`: whether some may be in a ring already, so that the doorbell does not ring for
   // them; asked only where it matters, since looking takes the writer's cache line. Finalizers do this: it
   // cannot fail. With that lock, as begin() and end().
   template <class Here>
@@ -83,7 +83,7 @@ class Leftovers {
         futex_wait(&words_.count, news, nullptr);
         continue;
       }
-      if (words_.pending(words_.asked.load(std::memory_order_seq_cst))) return true;
+      if (words_.pending(words_.requested.load(std::memory_order_seq_cst))) return true;
       if (state == State::kWatching) {
         waiter_.park(seen_, 0);
         State watching = State::kWatching;
@@ -101,8 +101,8 @@ class Leftovers {
   // A sweep: `begin` gives the gates to look at one by one, `end` says that they have looked.
   template <class Each>
   void begin(const Each& each) {
-    ticket_ = words_.asked.load(std::memory_order_seq_cst);
-    // Before the looks: what comes later rings the bell once more, and what is dropped from now on and is
+    ticket_ = words_.requested.load(std::memory_order_seq_cst);
+    // Before the looks: what comes later rings the doorbell once more, and what is dropped from now on and is
     // here makes another sweep due.
     seen_ = waiter_.count();
     state_.store(State::kWatching, std::memory_order_seq_cst);
@@ -113,7 +113,7 @@ class Leftovers {
     if (!all_.entered() && state_.compare_exchange_strong(watching, State::kIdle, std::memory_order_seq_cst)) {
       words_.wanted.store(0, std::memory_order_seq_cst);
       // Nothing is left, which is the answer to everybody who has found `wanted` up, and waits for one.
-      ticket_ = words_.asked.load(std::memory_order_seq_cst);
+      ticket_ = words_.requested.load(std::memory_order_seq_cst);
     }
     if (!words_.pending(ticket_)) return;
     words_.answered.store(ticket_, std::memory_order_seq_cst);
@@ -124,7 +124,7 @@ class Leftovers {
   void stop() {
     stop_.store(true, std::memory_order_seq_cst);
     words_.wake();
-    process_table_->stir(bell_);
+    process_table_->stir(doorbell_);
   }
 
  private:
@@ -136,17 +136,17 @@ class Leftovers {
     words_.wanted.store(1, std::memory_order_seq_cst);
     state_.store(State::kDue, std::memory_order_seq_cst);
     words_.wake();
-    if (state == State::kWatching) process_table_->stir(bell_);
+    if (state == State::kWatching) process_table_->stir(doorbell_);
   }
   std::shared_ptr<ProcessTable> process_table_;
   Returns& words_;
-  Bell& bell_;
+  Doorbell& doorbell_;
   Waiter waiter_;  // the thread's own: it neither spins nor learns
   Leftover all_;
   std::vector<Unseen> unseen_;
   std::atomic<State> state_{State::kIdle};
   std::atomic<bool> stop_{false};
-  uint32_t seen_ = 0;    // the bell's count before the last sweep
+  uint32_t seen_ = 0;    // the doorbell's count before the last sweep
   uint32_t ticket_ = 0;  // who had asked before it
 };
 

@@ -29,8 +29,8 @@ class OwnArena : public Arena {
   void give(Block* block) noexcept;
   // Have the thread give back all that is warm.
   void hurry() noexcept {
-    asked_.fetch_add(1);
-    futex_wake_all(&asked_);
+    requested_.fetch_add(1);
+    futex_wake_all(&requested_);
   }
 
  private:
@@ -52,7 +52,7 @@ class OwnArena : public Arena {
   const uint64_t fork_ = fork_generation.load(std::memory_order_relaxed);
   std::atomic<size_t> used_{0};
   std::atomic<bool> cools_{false};  // a thread gives back what has been idle
-  std::atomic<uint32_t> asked_{0};  // how often it has been hurried; a futex
+  std::atomic<uint32_t> requested_{0};  // how often it has been hurried; a futex
   uint32_t answered_ = 0;           // that thread's
 };
 
@@ -101,11 +101,11 @@ void OwnArena::start_to_cool() noexcept {
 // Until nothing is left to be given back.
 void OwnArena::cool() noexcept {
   for (;;) {
-    const uint32_t asked = asked_.load();
-    if (const uint64_t due = give_back_idle(std::exchange(answered_, asked) != asked ? 0 : kIdleNs); due != 0) {
+    const uint32_t requested = requested_.load();
+    if (const uint64_t due = give_back_idle(std::exchange(answered_, requested) != requested ? 0 : kIdleNs); due != 0) {
       const uint64_t now = now_ns();
       const timespec left = to_timespec(due > now ? due - now : 0);
-      futex_wait(&asked_, asked, &left);
+      futex_wait(&requested_, requested, &left);
       continue;
     }
     cools_.store(false);

@@ -22,7 +22,7 @@ namespace conveyor {
 }
 
 // Of a child that user code has forked inside of an actor, and that comes back from there. Only the parent goes on. The
-// child has the same rings and the same bell: two processes would take the same calls and answer them, each as if it
+// child has the same rings and the same doorbell: two processes would take the same calls and answer them, each as if it
 // were alone. Python's buffers are the parent's to flush.
 [[noreturn, gnu::cold]] inline void end_forked_child(const char* where) noexcept {
   char text[1024];

@@ -51,12 +51,12 @@ ProcessTable::ProcessTable(Fd fd, uint32_t slots, Use use) : fd_(std::move(fd)),
 
 ProcessTable::~ProcessTable() {
   for (uint32_t i = 0; i < slots(); ++i) forget_eventfd(i);
-  // The mapping stays: the kernel writes the life word when the thread that holds it ends.
+  // The mapping stays: the kernel writes the liveness futex when the thread that holds it ends.
   if (guarded_header.load(std::memory_order_relaxed) != header_) ::munmap(header_, size_);
 }
 
 std::shared_ptr<ProcessTable> ProcessTable::create(uint32_t slots) {
-  Fd fd = make_memfd("conveyor-board", sizeof(ProcessTableHeader) + size_t(slots) * sizeof(ProcessTableSlot));
+  Fd fd = make_memfd("conveyor-process-table", sizeof(ProcessTableHeader) + size_t(slots) * sizeof(ProcessTableSlot));
   return std::shared_ptr<ProcessTable>(new ProcessTable(std::move(fd), slots, Use::kCreate));
 }
 
@@ -68,14 +68,14 @@ std::shared_ptr<ProcessTable> ProcessTable::open(int fd, Use use) {
   Fd own = dup_cloexec(fd);
   // Memory of another user may be looked at: memory that can shrink would be read to this process's death.
   if (const int seals = ::fcntl(own.get(), F_GET_SEALS); seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    throw std::system_error(EPROTO, std::generic_category(), "a board whose memory is not sealed");
+    throw std::system_error(EPROTO, std::generic_category(), "a process table whose memory is not sealed");
   ProcessTableHeader head;
-  if (::pread(own.get(), &head, sizeof head, 0) != ssize_t(sizeof head)) throw_errno("read board");
+  if (::pread(own.get(), &head, sizeof head, 0) != ssize_t(sizeof head)) throw_errno("read process table");
   if (head.magic != kProcessTableMagic || head.version != kProcessTableVersion)
-    throw std::system_error(EPROTO, std::generic_category(), "not a board of this version of conveyor");
-  if (head.slots > kMostSlots) throw std::system_error(EPROTO, std::generic_category(), "a board of too many slots");
+    throw std::system_error(EPROTO, std::generic_category(), "not a process table of this version of conveyor");
+  if (head.slots > kMostSlots) throw std::system_error(EPROTO, std::generic_category(), "a process table of too many slots");
   if (::lseek(own.get(), 0, SEEK_END) != off_t(sizeof(ProcessTableHeader) + size_t(head.slots) * sizeof(ProcessTableSlot)))
-    throw std::system_error(EPROTO, std::generic_category(), "a board of another size than it says");
+    throw std::system_error(EPROTO, std::generic_category(), "a process table of another size than it says");
   return std::shared_ptr<ProcessTable>(new ProcessTable(std::move(own), head.slots, use));
 }
 
@@ -111,7 +111,7 @@ bool ProcessTable::write_eventfd(uint32_t index) {
   return true;
 }
 
-void ProcessTable::ring_sleeper_in_poll(uint32_t index) {
+void ProcessTable::notify_sleeper_in_poll(uint32_t index) {
   if (write_eventfd(index)) return;
   // Not a peer of ours, or not as we know it, so we cannot wake it ourselves: the driver's death watch
   // can. Should the driver be stopped, only those wait longer who are rung by a process that they have not
@@ -149,8 +149,8 @@ void ProcessTable::live(uint32_t index) {
   ProcessTableSlot* s = slot(index);
   s->pid.store(uint32_t(::getpid()), std::memory_order_relaxed);
   const int rc = pthread_mutex_lock(&s->life);
-  if (rc != 0) throw std::system_error(rc, std::generic_category(), "life word");
-  // The death watch looks at the life word from now on. First this, then the condition: whoever sees
+  if (rc != 0) throw std::system_error(rc, std::generic_category(), "liveness futex");
+  // The death watch looks at the liveness futex from now on. First this, then the condition: whoever sees
   // this process alive may kill it at once, and must be able to rely on the watch.
   header_->alarm.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(&header_->alarm);
@@ -190,12 +190,12 @@ void ProcessTable::retire(uint32_t index) {
   // Its fatal signals are nobody's concern here any more; the mapping may go.
   if (guarded_slot.compare_exchange_strong(expected, nullptr, std::memory_order_acq_rel)) guarded_header.store(nullptr, std::memory_order_release);
   const int rc = pthread_mutex_unlock(&slot(index)->life);
-  if (rc != 0) throw std::system_error(rc, std::generic_category(), "life word");
+  if (rc != 0) throw std::system_error(rc, std::generic_category(), "liveness futex");
 }
 
 void ProcessTable::nudge(uint32_t index) {
   // Without a descriptor (the process is being started or buried) there is nobody left to ask.
-  if (strike(&slot(index)->bell, kAttentionBit)) write_eventfd(index);
+  if (strike(&slot(index)->doorbell, kAttentionBit)) write_eventfd(index);
 }
 
 bool ProcessTable::find_starving() const {
@@ -218,7 +218,7 @@ void ProcessTable::starve(uint32_t index, uint32_t what) {
   }
   header_->starving.store(1, std::memory_order_seq_cst);
   wake_starved();
-  if (before != what) ring_starving();  // who hopes for this process may hope in vain
+  if (before != what) notify_starving();  // who hopes for this process may hope in vain
 }
 
 // Who has memory, or results that were dropped, looks at the flag.
@@ -230,50 +230,50 @@ void ProcessTable::wake_starved() {
   }
 }
 
-void ProcessTable::ring_starving() {
+void ProcessTable::notify_starving() {
   if (!any_starving()) return;
   for (uint32_t i = 0, n = used(); i < n; ++i)
-    if (starving(i) != 0) ring(i, kAttentionBit);
+    if (starving(i) != 0) notify(i, kAttentionBit);
 }
 
-std::vector<ProcessTable::Asked> ProcessTable::ask_for_memory(uint32_t index) {
-  std::vector<Asked> asked;
+std::vector<ProcessTable::Requested> ProcessTable::ask_for_memory(uint32_t index) {
+  std::vector<Requested> requested;
   for (uint32_t i = 0, n = used(); i < n; ++i) {
     if (i == index || slot(i)->memory.load(std::memory_order_relaxed) == 0) continue;
-    asked.push_back({i, slot(i)->returns.ask()});
+    requested.push_back({i, slot(i)->returns.ask()});
   }
-  return asked;
+  return requested;
 }
 
-void ProcessTable::still_asked(std::vector<Asked>& who) const {
-  std::erase_if(who, [this](const Asked& one) {
+void ProcessTable::still_requested(std::vector<Requested>& who) const {
+  std::erase_if(who, [this](const Requested& one) {
     return !slot(one.slot)->returns.pending(one.ticket) || slot(one.slot)->memory.load(std::memory_order_seq_cst) == 0;
   });
 }
 
-void ProcessTable::ask_for_leftovers(uint32_t index, std::vector<Asked>& asked) {
+void ProcessTable::ask_for_leftovers(uint32_t index, std::vector<Requested>& requested) {
   ProcessTableSlot* s = slot(index);
   if (s->leftovers.wanted.load(std::memory_order_seq_cst) == 0 || s->condition.load(std::memory_order_seq_cst) != Condition::kAlive) return;
-  asked.push_back({index, s->leftovers.ask()});
-  stir(s->bell);  // it may watch that
+  requested.push_back({index, s->leftovers.ask()});
+  stir(s->doorbell);  // it may watch that
 }
 
-void ProcessTable::still_asked_for_leftovers(std::vector<Asked>& who) const {
-  std::erase_if(who, [this](const Asked& one) {
+void ProcessTable::still_requested_for_leftovers(std::vector<Requested>& who) const {
+  std::erase_if(who, [this](const Requested& one) {
     const ProcessTableSlot* s = slot(one.slot);
     return !s->leftovers.pending(one.ticket) || s->leftovers.wanted.load(std::memory_order_seq_cst) == 0 ||
            s->condition.load(std::memory_order_seq_cst) != Condition::kAlive;
   });
 }
 
-void ProcessTable::ask_for_pins(uint32_t index, std::vector<Asked>& asked) {
+void ProcessTable::ask_for_pins(uint32_t index, std::vector<Requested>& requested) {
   ProcessTableSlot* s = slot(index);
   if (s->pins.wanted.load(std::memory_order_seq_cst) == 0 || s->condition.load(std::memory_order_seq_cst) != Condition::kAlive) return;
-  asked.push_back({index, s->pins.ask()});
+  requested.push_back({index, s->pins.ask()});
 }
 
-void ProcessTable::still_asked_for_pins(std::vector<Asked>& who) const {
-  std::erase_if(who, [this](const Asked& one) {
+void ProcessTable::still_requested_for_pins(std::vector<Requested>& who) const {
+  std::erase_if(who, [this](const Requested& one) {
     const ProcessTableSlot* s = slot(one.slot);
     return !s->pins.pending(one.ticket) || s->pins.wanted.load(std::memory_order_seq_cst) == 0 ||
            s->condition.load(std::memory_order_seq_cst) != Condition::kAlive;
@@ -288,7 +288,7 @@ bool ProcessTable::announce_death(uint32_t index) {
     const Condition c = slot(i)->condition.load(std::memory_order_acquire);
     // Also for what the dead has published, if it died before it could wake anybody.
     if (c != Condition::kAlive && c != Condition::kStarting) continue;
-    ring(i, kAttentionBit);
+    notify(i, kAttentionBit);
     slot(i)->returns.note_any();  // the dead one's leases have ended
   }
   if (s->starving.load(std::memory_order_seq_cst) != 0) starve(index, 0);

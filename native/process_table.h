@@ -1,5 +1,5 @@
 // The process table: a slot for each process of a session, mapped by all of them. It holds the process's doorbell,
-// its life word, its status, and what it waits for.
+// its liveness futex, its status, and what it waits for.
 #pragma once
 
 #include <pthread.h>
@@ -25,8 +25,8 @@ namespace conveyor {
 constexpr uint32_t kProcessTableMagic = 0x42564e43;
 constexpr uint32_t kMostSlots = 1 << 16;  // of a process table that is opened: more than any has
 constexpr uint32_t kProcessTableVersion = 7;
-constexpr size_t kBellWords = 14;
-constexpr uint32_t kBellBits = kBellWords * 64;
+constexpr size_t kDoorbellWords = 14;
+constexpr uint32_t kDoorbellBits = kDoorbellWords * 64;
 constexpr uint32_t kNotedHolders = 8;
 constexpr uint32_t kHazards = kPage / sizeof(uint64_t);
 constexpr uint32_t kAttentionBit = 0;  // whatever has no bit of its own: a death, an end, a wish: whoever sleeps looks anew
@@ -35,17 +35,17 @@ constexpr uint32_t kAttentionBit = 0;  // whatever has no bit of its own: a deat
 // makes a system call only if somebody sleeps. A waiter notes `count`, looks, and sleeps only if
 // `count` has not moved since.
 //
-// Ringers only add to a bell: bits, and the count. Who sleeps is written by the sleepers alone, so a
+// Ringers only add to a doorbell: bits, and the count. Who sleeps is written by the sleepers alone, so a
 // ringer that stops or dies between any two of its steps, or that wakes the wrong one, takes nothing
 // from the ringers after it: they find the same sleepers and wake them. That costs a system call for
 // each ring until the sleeper runs.
-struct alignas(kCacheLine) Bell {
+struct alignas(kCacheLine) Doorbell {
   std::atomic<uint32_t> count;     // futex word
   std::atomic<uint32_t> sleepers;  // threads in the futex, or about to be; each counts itself
   std::atomic<uint32_t> armed;     // 1: a thread sleeps on the eventfd, or is about to (see Inbox)
-  std::atomic<uint64_t> ready[kBellWords];
+  std::atomic<uint64_t> ready[kDoorbellWords];
 };
-static_assert(sizeof(Bell) == 2 * kCacheLine);
+static_assert(sizeof(Doorbell) == 2 * kCacheLine);
 
 enum class Condition : uint32_t { kFree = 0, kStarting = 1, kAlive = 2, kDying = 3, kDead = 4 };
 enum class State : uint32_t { kIdle = 0, kRunning = 1, kWaiting = 2 };
@@ -83,7 +83,7 @@ struct Status {
   std::atomic<uint32_t> state;
   std::atomic<uint32_t> graph;      // graph number, 0: an ordinary call
   std::atomic<uint32_t> node;       // task number within the graph
-  std::atomic<uint32_t> asked;      // how often others wanted its waiters to look once more
+  std::atomic<uint32_t> requested;      // how often others wanted its waiters to look once more
   std::atomic<uint32_t> signal;     // fatal signal, set by the handler before the process dies
   std::atomic<uint32_t> leaving;    // 1: it ends because user code has raised SystemExit
   std::atomic<uint64_t> execution;  // execution or call number
@@ -104,7 +104,7 @@ struct Fetching {
 };
 
 struct alignas(kPage) ProcessTableSlot {
-  Bell bell;
+  Doorbell doorbell;
   pthread_mutex_t life;  // robust; held by the process's main thread until it ends
   alignas(kCacheLine) std::atomic<Condition> condition;
   std::atomic<uint32_t> pid;
@@ -122,7 +122,7 @@ struct alignas(kPage) ProcessTableSlot {
   std::atomic<uint32_t> holders[kNotedHolders];  // 1 + the slots of processes that hold values of its arena and run something; 0: no more. As of when it was last asked for memory, or somebody starves
   std::atomic<uint32_t> is_rank;  // whether it has ever joined a collective group
   // Of what the process keeps: how many hold back its being fetched, and have that fail (conveyor.testing). Who fetches
-  // looks before; it waits with the bell that is rung afterwards, so these words order nothing.
+  // looks before; it waits with the doorbell that is rung afterwards, so these words order nothing.
   std::atomic<uint32_t> transfers_held;
   std::atomic<uint32_t> transfers_failing;
   Fetching fetching;
@@ -150,7 +150,7 @@ struct alignas(kPage) ProcessTableHeader {
 };
 
 // The kernel's view of a robust mutex is its first word: the owner's thread id, plus two flags.
-inline std::atomic<uint32_t>* life_word(ProcessTableSlot* slot) {
+inline std::atomic<uint32_t>* liveness_futex(ProcessTableSlot* slot) {
   static_assert(offsetof(pthread_mutex_t, __data.__lock) == 0);
   return reinterpret_cast<std::atomic<uint32_t>*>(&slot->life);
 }
@@ -191,14 +191,14 @@ class ProcessTable : public Shareable<ProcessTable> {
     const Condition c = s->condition.load(std::memory_order_seq_cst);
     return c == Condition::kDead || c == Condition::kFree || s->incarnation.load(std::memory_order_relaxed) != incarnation;
   }
-  // A slot for a new process: everything zero, the life word made. `incarnation`: of a process of another host,
+  // A slot for a new process: everything zero, the liveness futex made. `incarnation`: of a process of another host,
   // which has been counted there; 0: the next one here.
   void prepare(uint32_t index, const std::string& name, uint32_t incarnation = 0);
-  // Take the life word with the calling thread, which must be the process's main thread.
+  // Take the liveness futex with the calling thread, which must be the process's main thread.
   void live(uint32_t index);
   // From now on a fatal signal of this process is announced before a core is dumped.
   void guard_signals(uint32_t index);
-  // The calling thread gives back the life word that it has taken: the process leaves the session and goes on.
+  // The calling thread gives back the liveness futex that it has taken: the process leaves the session and goes on.
   // Everybody takes it for dead first, so that nobody takes a word without an owner for a death of its own.
   void retire(uint32_t index);
 
@@ -218,23 +218,23 @@ class ProcessTable : public Shareable<ProcessTable> {
   void forget_memory(uint32_t index) {
     header_->memory.give_back(slot(index)->memory.exchange(0, std::memory_order_relaxed));
     header_->memory.note_given();
-    ring_starving();
+    notify_starving();
   }
   // Have all processes but `index` that have memory look for what they can give back; who has been asked.
-  struct Asked {
+  struct Requested {
     uint32_t slot;
     uint32_t ticket;
   };
-  std::vector<Asked> ask_for_memory(uint32_t index);
+  std::vector<Requested> ask_for_memory(uint32_t index);
   // Leaves those who may still give something: they have not looked yet, or their end is not known here yet.
-  void still_asked(std::vector<Asked>& who) const;
+  void still_requested(std::vector<Requested>& who) const;
   // The same for what process `index` has dropped and not let go of (leftovers.h), whoever owns the memory:
-  // adds to `asked` if there may be some.
-  void ask_for_leftovers(uint32_t index, std::vector<Asked>& asked);
-  void still_asked_for_leftovers(std::vector<Asked>& who) const;
+  // adds to `requested` if there may be some.
+  void ask_for_leftovers(uint32_t index, std::vector<Requested>& requested);
+  void still_requested_for_leftovers(std::vector<Requested>& who) const;
   // The same for blocks that process `index` has pinned for a device and does not use, or reads to its device.
-  void ask_for_pins(uint32_t index, std::vector<Asked>& asked);
-  void still_asked_for_pins(std::vector<Asked>& who) const;
+  void ask_for_pins(uint32_t index, std::vector<Requested>& requested);
+  void still_requested_for_pins(std::vector<Requested>& who) const;
 
   // Process `index` waits for memory at a cap from now on, for `what`, as the processes have agreed; 0: it does no longer.
   // Meanwhile all arenas give back at once what is free, and ring for it. A process that dies waits no longer.
@@ -245,16 +245,16 @@ class ProcessTable : public Shareable<ProcessTable> {
   }
   bool any_starving() const { return header_->starving.load(std::memory_order_seq_cst) != 0; }
   // Have those who wait for memory look: some has been given back, or a process has nothing to do any more.
-  void ring_starving();
+  void notify_starving();
 
-  // Have those who sleep in the futex of a bell look again; nothing is ready.
-  void stir(Bell& bell) const {
-    bell.count.fetch_add(1, std::memory_order_seq_cst);
-    if (bell.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(&bell.count);
+  // Have those who sleep in the futex of a doorbell look again; nothing is ready.
+  void stir(Doorbell& doorbell) const {
+    doorbell.count.fetch_add(1, std::memory_order_seq_cst);
+    if (doorbell.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(&doorbell.count);
   }
-  // Set `bit` in the bell of process `index` and wake whoever sleeps on it.
-  void ring(uint32_t index, uint32_t bit);
-  void ring(Bell* bell, uint32_t bit, uint32_t index);
+  // Set `bit` in the doorbell of process `index` and wake whoever sleeps on it.
+  void notify(uint32_t index, uint32_t bit);
+  void notify(Doorbell* doorbell, uint32_t bit, uint32_t index);
   // The death watch's, for those who have asked it to: it has the eventfd of every process that runs.
   void nudge(uint32_t index);
   // Mark `index` dead and tell every living process. Returns false if it was known already.
@@ -269,13 +269,13 @@ class ProcessTable : public Shareable<ProcessTable> {
   ProcessTableHeader* header_;
   ProcessTableSlot* slots_;
   // Everything of a ring but the eventfd; true if that must be written too.
-  bool strike(Bell* bell, uint32_t bit);
-  bool strike(Bell* bell);
+  bool strike(Doorbell* doorbell, uint32_t bit);
+  bool strike(Doorbell* doorbell);
   bool find_starving() const;
   void wake_starved();
   // False if the descriptor that is here, if any, is not of the process that has the slot now.
   bool write_eventfd(uint32_t index);
-  void ring_sleeper_in_poll(uint32_t index);
+  void notify_sleeper_in_poll(uint32_t index);
 
   uint32_t count_;  // of slots; the shared header says so too, but peers can write there
   struct Eventfd {
@@ -288,32 +288,32 @@ class ProcessTable : public Shareable<ProcessTable> {
   std::vector<Eventfd> eventfds_;
 };
 
-inline bool ProcessTable::strike(Bell* bell, uint32_t bit) {
+inline bool ProcessTable::strike(Doorbell* doorbell, uint32_t bit) {
   // The bit's release makes what was published before visible to whoever takes the bit.
-  bell->ready[bit >> 6].fetch_or(uint64_t(1) << (bit & 63), std::memory_order_release);
-  return strike(bell);
+  doorbell->ready[bit >> 6].fetch_or(uint64_t(1) << (bit & 63), std::memory_order_release);
+  return strike(doorbell);
 }
 
 // Whether this thread has woken a process since it waited last.
 inline thread_local bool has_woken = false;
 
-inline bool ProcessTable::strike(Bell* bell) {
+inline bool ProcessTable::strike(Doorbell* doorbell) {
   // Dekker with Waiter::park and Waiter::arm_event: we bump `count`, then look for sleepers; they announce
   // themselves, then look at `count`. Both sides are sequentially consistent, so at least one of us sees
   // the other.
-  bell->count.fetch_add(1, std::memory_order_seq_cst);
-  if (bell->sleepers.load(std::memory_order_seq_cst) != 0) {
-    futex_wake_all(&bell->count);
+  doorbell->count.fetch_add(1, std::memory_order_seq_cst);
+  if (doorbell->sleepers.load(std::memory_order_seq_cst) != 0) {
+    futex_wake_all(&doorbell->count);
     has_woken = true;
   }
-  return bell->armed.load(std::memory_order_seq_cst) != 0;
+  return doorbell->armed.load(std::memory_order_seq_cst) != 0;
 }
 
-inline void ProcessTable::ring(Bell* bell, uint32_t bit, uint32_t index) {
-  CONVEYOR_ASSERT(bell == &slot(index)->bell && bit < kBellBits);
-  if (strike(bell, bit)) ring_sleeper_in_poll(index);
+inline void ProcessTable::notify(Doorbell* doorbell, uint32_t bit, uint32_t index) {
+  CONVEYOR_ASSERT(doorbell == &slot(index)->doorbell && bit < kDoorbellBits);
+  if (strike(doorbell, bit)) notify_sleeper_in_poll(index);
 }
 
-inline void ProcessTable::ring(uint32_t index, uint32_t bit) { ring(&slot(index)->bell, bit, index); }
+inline void ProcessTable::notify(uint32_t index, uint32_t bit) { notify(&slot(index)->doorbell, bit, index); }
 
 }  // namespace conveyor

@@ -21,7 +21,7 @@ class PumpWait {
  public:
   explicit PumpWait(Inbox& inbox) : inbox_(inbox) {}
 
-  // The sender of this number has something to send, now or when the bell rings.
+  // The sender of this number has something to send, now or when the doorbell rings.
   void begin(uint64_t sender) {
     senders_[sender].pending = true;
     update();
@@ -36,7 +36,7 @@ class PumpWait {
     update();
   }
 
-  // A thread waits that sends what this sender can send, each time the bell rings.
+  // A thread waits that sends what this sender can send, each time the doorbell rings.
   void attend(uint64_t sender) {
     ++senders_[sender].attended;
     update();
@@ -130,7 +130,7 @@ class PumpWait {
   }
   void look_now() {
     look(1);
-    inbox_.process_table()->ring(inbox_.slot(), kAttentionBit);
+    inbox_.process_table()->notify(inbox_.slot(), kAttentionBit);
   }
   void set_timer(uint64_t ns) {
     // A forked child has the same timer: it would take from the parent's thread what wakes it.

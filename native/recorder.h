@@ -198,7 +198,7 @@ class Recorder : public Shareable<Recorder> {
     if (tracing()) trace({begin, end, execution, 0, i, 0, EventKind::kTask, uint16_t(failed ? kFailed : 0), 0});
   }
   // Bytes that go beside the frames of a send.
-  void count_beside(uint32_t i, uint64_t bytes) { bump(sends_[i].bytes, bytes); }
+  void count_out_of_band(uint32_t i, uint64_t bytes) { bump(sends_[i].bytes, bytes); }
   void task_skipped(uint32_t i) { bump(tasks_[i].skipped, 1); }
   void send_begins() {
     if (tracing()) clock_ = clock();

@@ -164,14 +164,14 @@ class RingWriter {
       : segment_(std::move(segment)), ring_(segment_->ring(offset)), process_table_(std::move(process_table)) {
     if (targets.size() != ring_.readers) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
     for (const Target& t : targets)
-      if (t.slot >= process_table_->slots() || t.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
+      if (t.slot >= process_table_->slots() || t.bit >= kDoorbellBits) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
     readers_ = std::make_shared<ReaderSet>();
     readers_->process_table = process_table_;
     readers_->segment = segment_;  // where the cursors are
     for (uint32_t i = 0; i < targets.size(); ++i) {
       readers_->add(targets[i].slot, &ring_.cursor(i));
       if (is_remote.test(i)) continue;
-      bells_.push_back(&process_table_->slot(targets[i].slot)->bell);
+      doorbells_.push_back(&process_table_->slot(targets[i].slot)->doorbell);
       targets_.push_back(targets[i]);
     }
     head_ = ring_.header->head.load(std::memory_order_relaxed);
@@ -202,7 +202,7 @@ class RingWriter {
     return head_ - slowest_ + frames <= ring_.slots;
   }
 
-  // For rings whose writer may wait, where it has found no room: ask the readers to ring our bell when there is
+  // For rings whose writer may wait, where it has found no room: ask the readers to ring our doorbell when there is
   // some. It looks once more before it sleeps.
   //
   // Several threads may share the writer, and wait at the same time. So what one has asked for is not taken back
@@ -256,7 +256,7 @@ class RingWriter {
     const uint64_t number = head_++;
     ring_.header->head.store(head_, std::memory_order_release);  // the slot's contents come before it
     if (!(ring_.flags & kSilent))
-      for (size_t i = 0; i < targets_.size(); ++i) process_table_->ring(bells_[i], targets_[i].bit, targets_[i].slot);
+      for (size_t i = 0; i < targets_.size(); ++i) process_table_->notify(doorbells_[i], targets_[i].bit, targets_[i].slot);
     return number;
   }
 
@@ -265,7 +265,7 @@ class RingWriter {
   Ring ring_;
   std::shared_ptr<ProcessTable> process_table_;
   std::vector<Target> targets_;  // those that are rung
-  std::vector<Bell*> bells_;     // theirs
+  std::vector<Doorbell*> doorbells_;     // theirs
   std::shared_ptr<ReaderSet> readers_;
   uint64_t head_ = 0;
   uint64_t slowest_ = 0;
@@ -289,7 +289,7 @@ class RingReader {
  public:
   RingReader(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<ProcessTable> process_table, Target writer)
       : segment_(std::move(segment)), ring_(segment_->ring(offset)), reader_(reader), process_table_(std::move(process_table)), writer_(writer) {
-    if (reader >= ring_.readers || writer.slot >= process_table_->slots() || writer.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring reader");
+    if (reader >= ring_.readers || writer.slot >= process_table_->slots() || writer.bit >= kDoorbellBits) throw std::system_error(EINVAL, std::generic_category(), "ring reader");
     next_ = cursor().next.load(std::memory_order_relaxed);
     head_ = &ring_.header->head;
   }
@@ -326,7 +326,7 @@ class RingReader {
     ++next_;
     if (ring_.flags & kWriterMayWait) {
       cursor().next.store(next_, std::memory_order_seq_cst);  // Dekker with wants_room + has_room
-      if (ring_.header->room_at.load(std::memory_order_seq_cst) == next_) process_table_->ring(writer_.slot, writer_.bit);
+      if (ring_.header->room_at.load(std::memory_order_seq_cst) == next_) process_table_->notify(writer_.slot, writer_.bit);
     } else {
       cursor().next.store(next_, std::memory_order_release);  // our reads of the slot come before it
     }
@@ -335,7 +335,7 @@ class RingReader {
   // The writer looks when it is rung, or before its next frame.
   void want(uint64_t tag) {
     cursor().wanted.store(tag, std::memory_order_release);
-    process_table_->ring(writer_.slot, writer_.bit);
+    process_table_->notify(writer_.slot, writer_.bit);
   }
 
   void lose() { cursor().lost.fetch_add(1, std::memory_order_relaxed); }
@@ -363,7 +363,7 @@ class RingReader {
     // Sequentially consistent for Returns::note.
     cursor().end.store(next_ + 1, std::memory_order_seq_cst);
     process_table_->slot(writer_.slot)->returns.note_any();
-    if (ring_.flags & kWriterMayWait) process_table_->ring(writer_.slot, writer_.bit);
+    if (ring_.flags & kWriterMayWait) process_table_->notify(writer_.slot, writer_.bit);
   }
 
   // In a forked child the ring is its parent's.

@@ -1,4 +1,4 @@
-// Waiting on one's own bell: spin within a learned budget, giving the core away in every turn, then
+// Waiting on one's own doorbell: spin within a learned budget, giving the core away in every turn, then
 // park. The spin-then-park bound is the classic competitive one (Karlin et al., 1991): spinning for
 // about as long as a park and wake-up cost never does worse than twice the best choice.
 #pragma once
@@ -28,7 +28,7 @@ constexpr uint64_t kHandedOnNs = kMaxSpinNs / 2;
 
 class Waiter {
  public:
-  explicit Waiter(Bell* bell) : bell_(bell) {}
+  explicit Waiter(Doorbell* doorbell) : doorbell_(doorbell) {}
 
   // The largest budget, in nanoseconds; 0: park at once.
   void set_limit(uint64_t limit) {
@@ -37,7 +37,7 @@ class Waiter {
   }
   uint64_t limit() const { return __atomic_load_n(&limit_, __ATOMIC_RELAXED); }
 
-  uint32_t count() const { return bell_->count.load(std::memory_order_seq_cst); }
+  uint32_t count() const { return doorbell_->count.load(std::memory_order_seq_cst); }
 
   // True once `count` differs from `seen`; false when the budget is used up.
   bool spin(uint32_t seen, uint64_t start) {
@@ -45,7 +45,7 @@ class Waiter {
     if (std::exchange(has_woken, false)) budget = std::max(budget, std::min(limit(), kHandedOnNs));
     uint64_t now = start;
     for (;;) {
-      if (bell_->count.load(std::memory_order_acquire) != seen) {
+      if (doorbell_->count.load(std::memory_order_acquire) != seen) {
         if (budget_.load(std::memory_order_relaxed) != limit()) budget_.store(limit(), std::memory_order_relaxed);
         return true;
       }
@@ -70,31 +70,31 @@ class Waiter {
 
   // Sleep in the futex until `count` differs from `seen` or `deadline` (0: none) has passed.
   bool park(uint32_t seen, uint64_t deadline) {
-    bell_->sleepers.fetch_add(1, std::memory_order_seq_cst);  // before the look at `count`: see ProcessTable::ring
+    doorbell_->sleepers.fetch_add(1, std::memory_order_seq_cst);  // before the look at `count`: see ProcessTable::notify
     bool moved;
-    while (!(moved = bell_->count.load(std::memory_order_seq_cst) != seen)) {
+    while (!(moved = doorbell_->count.load(std::memory_order_seq_cst) != seen)) {
       timespec left;
       if (deadline != 0) {
         const uint64_t now = now_ns();
         if (now >= deadline) break;
         left = to_timespec(deadline - now);
       }
-      futex_wait(&bell_->count, seen, deadline != 0 ? &left : nullptr);
+      futex_wait(&doorbell_->count, seen, deadline != 0 ? &left : nullptr);
     }
-    bell_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    doorbell_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
     return moved;
   }
 
   // Raise the flag for a sleeper in poll; it may sleep only if this returns true.
   bool arm_event(uint32_t seen) {
-    bell_->armed.store(1, std::memory_order_seq_cst);  // before the look at `count`: see ProcessTable::strike
-    return bell_->count.load(std::memory_order_seq_cst) == seen;
+    doorbell_->armed.store(1, std::memory_order_seq_cst);  // before the look at `count`: see ProcessTable::strike
+    return doorbell_->count.load(std::memory_order_seq_cst) == seen;
   }
   // Nobody of this process sleeps in poll any more. A ringer that sees it late writes once in vain.
-  void disarm_event() { bell_->armed.store(0, std::memory_order_relaxed); }
+  void disarm_event() { doorbell_->armed.store(0, std::memory_order_relaxed); }
 
  private:
-  Bell* bell_;
+  Doorbell* doorbell_;
   uint64_t limit_ = kMaxSpinNs;  // set while others spin; with builtins: the models need not look at it
   std::atomic<uint64_t> budget_{kMaxSpinNs};
 };

@@ -128,10 +128,10 @@ def spread() -> None:
         return start(*args, **{"shared_memory": "node", "node_timeout": NODE_TIMEOUT, **options})
 
     def placed(options: Any) -> Mapping[str, Any]:
-        asked: dict[str, Any] = ray_options(options)
-        if not any(name in asked for name in _PLACED):
-            asked["resources"] = {next(call_lock): _SOME}
-        return asked
+        requested: dict[str, Any] = ray_options(options)
+        if not any(name in requested for name in _PLACED):
+            requested["resources"] = {next(call_lock): _SOME}
+        return requested
 
     engine.start, hosts.ray_options = started, placed
 

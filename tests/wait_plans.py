@@ -282,9 +282,9 @@ class Plan:
 
     def is_free(self, actor, steps, held):
         """Whether that actor comes to a leaf while those are held."""
-        cls, calls, beside, _ = KINDS[actor]
+        cls, calls, out_of_band, _ = KINDS[actor]
         here = [one for one in held if one.actor == actor]
-        if not beside:
+        if not out_of_band:
             return not here
         if steps:
             # Coroutines of other graphs run beside; of the graphs that have leaves none is held.
@@ -367,14 +367,14 @@ def random_plan(seed, most=0.3, kills=False):
         return Do(kind, tuple(some), pauses(len(some)), enough=enough, limit=limit)
 
     for actor in names:
-        calls, beside = KINDS[actor][1:3]
+        calls, out_of_band = KINDS[actor][1:3]
         most_calls = min(calls, 3)
         for _ in range(rng.choice([0, 1, most_calls, rng.randint(0, most_calls)])):
             does = tuple(do(actor) for _ in range(rng.randint(1, 4)))
             plan.held.append(Held(actor, False, does))
         if kills:
             continue
-        if (beside or not any(one.actor == actor for one in plan.held)) and rng.random() < 0.3:
+        if (out_of_band or not any(one.actor == actor for one in plan.held)) and rng.random() < 0.3:
             does = tuple(do(actor) for _ in range(rng.randint(1, 3)))
             plan.held.append(Held(actor, True, does))
     # Calls of one process to one actor stay in their order, also behind one that waits for its argument.

@@ -86,25 +86,27 @@ def _fresh(bench: Bench, spec: Direct, path: DirectPath) -> Figures:
     had: list[int] = []
     used: list[int] = []
     cpu: list[int] = []
-    beside: dict[str, list[int]] = {name: [] for name in path.beside}
+    out_of_band: dict[str, list[int]] = {name: [] for name in path.out_of_band}
     warm = 0 if spec.use == "cold" else 1 if spec.count > 1 else 2
     for turn in range(warm + rounds):
         number = 1 + turn % 100
         middle, end, maker = _once(spec, path, path.pull, number)
-        others = {name: _once(spec, path, pull, number)[1] for name, pull in path.beside.items()}
+        others = {
+            name: _once(spec, path, pull, number)[1] for name, pull in path.out_of_band.items()
+        }
         if turn < warm:
             continue
         had.append(middle)
         used.append(end)
         cpu.append(maker)
         for name, nanoseconds in others.items():
-            beside[name].append(nanoseconds)
+            out_of_band[name].append(nanoseconds)
     figures = spread(used)
     if spec.use == "into":
         figures["had_us"] = spread(had)["p50_us"]
     if path.maker:
         figures["maker_cpu_us"] = spread(cpu)["p50_us"]
-    return figures | {name: spread(times)["p50_us"] for name, times in beside.items()}
+    return figures | {name: spread(times)["p50_us"] for name, times in out_of_band.items()}
 
 
 def _once(

@@ -55,7 +55,7 @@ class DirectPath:
     close: Callable[[], None] = _nothing
     target: Any = None
     maker: int = 0
-    beside: dict[str, Callable[[Any], list[int]]] = field(default_factory=dict)
+    out_of_band: dict[str, Callable[[Any], list[int]]] = field(default_factory=dict)
 
 
 class System:

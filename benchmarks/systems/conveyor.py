@@ -107,7 +107,7 @@ class ConveyorSystem(GraphSystem):
             dag = conveyor.dag.MultiOutputNode([receiver.recv_and_matmul.bind(n) for n in sent])
         graph = dag.compile(overlap=spec.overlap)
         durations = {"send": 0.0, "recv_and_matmul": spec.kernel_ms / 1e3}
-        sizes = {edge.source: spec.copy_ms / 1e3 for edge in graph.plan.edges if edge.beside}
+        sizes = {edge.source: spec.copy_ms / 1e3 for edge in graph.plan.edges if edge.out_of_band}
         simulated = graph.simulate(durations, sizes=sizes, bandwidth=1, depth=1).latency_p50
 
         def once(value: Any) -> Any:

@@ -47,8 +47,8 @@ class FloorSystem(ForkedSystem):
 
 
 def pulls(spec: Direct) -> DirectPath:
-    """A value is used in shared memory, where the maker puts it. ``into``, ``cold`` and ``beside`` have it in
-    memory of the reader's."""
+    """A value is used in shared memory, where the maker puts it. ``into``, ``cold`` and ``out_of_band`` have
+    it in memory of the reader's."""
     import torch
 
     torch.set_num_threads(1)  # before the fork: no thread of it is lost
@@ -114,7 +114,7 @@ def pulls(spec: Direct) -> DirectPath:
         "cold": read_anew,
         "into": into,
     }
-    beside = {"used": {"read_us": read_it}, "into": {"read_us": read_into}}
+    out_of_band = {"used": {"read_us": read_it}, "into": {"read_us": read_into}}
     return DirectPath(
         make,
         ways[spec.use],
@@ -122,7 +122,7 @@ def pulls(spec: Direct) -> DirectPath:
         close=close,
         target=target,
         maker=maker,
-        beside=beside.get(spec.use, {}),
+        out_of_band=out_of_band.get(spec.use, {}),
     )
 
 

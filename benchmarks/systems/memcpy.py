@@ -15,7 +15,7 @@ class MemcpySystem(System):
     def path(self, topology: Topology) -> Path:
         import numpy as np
 
-        def beside(view: Any) -> Any:
+        def out_of_band(view: Any) -> Any:
             """A buffer that begins where ``view`` does within a page.
 
             One that begins 16 bytes further takes ten times as long for what fits the cache (each
@@ -32,7 +32,7 @@ class MemcpySystem(System):
             view = block.numpy() if hasattr(block, "numpy") else block
             buffer = buffers.get((into, view.nbytes))
             if buffer is None:
-                buffer = buffers[into, view.nbytes] = beside(view)
+                buffer = buffers[into, view.nbytes] = out_of_band(view)
             np.copyto(buffer, view)
             return buffer
 

@@ -54,8 +54,8 @@ class Generator:
         version = conveyor.get(ref, into=self.targets).version
         update = perf_counter() - began
         del ref
-        asked = make_prompts(prompts, self.random).repeat_interleave(GROUP, 0)
-        tokens, logprobs = self.policy.sample(asked, self.random)
+        requested = make_prompts(prompts, self.random).repeat_interleave(GROUP, 0)
+        tokens, logprobs = self.policy.sample(requested, self.random)
         self.last, span = tokens, (began + update, perf_counter())
         return Rollout(version, fingerprint(self.policy), tokens, logprobs, route, update, span)
 

@@ -64,13 +64,13 @@ def show(prompts: list[torch.Tensor], answers: list[Answer]) -> None:
         print(f"  {ids.shape[1]} tokens     {size:6.2f} MB {handover:14.2f} ms")
 
     prefills = [answer.prefill for answer in answers]
-    apart, beside = [], []
+    apart, out_of_band = [], []
     for began, done in (step for answer in answers for step in answer.steps):
         if any(begin <= began and done <= end for begin, end in prefills):
-            beside.append(1e3 * (done - began))
+            out_of_band.append(1e3 * (done - began))
         elif all(done <= begin or end <= began for begin, end in prefills):
             apart.append(1e3 * (done - began))
-    for name, steps in (("alone", apart), ("while a prompt is computed", beside)):
+    for name, steps in (("alone", apart), ("while a prompt is computed", out_of_band)):
         p99 = sorted(steps)[int(0.99 * len(steps))] if steps else math.nan
         middle = median(steps) if steps else math.nan
         print(f"  decode step {name:26} {middle:7.2f} ms, p99 {p99:7.2f} ms ({len(steps)} steps)")

@@ -319,14 +319,14 @@ std::string number(uint64_t n) { return std::to_string(n); }
 }  // namespace
 
 template <class Still, class Done>
-bool Arena::wait_for(Section& section, std::vector<ProcessTable::Asked> asked, uint64_t deadline, const Still& still, const Done& done) {
-  while (!asked.empty()) {
+bool Arena::wait_for(Section& section, std::vector<ProcessTable::Requested> requested, uint64_t deadline, const Still& still, const Done& done) {
+  while (!requested.empty()) {
     const uint32_t given = memory_->given.load(std::memory_order_seq_cst);
     if (done()) return true;
-    still(asked);
+    still(requested);
     const uint64_t now = now_ns();
     if (now >= deadline) break;
-    if (asked.empty()) continue;
+    if (requested.empty()) continue;
     const timespec left = to_timespec(deadline - now);
     section.unlocked([&] { futex_wait(&memory_->given, given, &left); });
   }
@@ -364,15 +364,15 @@ void Arena::charge_bytes(Section& section, size_t bytes, size_t payload, const s
   if (!fits()) look_at_all();
   // What nobody can get any more is held as well, until who holds it is asked.
   if (!fits() && may_ask(may_wait)) {
-    std::vector<ProcessTable::Asked> asked;
-    for (const uint32_t slot : holders_now(budget.get())) process_table_->ask_for_leftovers(slot, asked);
-    wait_for(section, std::move(asked), now_ns() + kPatienceNs, [this](auto& who) { process_table_->still_asked_for_leftovers(who); },
+    std::vector<ProcessTable::Requested> requested;
+    for (const uint32_t slot : holders_now(budget.get())) process_table_->ask_for_leftovers(slot, requested);
+    wait_for(section, std::move(requested), now_ns() + kPatienceNs, [this](auto& who) { process_table_->still_requested_for_leftovers(who); },
              [&] { return look_at_all(), fits(); });
     // So is what is on its way to a device.
-    asked.clear();
+    requested.clear();
     if (!fits())
-      for (const uint32_t slot : holders_now(budget.get())) process_table_->ask_for_pins(slot, asked);
-    wait_for(section, std::move(asked), now_ns() + kPatienceNs, [this](auto& who) { process_table_->still_asked_for_pins(who); }, [&] { return look_at_all(), fits(); });
+      for (const uint32_t slot : holders_now(budget.get())) process_table_->ask_for_pins(slot, requested);
+    wait_for(section, std::move(requested), now_ns() + kPatienceNs, [this](auto& who) { process_table_->still_requested_for_pins(who); }, [&] { return look_at_all(), fits(); });
     if (closed_) closed();
   }
   if (!fits()) {
@@ -452,18 +452,18 @@ void Arena::take_memory(Section& section, size_t more, size_t excess, bool beyon
       // Once more if some has come back meanwhile: others, who want some as well, may have been faster.
       freed = memory_->freed.load(std::memory_order_relaxed);
       // What nobody can get any more holds blocks of ours, and of those that are asked afterwards.
-      std::vector<ProcessTable::Asked> asked;
-      for (uint32_t i = 0, n = process_table_->used(); i < n; ++i) process_table_->ask_for_leftovers(i, asked);
-      if (!asked.empty()) {
-        if (wait_for(section, std::move(asked), deadline, [this](auto& who) { process_table_->still_asked_for_leftovers(who); }, taken) || taken_of_own()) return;
+      std::vector<ProcessTable::Requested> requested;
+      for (uint32_t i = 0, n = process_table_->used(); i < n; ++i) process_table_->ask_for_leftovers(i, requested);
+      if (!requested.empty()) {
+        if (wait_for(section, std::move(requested), deadline, [this](auto& who) { process_table_->still_requested_for_leftovers(who); }, taken) || taken_of_own()) return;
       }
       // Nor does memory go that somebody has pinned.
-      asked.clear();
-      for (uint32_t i = 0, n = process_table_->used(); i < n; ++i) process_table_->ask_for_pins(i, asked);
-      if (!asked.empty()) {
-        if (wait_for(section, std::move(asked), deadline, [this](auto& who) { process_table_->still_asked_for_pins(who); }, taken) || taken_of_own()) return;
+      requested.clear();
+      for (uint32_t i = 0, n = process_table_->used(); i < n; ++i) process_table_->ask_for_pins(i, requested);
+      if (!requested.empty()) {
+        if (wait_for(section, std::move(requested), deadline, [this](auto& who) { process_table_->still_requested_for_pins(who); }, taken) || taken_of_own()) return;
       }
-      if (wait_for(section, process_table_->ask_for_memory(slot_), deadline, [this](auto& who) { process_table_->still_asked(who); }, taken)) return;
+      if (wait_for(section, process_table_->ask_for_memory(slot_), deadline, [this](auto& who) { process_table_->still_requested(who); }, taken)) return;
     }
   }
   full();
@@ -717,7 +717,7 @@ void Arena::run() {
   uint64_t told = UINT64_MAX;  // to those who starve
   bool starving = false;
   auto called = [&] {
-    return starving != (process_table_ && process_table_->any_starving()) || stop_.load(std::memory_order_seq_cst) || returns_->pending(returns_->asked.load(std::memory_order_seq_cst)) || returns_->kept_news.load(std::memory_order_seq_cst) != news;
+    return starving != (process_table_ && process_table_->any_starving()) || stop_.load(std::memory_order_seq_cst) || returns_->pending(returns_->requested.load(std::memory_order_seq_cst)) || returns_->kept_news.load(std::memory_order_seq_cst) != news;
   };
   for (;;) {
     // Before it looks: who has news bumps the word afterwards.
@@ -726,18 +726,18 @@ void Arena::run() {
     if (stop_.load(std::memory_order_seq_cst)) return;
     const uint32_t latest = returns_->kept_news.load(std::memory_order_seq_cst);
     const bool had_news = std::exchange(news, latest) != latest;
-    const uint32_t ticket = returns_->asked.load(std::memory_order_seq_cst);
-    const bool asked = returns_->pending(ticket);
+    const uint32_t ticket = returns_->requested.load(std::memory_order_seq_cst);
+    const bool requested = returns_->pending(ticket);
     starving = process_table_ && process_table_->any_starving();
     uint64_t due;
     const uint64_t began = now_ns();
     try {
-      due = give_back(asked || starving ? 0 : idle_ns_);
-      if (process_table_ && (asked || starving)) note_holders();
+      due = give_back(requested || starving ? 0 : idle_ns_);
+      if (process_table_ && (requested || starving)) note_holders();
     } catch (const std::bad_alloc&) {  // not even for a list of blocks is there memory: later
       due = now_ns() + idle_ns_;
     }
-    if (asked) {
+    if (requested) {
       // Only those who asked before it looked: who asks later gets a look of its own.
       returns_->answered.store(ticket, std::memory_order_seq_cst);
       memory_->note_given();
@@ -747,7 +747,7 @@ void Arena::run() {
       returns_->kept_wanted.store(1, std::memory_order_seq_cst);
       if (const uint64_t latest = this->news(); latest != told) {
         told = latest;
-        process_table_->ring_starving();
+        process_table_->notify_starving();
       }
       // What is free by now may have been freed after the look: nobody has woken this thread for it.
       if (!called()) sleep(seen, due == 0 ? 0 : kKeptPauseNs);

@@ -205,7 +205,7 @@ class Arena : public Shareable<Arena> {
   void charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool may_wait);
   // Until `done()`, or all that `still` leaves none of have answered, or it is `deadline`; whether it is done.
   template <class Still, class Done>
-  bool wait_for(Section& section, std::vector<ProcessTable::Asked> asked, uint64_t deadline, const Still& still, const Done& done);
+  bool wait_for(Section& section, std::vector<ProcessTable::Requested> requested, uint64_t deadline, const Still& still, const Done& done);
   // The same, of a budget's blocks (null: of all).
   std::vector<uint32_t> holders_now(const Budget* of) const;
   bool may_ask(bool may_wait) const { return may_wait && process_table_ && process_table_->slot(slot_)->starving.load(std::memory_order_relaxed) == 0; }

@@ -55,14 +55,14 @@ void BlockPin::release() noexcept {
 bool PinWords::wait(uint64_t ns) {
   // Before it looks: who has news bumps the word afterwards.
   const uint32_t news = words_.count.load(std::memory_order_seq_cst);
-  ticket_ = words_.asked.load(std::memory_order_seq_cst);
+  ticket_ = words_.requested.load(std::memory_order_seq_cst);
   if (words_.pending(ticket_)) return true;
   if (news == seen_) {
     const timespec limit = to_timespec(ns);
     futex_wait(&words_.count, news, ns != 0 ? &limit : nullptr);
   }
   seen_ = words_.count.load(std::memory_order_seq_cst);
-  ticket_ = words_.asked.load(std::memory_order_seq_cst);
+  ticket_ = words_.requested.load(std::memory_order_seq_cst);
   return words_.pending(ticket_);
 }
 

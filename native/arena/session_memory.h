@@ -10,7 +10,7 @@ namespace conveyor {
 struct Returns {
   std::atomic<uint32_t> count;     // futex word; bumped by who has news
   std::atomic<uint32_t> wanted;    // 1: the thread wants to know that a lease on one of its blocks has ended
-  std::atomic<uint32_t> asked;     // how often somebody has wanted all that is free to be given back now
+  std::atomic<uint32_t> requested;     // how often somebody has wanted all that is free to be given back now
   std::atomic<uint32_t> answered;  // it has been given back since it was asked for this often
   std::atomic<uint32_t> keeping;   // published blocks that something is attached to
   std::atomic<uint32_t> kept_news;    // how often some of them may have come back
@@ -44,13 +44,13 @@ struct Returns {
   // For pending(). A number for each, so that who asks while an earlier one is being answered has another
   // answer of its own.
   uint32_t ask() {
-    const uint32_t ticket = asked.fetch_add(1, std::memory_order_seq_cst) + 1;
+    const uint32_t ticket = requested.fetch_add(1, std::memory_order_seq_cst) + 1;
     wake();
     return ticket;
   }
   // Not answered yet, by the process that was asked: a later one begins to count again.
   bool pending(uint32_t ticket) const {
-    return int32_t(answered.load(std::memory_order_seq_cst) - ticket) < 0 && int32_t(asked.load(std::memory_order_seq_cst) - ticket) >= 0;
+    return int32_t(answered.load(std::memory_order_seq_cst) - ticket) < 0 && int32_t(requested.load(std::memory_order_seq_cst) - ticket) >= 0;
   }
 };
 

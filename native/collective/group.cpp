@@ -99,7 +99,7 @@ bool CollectiveGroup::break_once(Header& header, Cause cause, uint32_t rank, uin
 
 void CollectiveGroup::ring_all(ProcessTable& process_table, const std::vector<Member>& members) {
   for (const Member& m : members)
-    if (!process_table.gone(m.slot, m.incarnation)) process_table.ring(m.slot, kAttentionBit);
+    if (!process_table.gone(m.slot, m.incarnation)) process_table.notify(m.slot, kAttentionBit);
 }
 
 bool CollectiveGroup::break_here(Cause cause, uint32_t rank, const char* why, Execution in) {
@@ -201,7 +201,7 @@ std::vector<std::pair<uint64_t, std::vector<uint32_t>>> CollectiveGroup::waits(S
 void CollectiveGroup::tell_of_waits(Segment& segment, uint32_t slot) { header_of(segment)->told_of_waits.store(slot + 1, std::memory_order_seq_cst); }
 
 // The last of all stores finds that all have come, and so at least one rank does; it rings those who sleep. Each of
-// those has announced that before it looked for the last time (seq_cst on both sides, as in ProcessTable::ring), so it has
+// those has announced that before it looked for the last time (seq_cst on both sides, as in ProcessTable::notify), so it has
 // seen the last store then, or is seen here. Should the last one die in between, its death rings.
 void CollectiveGroup::arrive() {
   tell_arrival();
@@ -210,7 +210,7 @@ void CollectiveGroup::arrive() {
   wait_began_ = 0;
   if (!all_arrived()) return;
   for (uint32_t r = 0; r < ranks(); ++r)
-    if (r != rank_ && lines_[r].asleep.load(std::memory_order_seq_cst) != 0) process_table_->ring(members_[r].slot, kAttentionBit);
+    if (r != rank_ && lines_[r].asleep.load(std::memory_order_seq_cst) != 0) process_table_->notify(members_[r].slot, kAttentionBit);
 }
 
 CollectiveGroup::Progress CollectiveGroup::sleep_or_fail() {
@@ -233,7 +233,7 @@ CollectiveGroup::Progress CollectiveGroup::sleep_or_fail() {
   // Sequentially consistent, here and where it is set: whoever sets it and looks then sees that this rank sleeps, or is
   // rung.
   const uint32_t told = header_->told_of_waits.load(std::memory_order_seq_cst);
-  if (told != 0 && told <= process_table_->slots()) process_table_->ring(told - 1, kAttentionBit);
+  if (told != 0 && told <= process_table_->slots()) process_table_->notify(told - 1, kAttentionBit);
   return Progress::kSleep;
 }
 

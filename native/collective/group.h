@@ -14,7 +14,7 @@
 // with it. So ranks that have failed at different steps never meet in one operation, and nothing has to be known of who
 // had heard of what. All mend it together, by making the group anew.
 //
-// Waiting: a rank looks at the others' lines for a while, then it sleeps on its own process's bell, as everything here
+// Waiting: a rank looks at the others' lines for a while, then it sleeps on its own process's doorbell, as everything here
 // does, so that a death, a signal handler or the group's end wakes it. The last to come to a barrier rings those who
 // sleep.
 //
@@ -146,7 +146,7 @@ class CollectiveGroup {
   };
 
   // One operation, by who has the turn. Begin it, then go on until it does not say kSleep; whenever it does, sleep on
-  // the bell until its count differs from `seen()` or `wake_at()` (0: none) has passed. `deadline` 0: none.
+  // the doorbell until its count differs from `seen()` or `wake_at()` (0: none) has passed. `deadline` 0: none.
   void begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline);
   enum class Progress { kDone, kSleep, kMismatch, kBroken };
   Progress go_on();

@@ -20,7 +20,7 @@ struct alignas(kApart) CollectiveGroup::Header {
 // Of one rank, which alone writes there.
 struct alignas(kApart) CollectiveGroup::Line {
   std::atomic<uint64_t> arrived;  // the last barrier it has come to
-  std::atomic<uint32_t> asleep;   // 1: it sleeps on its bell, or is about to
+  std::atomic<uint32_t> asleep;   // 1: it sleeps on its doorbell, or is about to
   alignas(kCacheLine) CollectiveCall calls[2];  // by the half of the barrier
   // Why this rank has broken the group, or what it has heard of another host; written before `cause`.
   Execution in;    // that has failed

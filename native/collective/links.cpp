@@ -10,20 +10,20 @@ void CollectiveLinks::prepare(Segment& segment, size_t offset, const RankHosts& 
 }
 
 CollectiveLinks::CollectiveLinks(const std::shared_ptr<Segment>& segment, size_t offset, const std::shared_ptr<ProcessTable>& process_table, RankHosts hosts, uint32_t rank,
-                                 const std::vector<Target>& bells, const std::shared_ptr<Arena>& arena, const std::vector<std::shared_ptr<ArenaView>>& views)
+                                 const std::vector<Target>& doorbells, const std::shared_ptr<Arena>& arena, const std::vector<std::shared_ptr<ArenaView>>& views)
     : hosts_(std::move(hosts)), to_(hosts_.hosts()), from_(hosts_.ranks()) {
-  if (rank >= hosts_.ranks() || bells.size() != hosts_.ranks() || views.size() != hosts_.ranks())
+  if (rank >= hosts_.ranks() || doorbells.size() != hosts_.ranks() || views.size() != hosts_.ranks())
     throw std::system_error(EINVAL, std::generic_category(), "collective group");
   for (uint32_t h = 0; h < hosts_.hosts(); ++h) {
     if (h == hosts_[rank] || hosts_.count(h) == 0) continue;
     others_.push_back(h);
     std::vector<Target> readers;
-    for (const uint32_t r : hosts_.on(h)) readers.push_back(bells[r]);
+    for (const uint32_t r : hosts_.on(h)) readers.push_back(doorbells[r]);
     to_[h] = std::make_unique<Sender>(segment, offset + ring_at(hosts_, rank, h), process_table, readers, arena);
   }
   for (uint32_t r = 0; r < hosts_.ranks(); ++r) {
     if (hosts_.together(r, rank)) continue;
-    from_[r] = std::make_unique<Receiver>(segment, offset + ring_at(hosts_, r, hosts_[rank]), hosts_.place(rank), process_table, bells[r], views[r], true);
+    from_[r] = std::make_unique<Receiver>(segment, offset + ring_at(hosts_, r, hosts_[rank]), hosts_.place(rank), process_table, doorbells[r], views[r], true);
     from_[r]->ring.carries = "a collective group";
   }
 }

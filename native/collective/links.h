@@ -30,9 +30,9 @@ class CollectiveLinks {
   static size_t bytes(const RankHosts& hosts) { return hosts.hosts() < 2 ? 0 : hosts.ranks() * (hosts.hosts() - 1) * align_up(RingHeader::bytes(kSlots, kStride, hosts.most()), kCacheLine); }
   static void prepare(Segment& segment, size_t offset, const RankHosts& hosts);
 
-  // `offset`: of the rings in the segment; `bells`: of all ranks; `arena`: this process's; `views`: of each rank's.
+  // `offset`: of the rings in the segment; `doorbells`: of all ranks; `arena`: this process's; `views`: of each rank's.
   CollectiveLinks(const std::shared_ptr<Segment>& segment, size_t offset, const std::shared_ptr<ProcessTable>& process_table, RankHosts hosts, uint32_t rank,
-                  const std::vector<Target>& bells, const std::shared_ptr<Arena>& arena, const std::vector<std::shared_ptr<ArenaView>>& views);
+                  const std::vector<Target>& doorbells, const std::shared_ptr<Arena>& arena, const std::vector<std::shared_ptr<ArenaView>>& views);
 
   const RankHosts& hosts() const { return hosts_; }
   // The other hosts.

@@ -70,8 +70,8 @@ struct Borrowed {
 // Of those of one other host the ones that nobody here has any more. Blocks outlive the pump, and end on any thread.
 class Returning {
  public:
-  // `bell`: an eventfd, which is written to when there are some.
-  explicit Returning(std::shared_ptr<const Fd> bell) : bell_(std::move(bell)) {}
+  // `doorbell`: an eventfd, which is written to when there are some.
+  explicit Returning(std::shared_ptr<const Fd> doorbell) : doorbell_(std::move(doorbell)) {}
   ~Returning() { drop(take()); }
   Returning(const Returning&) = delete;
   Returning& operator=(const Returning&) = delete;
@@ -98,10 +98,10 @@ class Returning {
     do one->next = before;
     while (!first_.compare_exchange_weak(before, one, std::memory_order_release, std::memory_order_relaxed));
     if (before != nullptr) return;  // who takes that one takes this one, too
-    write_event(bell_->get());
+    write_event(doorbell_->get());
   }
 
-  const std::shared_ptr<const Fd> bell_;
+  const std::shared_ptr<const Fd> doorbell_;
   const uint64_t fork_ = fork_generation.load(std::memory_order_relaxed);
   std::atomic<Borrowed*> first_{nullptr};
 };

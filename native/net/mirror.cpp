@@ -10,12 +10,12 @@ Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_
     : id(id), self_(self), segment_(std::move(segment)) {
   if (rings.size() > kMostRings) throw std::system_error(E2BIG, std::generic_category(), "rings of a segment");
   std::set<uint32_t> hosts;
-  std::set<std::pair<uint32_t, uint32_t>> bells, members;
+  std::set<std::pair<uint32_t, uint32_t>> doorbells, members;
   const auto meet = [&](const Target& t) {
-    if (t.slot >= process_table->slots() || t.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring of a mirror");
+    if (t.slot >= process_table->slots() || t.bit >= kDoorbellBits) throw std::system_error(EINVAL, std::generic_category(), "ring of a mirror");
     const uint32_t host = where.host_of(t.slot);
     if (host != self) hosts.insert(host);
-    (host == self ? members : bells).insert({t.slot, t.bit});
+    (host == self ? members : doorbells).insert({t.slot, t.bit});
     return host;
   };
   size_t cursors = 0;
@@ -56,7 +56,7 @@ Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_
   limits_.reserve(limits.size());
   for (const LimitsSpec& spec : limits) limits_.emplace_back(segment_, id, uint32_t(limits_.size()), spec, self);
   hosts_.assign(hosts.begin(), hosts.end());
-  for (const auto& [slot, bit] : bells) bells_.push_back({where.host_of(slot), {slot, bit}});
+  for (const auto& [slot, bit] : doorbells) doorbells_.push_back({where.host_of(slot), {slot, bit}});
   for (const auto& [slot, bit] : members) members_.push_back({slot, bit});
   for (const uint32_t host : hosts_) peers_[host].told.resize(cursors);
 }

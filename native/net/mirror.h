@@ -46,11 +46,11 @@ class Mirror {
   const std::vector<uint32_t>& hosts() const { return hosts_; }
   bool is_on(uint32_t host) const { return peers_.count(host) != 0; }
   // What is rung at the other hosts' processes, and where.
-  struct Bell {
+  struct Doorbell {
     uint32_t host;
     Target target;
   };
-  const std::vector<Bell>& bells() const { return bells_; }
+  const std::vector<Doorbell>& doorbells() const { return doorbells_; }
   // The same of this host's: who may wait for something of this segment.
   const std::vector<Target>& members() const { return members_; }
 
@@ -124,7 +124,7 @@ class Mirror {
   std::vector<Entry> rings_;
   std::vector<MirroredLimits> limits_;
   std::vector<uint32_t> hosts_;
-  std::vector<Bell> bells_;
+  std::vector<Doorbell> doorbells_;
   std::vector<Target> members_;
   std::vector<CursorState> known_;  // of readers elsewhere
   std::map<uint32_t, Peer> peers_;

@@ -109,13 +109,13 @@ void Peer::heed(const Prefix& prefix, const char* body) {
     closing_.closed.erase(prefix.segment);
     return;
   }
-  if (prefix.what == What::kClock) return asked_clock(read<Clock>(body));
+  if (prefix.what == What::kClock) return requested_clock(read<Clock>(body));
   if (prefix.what == What::kClockIs) return hear(read<Clock>(body));
   if (prefix.what == What::kRing) {
     const auto rung = read<Rung>(body);
-    if (rung.slot >= hub_.process_table()->slots() || rung.bit >= kBellBits) throw Violation("a bell that is none");
+    if (rung.slot >= hub_.process_table()->slots() || rung.bit >= kDoorbellBits) throw Violation("a bell that is none");
     // Another host's process may have the slot by now.
-    if (hub_.host_of(rung.slot) == hub_.self() && !hub_.process_table()->gone(rung.slot, rung.incarnation)) hub_.process_table()->ring(rung.slot, rung.bit);
+    if (hub_.host_of(rung.slot) == hub_.self() && !hub_.process_table()->gone(rung.slot, rung.incarnation)) hub_.process_table()->notify(rung.slot, rung.bit);
     return;
   }
   // A segment that this host has not, or no more: nothing of it is wanted.
@@ -167,7 +167,7 @@ void Peer::heed(const Prefix& prefix, const char* body) {
 }
 
 void Peer::wake_members(Mirror& mirror) {
-  for (const Target& t : mirror.members()) hub_.process_table()->ring(t.slot, t.bit);
+  for (const Target& t : mirror.members()) hub_.process_table()->notify(t.slot, t.bit);
 }
 
 void Peer::greeting(const Hello& hello) {
@@ -189,8 +189,8 @@ void Peer::greeting(const Hello& hello) {
   // Rings may have been lost with the former connection: whoever sleeps here, or there, looks anew.
   for (Mirror* mirror : hub_.mirrors_of(host)) {
     wake_members(*mirror);
-    for (const Mirror::Bell& bell : mirror->bells())
-      if (bell.host == host) ring(bell.target.slot, hub_.process_table()->slot(bell.target.slot)->incarnation.load(), bell.target.bit);
+    for (const Mirror::Doorbell& doorbell : mirror->doorbells())
+      if (doorbell.host == host) notify(doorbell.target.slot, hub_.process_table()->slot(doorbell.target.slot)->incarnation.load(), doorbell.target.bit);
   }
 }
 
@@ -296,28 +296,28 @@ uint64_t Peer::ask_clock(uint32_t times) {
   return clock_answers_ + times;
 }
 
-void Peer::asked_clock(const Clock& clock) {
+void Peer::requested_clock(const Clock& clock) {
   if (clock_questions_.size() == kClockQuestions) throw Violation("it asks for the time, again and again");
-  clock_questions_.push_back(clock.asked);
+  clock_questions_.push_back(clock.requested);
 }
 
 void Peer::hear(const Clock& clock) {
-  if (clock_asked_ == 0 || clock.asked != clock_asked_) throw Violation("the time, which nobody has asked for");
-  clock_samples_.push_back({std::exchange(clock_asked_, 0), clock.says, now_ns()});
+  if (clock_requested_ == 0 || clock.requested != clock_requested_) throw Violation("the time, which nobody has asked for");
+  clock_samples_.push_back({std::exchange(clock_requested_, 0), clock.says, now_ns()});
   if (clock_samples_.size() > kClockSamples) clock_samples_.pop_front();
   ++clock_answers_;
 }
 
 void Peer::put_clock() {
-  for (const uint64_t asked : clock_questions_) {
+  for (const uint64_t requested : clock_questions_) {
     connection_->put(Prefix{What::kClockIs, 0, sizeof(Clock), 0});
-    connection_->put(Clock{asked, now_ns()});
+    connection_->put(Clock{requested, now_ns()});
   }
   clock_questions_.clear();
-  if (clock_wanted_ > clock_answers_ && clock_asked_ == 0) {
-    clock_asked_ = now_ns();
+  if (clock_wanted_ > clock_answers_ && clock_requested_ == 0) {
+    clock_requested_ = now_ns();
     connection_->put(Prefix{What::kClock, 0, sizeof(Clock), 0});
-    connection_->put(Clock{clock_asked_, 0});
+    connection_->put(Clock{clock_requested_, 0});
   }
 }
 
@@ -388,8 +388,8 @@ void Peer::put_closed() {
   closing_.heard.clear();
 }
 
-Peer::Peer(Hub& hub, uint32_t host, uint64_t window_ns, std::shared_ptr<const Fd> bell)
-    : host(host), hub_(hub), window_ns_(window_ns), pause_ns_(window_ns / 5), returning_(std::make_shared<Returning>(std::move(bell))) {}
+Peer::Peer(Hub& hub, uint32_t host, uint64_t window_ns, std::shared_ptr<const Fd> doorbell)
+    : host(host), hub_(hub), window_ns_(window_ns), pause_ns_(window_ns / 5), returning_(std::make_shared<Returning>(std::move(doorbell))) {}
 
 PeerCounts Peer::counts() const {
   PeerCounts counts = counts_;
@@ -424,7 +424,7 @@ void Peer::drop(std::string_view reason) noexcept {
   for (auto& [mirror, ring] : ready_) ring->queued = false;
   ready_.clear();
   clock_questions_.clear();
-  clock_asked_ = 0;
+  clock_requested_ = 0;
   hub_.reconnect(host);
   note_reason(reason);
   if (state_ == State::kUp) {

@@ -40,7 +40,7 @@ struct PeerCounts {
 // A question to another host's clock: when it was asked and answered, by this host's, and what the other one said in
 // between. Nanoseconds.
 struct ClockSample {
-  uint64_t asked = 0, says = 0, answered = 0;
+  uint64_t requested = 0, says = 0, answered = 0;
 };
 
 class Peer {
@@ -48,7 +48,7 @@ class Peer {
   enum class State { kNew, kUp, kDown, kLost };
   // `window_ns`: without a connection for so long it is given up. A word is owed after a fifth of it (`pause_ns_`), and a
   // connection over which three of them have not come is taken for broken, which costs no more than another connection.
-  Peer(Hub& hub, uint32_t host, uint64_t window_ns, std::shared_ptr<const Fd> bell);
+  Peer(Hub& hub, uint32_t host, uint64_t window_ns, std::shared_ptr<const Fd> doorbell);
   ~Peer() { Returning::drop(unheard_); }
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
@@ -72,7 +72,7 @@ class Peer {
   void look(Mirror& mirror);
   // This host has it no more, as soon as this has returned.
   void close(Mirror& mirror) noexcept;
-  void ring(uint32_t slot, uint32_t incarnation, uint32_t bit) { rung_.insert({slot, incarnation, bit}); }
+  void notify(uint32_t slot, uint32_t incarnation, uint32_t bit) { rung_.insert({slot, incarnation, bit}); }
   // Behind all that the process has written for that host. One that is not connected hears of all when it is.
   void tell_death(const Death& death);
   // Have the host's clock asked so often, one question after the other. How many answers there will be then, of all.
@@ -83,7 +83,7 @@ class Peer {
 
   const std::shared_ptr<Lent>& lent() const { return lent_; }
   const std::shared_ptr<Returning>& returning() const { return returning_; }
-  // Its bell was rung: see what nobody here needs any more.
+  // Its doorbell was rung: see what nobody here needs any more.
   void look_at_returning();
 
   // Read and heed what has come. True: something had. Drops the connection, or gives the host up.
@@ -115,7 +115,7 @@ class Peer {
   void hear(const Returned& returned, uint64_t segment);
   void hear(const Heard& heard);
   void put_clock();
-  void asked_clock(const Clock& clock);
+  void requested_clock(const Clock& clock);
   void hear(const Clock& clock);
   void wake_members(Mirror& mirror);
   void note_reason(std::string_view what, std::string_view more = {}) noexcept;
@@ -136,7 +136,7 @@ class Peer {
   std::vector<Death> deaths_;
   Closing closing_;
   // Questions to its clock: those that are wanted, and were answered, whether one is on its way; and the answers.
-  uint64_t clock_wanted_ = 0, clock_answers_ = 0, clock_asked_ = 0;
+  uint64_t clock_wanted_ = 0, clock_answers_ = 0, clock_requested_ = 0;
   std::deque<ClockSample> clock_samples_;
   std::vector<uint64_t> clock_questions_;  // of the other host's, by its clock
 

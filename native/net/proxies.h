@@ -1,5 +1,5 @@
-// The processes of other hosts, as this host's have them: slots of its process table whose bells are the pump's. All bells of a
-// pump share one eventfd. The pump's thread holds the life words, so where its process dies, all of them have.
+// The processes of other hosts, as this host's have them: slots of its process table whose doorbells are the pump's. All doorbells of a
+// pump share one eventfd. The pump's thread holds the liveness futexes, so where its process dies, all of them have.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -17,7 +17,7 @@ struct Proxy {
   uint32_t incarnation;
   uint32_t host;
   std::shared_ptr<Arena> arena;  // where what the process sends comes to lie here
-  Bell* bell;
+  Doorbell* doorbell;
   uint32_t seen;
 };
 
@@ -40,8 +40,8 @@ class Proxies {
     process_table_->slot(slot)->is_remote.store(host + 1, std::memory_order_relaxed);
     process_table_->set_eventfd(slot, event_.get(), process_table_->slot(slot)->incarnation.load(std::memory_order_relaxed));
     process_table_->live(slot);
-    Bell* const bell = &process_table_->slot(slot)->bell;
-    all_.push_back({slot, process_table_->slot(slot)->incarnation.load(std::memory_order_relaxed), host, std::move(arena), bell, bell->count.load()});
+    Doorbell* const doorbell = &process_table_->slot(slot)->doorbell;
+    all_.push_back({slot, process_table_->slot(slot)->incarnation.load(std::memory_order_relaxed), host, std::move(arena), doorbell, doorbell->count.load()});
   }
   // It is dead, if it was not before.
   void remove(uint32_t slot) {
@@ -63,7 +63,7 @@ class Proxies {
 
   bool moved() const {
     for (const Proxy& p : all_)
-      if (p.bell->count.load(std::memory_order_seq_cst) != p.seen) return true;
+      if (p.doorbell->count.load(std::memory_order_seq_cst) != p.seen) return true;
     return false;
   }
   // Calls `take(proxy, bit)` for what was rung since. The count is read first: what was rung before it is found.
@@ -71,26 +71,26 @@ class Proxies {
   bool take(const Take& take) {
     bool any = false;
     for (Proxy& p : all_) {
-      const uint32_t count = p.bell->count.load(std::memory_order_seq_cst);
+      const uint32_t count = p.doorbell->count.load(std::memory_order_seq_cst);
       if (count == p.seen) continue;
       p.seen = count;
       any = true;
-      for (size_t i = 0; i < kBellWords; ++i) {
-        if (p.bell->ready[i].load(std::memory_order_relaxed) == 0) continue;
-        for (uint64_t bits = p.bell->ready[i].exchange(0, std::memory_order_acquire); bits != 0; bits &= bits - 1)
+      for (size_t i = 0; i < kDoorbellWords; ++i) {
+        if (p.doorbell->ready[i].load(std::memory_order_relaxed) == 0) continue;
+        for (uint64_t bits = p.doorbell->ready[i].exchange(0, std::memory_order_acquire); bits != 0; bits &= bits - 1)
           take(std::as_const(p), uint32_t(i * 64) + uint32_t(std::countr_zero(bits)));
       }
     }
     return any;
   }
-  // Before the thread sleeps on the eventfd: true if it may. Dekker with ProcessTable::strike, for each bell: the flag, then
+  // Before the thread sleeps on the eventfd: true if it may. Dekker with ProcessTable::strike, for each doorbell: the flag, then
   // the count. Afterwards disarm(), which takes the event down.
   bool arm() {
-    for (Proxy& p : all_) p.bell->armed.store(1, std::memory_order_seq_cst);
+    for (Proxy& p : all_) p.doorbell->armed.store(1, std::memory_order_seq_cst);
     return !moved();
   }
   void disarm() {
-    for (Proxy& p : all_) p.bell->armed.store(0, std::memory_order_relaxed);
+    for (Proxy& p : all_) p.doorbell->armed.store(0, std::memory_order_relaxed);
   }
   void drain() {
     uint64_t n;

@@ -45,7 +45,7 @@ void HostPump::stop() {
     abandon(std::move(thread_));
     // Its parent's pump goes on reading from their rings; and it may have been changing any of these when it forked.
     abandon(std::move(mirrors_));
-    abandon(std::move(by_bell_));
+    abandon(std::move(by_doorbell_));
     abandon(std::move(peers_));
     abandon(std::move(awaited_));
     return;
@@ -125,16 +125,16 @@ Peer& HostPump::peer(uint32_t host) {
 
 void HostPump::rung(const Proxy& proxy, uint32_t bit) {
   Peer& to = peer(proxy.host);
-  const auto found = by_bell_.find({proxy.slot, bit});
+  const auto found = by_doorbell_.find({proxy.slot, bit});
   bool any = false;
-  if (found != by_bell_.end())
+  if (found != by_doorbell_.end())
     for (Mirror* mirror : found->second) {
       // The slot's process may have come back on another host than it was on when that segment was laid.
       if (!mirror->is_on(proxy.host)) continue;
       to.look(*mirror);
       any = true;
     }
-  if (!any && to.state() != Peer::State::kLost) to.ring(proxy.slot, proxy.incarnation, bit);
+  if (!any && to.state() != Peer::State::kLost) to.notify(proxy.slot, proxy.incarnation, bit);
   if (bit != kAttentionBit) return;
   // It may be for anything, cancelled calls among it.
   for (Mirror* mirror : mirrors_of(proxy.host)) to.look(*mirror);
@@ -434,7 +434,7 @@ void HostPump::mirror(uint64_t id, std::shared_ptr<Segment> segment, std::vector
     for (const uint32_t host : made->hosts()) peer(host);
     Mirror& mirror = *made;
     try {
-      for (const Mirror::Bell& bell : mirror.bells()) by_bell_[{bell.target.slot, bell.target.bit}].insert(&mirror);
+      for (const Mirror::Doorbell& doorbell : mirror.doorbells()) by_doorbell_[{doorbell.target.slot, doorbell.target.bit}].insert(&mirror);
       mirrors_[id] = std::move(made);
       tell_all(mirror);
     } catch (...) {  // there is no memory for it
@@ -446,9 +446,9 @@ void HostPump::mirror(uint64_t id, std::shared_ptr<Segment> segment, std::vector
 
 void HostPump::leave(Mirror& mirror) noexcept {
   for (const uint32_t host : mirror.hosts()) peer(host).close(mirror);
-  for (auto at = by_bell_.begin(); at != by_bell_.end();) {
+  for (auto at = by_doorbell_.begin(); at != by_doorbell_.end();) {
     at->second.erase(&mirror);
-    at = at->second.empty() ? by_bell_.erase(at) : std::next(at);
+    at = at->second.empty() ? by_doorbell_.erase(at) : std::next(at);
   }
   mirrors_.erase(uint64_t(mirror.id));
 }

@@ -1,5 +1,5 @@
 // The thread that joins this host's rings to those of others: one for each host. It never takes the GIL, and is never
-// waited for by it. It sleeps on the bells of the proxies and on its sockets; there is no timer but for connections that
+// waited for by it. It sleeps on the doorbells of the proxies and on its sockets; there is no timer but for connections that
 // are silent or gone.
 #pragma once
 
@@ -70,7 +70,7 @@ class HostPump final : private Hub {
   void tell_when_come(uint32_t host, std::vector<Due> frames, uint64_t number);
   void stop();
 
-  // Of all bells of proxies: every process that rings one needs it (ProcessTable::set_eventfd).
+  // Of all doorbells of proxies: every process that rings one needs it (ProcessTable::set_eventfd).
   int eventfd() const { return proxies_.eventfd(); }
   // Becomes readable when there are events, or there is something of the others.
   int notice_fd() const { return notice_.get(); }
@@ -134,7 +134,7 @@ class HostPump final : private Hub {
   // The thread's own.
   Proxies proxies_;
   std::map<uint64_t, std::unique_ptr<Mirror>> mirrors_;
-  std::map<std::pair<uint32_t, uint32_t>, std::set<Mirror*>> by_bell_;
+  std::map<std::pair<uint32_t, uint32_t>, std::set<Mirror*>> by_doorbell_;
   struct Known {
     std::unique_ptr<Peer> peer;
     int watched = -1;

@@ -41,7 +41,7 @@ enum class What : uint16_t {
   kLimits,      // a set of execution limits
   kFailures,    // how many failures a host has counted
   kDeath,       // of a process of the speaker's host
-  kRing,        // a bell of the listener's host was rung on the speaker's
+  kRing,        // a doorbell of the listener's host was rung on the speaker's
   kPing,
   kClock,    // what does the listener's clock say?
   kClockIs,  // that
@@ -153,7 +153,7 @@ struct Death {
 };
 // Nanoseconds of CLOCK_MONOTONIC, which each host has its own of.
 struct Clock {
-  uint64_t asked;  // when that was, by who asks
+  uint64_t requested;  // when that was, by who asks
   uint64_t says;   // kClockIs: the clock of who answers
 };
 struct Returned {

@@ -10,7 +10,7 @@ namespace {
 std::vector<Target> targets_of(const std::vector<std::pair<uint32_t, uint32_t>>& pairs) {
   std::vector<Target> targets;
   for (auto [slot, bit] : pairs) {
-    if (bit >= kBellBits) throw nb::value_error("bell bit out of range");
+    if (bit >= kDoorbellBits) throw nb::value_error("bell bit out of range");
     targets.push_back({slot, bit});
   }
   return targets;

@@ -80,7 +80,7 @@ bool on_main_thread() {
   return is_main;
 }
 
-// Sleep on the bell until its count is no longer `seen`, or it is `wake` (0: at no time). What that has come to, if it is
+// Sleep on the doorbell until its count is no longer `seen`, or it is `wake` (0: at no time). What that has come to, if it is
 // the operation's end for this rank; `absent`: whom it waits for, in words for those who know the names. Tells who is at
 // fault where sleeping raises, which is what a signal handler has raised.
 template <class Absent>
@@ -373,9 +373,9 @@ void bind_collective(nb::module_& m) {
                           const std::vector<uint32_t>& hosts, std::shared_ptr<Arena> arena, const std::vector<std::shared_ptr<ArenaView>>& views, uint32_t bit) {
              std::unique_ptr<CollectiveLinks> links;
              if (const RankHosts of = hosts_of(hosts); of.hosts() > 1) {
-               std::vector<Target> bells;
-               for (const auto& [slot, incarnation] : members) bells.push_back({slot, bit});
-               links = std::make_unique<CollectiveLinks>(segment, CollectiveGroup::links_at(of.ranks()), inbox.process_table(), of, rank, bells, arena, views);
+               std::vector<Target> doorbells;
+               for (const auto& [slot, incarnation] : members) doorbells.push_back({slot, bit});
+               links = std::make_unique<CollectiveLinks>(segment, CollectiveGroup::links_at(of.ranks()), inbox.process_table(), of, rank, doorbells, arena, views);
              }
              new (self) CollectiveGroup(std::move(segment), inbox.process_table(), inbox, rank, members_of(members), std::move(links));
            }, "segment"_a, "inbox"_a, "rank"_a, "members"_a, "hosts"_a, "arena"_a, "views"_a, "bit"_a, nb::keep_alive<1, 3>(), R"(

@@ -60,7 +60,7 @@ class Turn {
 };
 
 // Through the door under the lock of who submits.
-struct ShortWay {
+struct FastPath {
   nb::object door, acquire, release, holder, source, type, serialization_error, blame;
   size_t results;  // whose refs are made, as a list; 0: of the first, alone
   // What the frames of the input edges are made of: of each the arguments, by place or by name. None: the only argument
@@ -151,7 +151,7 @@ struct ShortWay {
 int way_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
-  for (const nb::handle held : nb::inst_ptr<ShortWay>(self)->all()) Py_VISIT(held.ptr());
+  for (const nb::handle held : nb::inst_ptr<FastPath>(self)->all()) Py_VISIT(held.ptr());
   return 0;
 }
 
@@ -190,12 +190,12 @@ void bind_door(nb::module_& m) {
            nb::sig("def start_many(self, values: tuple[Any, ...], source: Any, type: type[_Ref], deadline: int = 0) -> _Ref | None"),
            "Send one value on each writer, all or none; otherwise like ``start``.");
 
-  nb::class_<ShortWay>(m, "FastPath", nb::type_slots(way_slots),
+  nb::class_<FastPath>(m, "FastPath", nb::type_slots(way_slots),
       "Executions of a graph whose arguments are sent as they are, while nobody else submits.")
-      .def("__init__", [](ShortWay* self, nb::object door, nb::object lock, nb::object holder, nb::object source, nb::object type, nb::object serialization_error, nb::object blame, size_t results, nb::object timed, nb::object seconds, nb::object inputs, size_t positional, size_t named) {
+      .def("__init__", [](FastPath* self, nb::object door, nb::object lock, nb::object holder, nb::object source, nb::object type, nb::object serialization_error, nb::object blame, size_t results, nb::object timed, nb::object seconds, nb::object inputs, size_t positional, size_t named) {
              nb::cast<Door*>(door);
              as_holder(holder);
-             new (self) ShortWay{std::move(door), lock.attr("acquire"), lock.attr("release"), std::move(holder), std::move(source), std::move(type), std::move(serialization_error), std::move(blame), results, std::move(inputs), positional, named, std::move(timed), std::move(seconds)};
+             new (self) FastPath{std::move(door), lock.attr("acquire"), lock.attr("release"), std::move(holder), std::move(source), std::move(type), std::move(serialization_error), std::move(blame), results, std::move(inputs), positional, named, std::move(timed), std::move(seconds)};
            }, "door"_a, "lock"_a, "holder"_a, "source"_a, "type"_a, "serialization_error"_a, "blame"_a, "results"_a, "timed"_a, "seconds"_a.none(), "inputs"_a.none() = nb::none(), "positional"_a = 1, "named"_a = 0,
            nb::sig("def __init__(self, door: Door, lock: Any, holder: Holder, source: Any, type: type[Any], "
                    "serialization_error: type[Exception], blame: Callable[[Any, tuple[Any, ...]], Any], results: int, "
@@ -207,7 +207,7 @@ void bind_door(nb::module_& m) {
            (monotonic nanoseconds), after these ``seconds`` where it is given none. ``inputs``: for each input edge the
            arguments that its frames have, by place or by name, of so many ``positional`` and ``named`` ones; ``None``:
            the one argument is the one frame.)")
-      .def("enter", [](ShortWay& self, nb::tuple args, nb::dict kwargs, nb::handle deadline) { return self.enter(args, kwargs, deadline); }, "args"_a, "kwargs"_a, "deadline"_a.none() = nb::none(),
+      .def("enter", [](FastPath& self, nb::tuple args, nb::dict kwargs, nb::handle deadline) { return self.enter(args, kwargs, deadline); }, "args"_a, "kwargs"_a, "deadline"_a.none() = nb::none(),
            nb::sig("def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float | None = None) -> Any"),
            "What ``execute`` returns; ``None``: it has not begun.");
 }

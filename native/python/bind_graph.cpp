@@ -342,7 +342,7 @@ void bind_graph(nb::module_& m) {
            "Executions under way in which tasks have failed, with the errors in the order of coming.")
       .def("interrupt", [](Gated& g) {
              ++g.interruptions;
-             g.inbox->process_table()->ring(g.inbox->slot(), kAttentionBit);
+             g.inbox->process_table()->notify(g.inbox->slot(), kAttentionBit);
            }, "Whoever waits in ``get`` returns ``EMPTY`` and looks again. Rings this process's bell.")
       .def("get", [](Gated& g, uint64_t number, size_t reader, nb::handle timeout, int64_t deaths) {
              nb::object value = g.get(number, reader, deadline_after(timeout), deaths);
@@ -375,7 +375,7 @@ void bind_graph(nb::module_& m) {
       .def_prop_ro("has_room", [](Gated& g) { return g.gate->has_room(); }, "Whether a submission would be accepted now.")
       .def_prop_ro("submitted", [](Gated& g) { return g.gate->submitted(); }, "How many submissions there were; the next one's number.")
       .def_prop_ro("completed", [](Gated& g) { return g.gate->completed(); }, "How many submissions have all their results.")
-      .def_prop_ro("asked", [](Gated& g) { return g.gate->asked(); }, "Results that were asked for in vain, and may still be got.")
+      .def_prop_ro("requested", [](Gated& g) { return g.gate->requested(); }, "Results that were asked for in vain, and may still be got.")
       .def_prop_ro("stashed", [](Gated& g) { return g.gate->stashed(); }, "Results out of the rings that nobody has taken yet.")
       .def_prop_ro("stashed_bytes", [](Gated& g) { return g.gate->stashed_bytes(); }, "The size of their bodies.")
       .def("record", [](Gated& g, std::shared_ptr<Recorder> own, std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs,

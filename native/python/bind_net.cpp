@@ -155,7 +155,7 @@ void bind_net(nb::module_& m) {
                samples = p.ask_clock(host, times, ns_of(timeout));
              }
              nb::list all;
-             for (const net::ClockSample& s : samples) all.append(nb::make_tuple(s.asked, s.says, s.answered));
+             for (const net::ClockSample& s : samples) all.append(nb::make_tuple(s.requested, s.says, s.answered));
              return all;
            }, "host"_a, "times"_a, "timeout"_a, nb::sig("def ask_clock(self, host: int, times: int, timeout: float) -> list[tuple[int, int, int]]"),
            R"(

@@ -1,4 +1,4 @@
-// The process table, the bell and the death watch.
+// The process table, the doorbell and the death watch.
 
 #include "bind.h"
 #include "death_watch.h"
@@ -17,7 +17,7 @@ namespace {
 // Every index that comes from Python: it may have come from shared memory before, where peers write.
 uint32_t checked(const ProcessTable& process_table, uint32_t slot) {
   if (slot >= process_table.slots())
-    throw nb::index_error(("conveyor: no slot " + std::to_string(slot) + " on a board of " + std::to_string(process_table.slots())).c_str());
+    throw nb::index_error(("conveyor: no slot " + std::to_string(slot) + " on a process table of " + std::to_string(process_table.slots())).c_str());
   return slot;
 }
 
@@ -66,12 +66,12 @@ void note_waits(Inbox& inbox, nb::list rows) {
 }  // namespace
 
 void bind_process_table(nb::module_& m) {
-  nb::class_<ProcessTable>(m, "ProcessTable", "The session's process slots: bell, life word and status page of each. Slots are not checked.")
+  nb::class_<ProcessTable>(m, "ProcessTable", "The session's process slots: bell, liveness futex and status page of each. Slots are not checked.")
       .def_static("create", &ProcessTable::create, "slots"_a, "A new board with room for that many processes.")
       .def_static("attach", &ProcessTable::attach, "fd"_a,
-           "The board behind a descriptor, which is duplicated; ``OSError`` if it is none of this version.")
+           "The process table behind a descriptor, which is duplicated; ``OSError`` if it is none of this version.")
       .def_static("look", &ProcessTable::look, "fd"_a, "The same for who has no part in the session, and only reads: a call of what writes is a fault.")
-      .def_prop_ro("fd", &ProcessTable::fd, "The board's descriptor; stays the board's.")
+      .def_prop_ro("fd", &ProcessTable::fd, "The process table's descriptor; stays the process table's.")
       .def_prop_ro("slots", &ProcessTable::slots, "How many slots there are.")
       .def_prop_ro("deaths", [](ProcessTable& b) { return b.header()->deaths.load(); }, "How many deaths were announced, modulo 2**32.")
       .def("set_eventfd", [](ProcessTable& b, uint32_t slot, int fd, uint32_t incarnation) { b.set_eventfd(checked(b, slot), fd, incarnation); }, "slot"_a, "fd"_a, "incarnation"_a,
@@ -80,7 +80,7 @@ void bind_process_table(nb::module_& m) {
            Nothing if it has that of a later one. ``IndexError``, here and below, where the process table has no such slot.)")
       .def("close_fds", &ProcessTable::close_fds, "At the end of a session: close every descriptor; the mapping stays.")
       .def("eventfd", [](ProcessTable& b, uint32_t slot) { return b.eventfd(checked(b, slot)); }, "slot"_a,
-           "The descriptor kept for that process, still the board's; -1 if there is none.")
+           "The descriptor kept for that process, still the process table's; -1 if there is none.")
       .def("forget_eventfd", [](ProcessTable& b, uint32_t slot) { b.forget_eventfd(checked(b, slot)); }, "slot"_a,
            "Close the duplicate that ``set_eventfd`` made, if any.")
       .def("prepare", [](ProcessTable& b, uint32_t slot, const std::string& name, uint32_t incarnation) { b.prepare(checked(b, slot), name, incarnation); }, "slot"_a, "name"_a, "incarnation"_a = 0,
@@ -94,17 +94,17 @@ void bind_process_table(nb::module_& m) {
              return nb::steal(PyUnicode_DecodeUTF8(name.data(), Py_ssize_t(name.size()), "replace"));
            }, "slot"_a, nb::sig("def name(self, slot: int) -> str"), "The name given to ``prepare``, at most 63 bytes of it.")
       .def("live", [](ProcessTable& b, uint32_t slot) { b.live(checked(b, slot)); }, "slot"_a,
-           R"(Take the life word with the calling thread, the process's main thread: "alive" until it ends.)")
+           R"(Take the liveness futex with the calling thread, the process's main thread: "alive" until it ends.)")
       .def("alive_unwatched",
            [](ProcessTable& b, uint32_t slot) {
              slot_of(b, slot)->pid.store(uint32_t(::getpid()));
              slot_of(b, slot)->condition.store(Condition::kAlive);
            },
-           "slot"_a, R"(Be "alive" without a life word (the driver: it watches, nobody watches it).)")
+           "slot"_a, R"(Be "alive" without a liveness futex (the driver: it watches, nobody watches it).)")
       .def("guard_signals", [](ProcessTable& b, uint32_t slot) { b.guard_signals(checked(b, slot)); }, "slot"_a,
            "From now on announce a fatal signal of this process before a core is dumped.")
       .def("retire", [](ProcessTable& b, uint32_t slot) { b.retire(checked(b, slot)); }, "slot"_a, R"(
-           Give back the life word, by the thread that has taken it with ``live``: the process leaves the session and
+           Give back the liveness futex, by the thread that has taken it with ``live``: the process leaves the session and
            goes on. For everybody it is dead.)")
       .def("leave", [](ProcessTable& b, uint32_t slot) { slot_of(b, slot)->status.leaving.store(1, std::memory_order_release); }, "slot"_a,
            "Note that the process ends because user code wants it to (``SystemExit``).")
@@ -112,9 +112,9 @@ void bind_process_table(nb::module_& m) {
            "Whether the process has noted that.")
       .def("death_number", [](ProcessTable& b, uint32_t slot) { return slot_of(b, slot)->died.load(std::memory_order_acquire); }, "slot"_a,
            "Which of the session's deaths the slot's was, from 1; 0 if none was announced.")
-      .def("ring", [](ProcessTable& b, uint32_t slot, uint32_t bit) {
-             if (bit >= kBellBits) throw nb::index_error("conveyor: a bell has no such bit");
-             b.ring(checked(b, slot), bit);
+      .def("notify", [](ProcessTable& b, uint32_t slot, uint32_t bit) {
+             if (bit >= kDoorbellBits) throw nb::index_error("conveyor: a bell has no such bit");
+             b.notify(checked(b, slot), bit);
            }, "slot"_a, "bit"_a, "Set ``bit`` in the slot's bell and wake whoever sleeps on it.")
       .def("announce_death", [](ProcessTable& b, uint32_t slot) { return b.announce_death(checked(b, slot)); }, "slot"_a,
            "Mark the slot dead and ring every living process; false if it was marked already.")
@@ -176,7 +176,7 @@ void bind_process_table(nb::module_& m) {
              s->transfers_held.fetch_add(uint32_t(held));
              s->transfers_failing.fetch_add(uint32_t(failing));
              for (uint32_t i = 0, n = b.used(); i < n; ++i)
-               if (const Condition c = b.slot(i)->condition.load(); c == Condition::kAlive || c == Condition::kStarting) b.ring(i, kAttentionBit);
+               if (const Condition c = b.slot(i)->condition.load(); c == Condition::kAlive || c == Condition::kStarting) b.notify(i, kAttentionBit);
            }, "slot"_a, "held"_a, "failing"_a, "Add to how many want that, and have all processes look again.")
       .def("note_fetch", [](ProcessTable& b, uint32_t slot, int from, uint64_t number, uint64_t total, uint32_t others, uint64_t since_ns) {
              Fetching& f = slot_of(b, slot)->fetching;
@@ -209,9 +209,9 @@ void bind_process_table(nb::module_& m) {
            "All that the process has noted, as ``Inbox.note_waits`` takes it. ``None`` while it is being noted.")
       .def("ask", [](ProcessTable& b, uint32_t slot) {
              // Before the ring: who is woken by it must see the question.
-             const uint32_t asked = slot_of(b, slot)->status.asked.fetch_add(1, std::memory_order_seq_cst) + 1;
-             b.ring(slot, kAttentionBit);
-             return asked;
+             const uint32_t requested = slot_of(b, slot)->status.requested.fetch_add(1, std::memory_order_seq_cst) + 1;
+             b.notify(slot, kAttentionBit);
+             return requested;
            }, "slot"_a, "Have the waits of that process look once more; the number of the question.")
       .def("status", [](ProcessTable& b, uint32_t slot) {
              Status& s = slot_of(b, slot)->status;
@@ -294,7 +294,7 @@ void bind_process_table(nb::module_& m) {
              i.tell_starving();
            }, "Note on the status page: nothing to do, unless methods run beside the main thread.")
       .def("count_waiting", &Inbox::count_waiting, "more"_a, "Note that the main thread is in so many more waits.")
-      .def("count_beside", &Inbox::count_beside, "more"_a,
+      .def("count_concurrent", &Inbox::count_concurrent, "more"_a,
            "Note that so many more methods run beside the main thread, in other threads or as coroutines. Who ends the last one rings the bell.")
       .def("running", [](Inbox& i, uint32_t graph, uint32_t node, uint64_t execution) {
              Status& s = i.status();
@@ -313,18 +313,18 @@ void bind_process_table(nb::module_& m) {
              s.execution.store(call, std::memory_order_relaxed);
              i.begins(now_ns());
            }, "name"_a, "call"_a, "Note on the status page: runs the method of this name (cut at 87 bytes) for a call, since now.")
-      .def_prop_ro("asked", [](Inbox& i) { return i.status().asked.load(std::memory_order_seq_cst); },
+      .def_prop_ro("requested", [](Inbox& i) { return i.status().requested.load(std::memory_order_seq_cst); },
            "How many questions others have had for this process's waits.")
       .def("note_waits", &note_waits, "waits"_a, nb::sig("def note_waits(self, waits: list[tuple[int, int, int, int, int, int, str]]) -> None"), R"(
            Note on the process table what keeps this process from its work, at most ``WAIT_ROWS`` waits: the work, a stamp that
            tells its waits from earlier ones, the question since which they have looked in vain, how the work is run, and
            any of whom they wait for (slot, work there), in words.)");
 
-  nb::class_<DeathWatch>(m, "DeathWatch", "A native thread that sees processes die by their life words and announces it. Never takes the GIL.")
+  nb::class_<DeathWatch>(m, "DeathWatch", "A native thread that sees processes die by their liveness futexes and announces it. Never takes the GIL.")
       .def("__init__", [](DeathWatch* self, std::shared_ptr<ProcessTable> process_table, int told) { new (self) DeathWatch(std::move(process_table), told); }, "process_table"_a, "told"_a = -1,
-           "Starts the thread. ``told``: an eventfd that it writes to whenever a life word has fired; it must outlive the thread.")
+           "Starts the thread. ``told``: an eventfd that it writes to whenever a liveness futex has fired; it must outlive the thread.")
       .def_static("supported", &DeathWatch::supported,
-           "Whether this kernel can wait for many life words (Linux 5.16), and lets us; else only fatal signals are seen.")
+           "Whether this kernel can wait for many liveness futexes (Linux 5.16), and lets us; else only fatal signals are seen.")
       .def("add", [](DeathWatch& w, uint32_t slot) { w.add(checked(w.process_table(), slot)); }, "slot"_a,
            "Watch this process; at most 127 are watched by one thread.")
       .def("remove", &DeathWatch::remove, "slot"_a, "Watch it no more.")

@@ -77,9 +77,9 @@ void bind_recorder(nb::module_& m) {
              check_index(i, r.place().sends);
              r.note_send(i, execution, begin, end, bytes, failed);
            }, "index"_a, "execution"_a, "begin"_a, "end"_a, "bytes"_a, "failed"_a, "A frame was sent.")
-      .def("count_beside", [](Recorder& r, uint32_t i, uint64_t bytes) {
+      .def("count_out_of_band", [](Recorder& r, uint32_t i, uint64_t bytes) {
              check_index(i, r.place().sends);
-             r.count_beside(i, bytes);
+             r.count_out_of_band(i, bytes);
            }, "index"_a, "bytes"_a, "Count what goes beside the frames of a send.")
       .def("note_room", [](Recorder& r, uint64_t execution, uint64_t begin, bool traced) {
              check_index(1, r.place().tasks);

@@ -15,7 +15,7 @@
 // `exit_inside` counts the threads' frames that need the GIL. A thread counts itself first and looks for
 // the end then; who ends the interpreter says so first and looks at the count then. Both are sequentially
 // consistent, so one of them sees the other. Builtins instead of std::atomic: the tests of interleavings
-// model the atomics of the bell, and these belong to none of its schedules.
+// model the atomics of the doorbell, and these belong to none of its schedules.
 #pragma once
 
 #include <errno.h>

@@ -307,7 +307,7 @@ bool Gate::settled(uint64_t number, size_t i) {
 void Gate::drop(uint64_t number, size_t i) {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
   if (settled(number, i)) return;
-  if (recorder_) asked_since_[i].erase(number);
+  if (recorder_) requested_since_[i].erase(number);
   if (failures_ && failures_->has(number, i)) {  // a frame that is to come is dropped anyway
     note_unseen(number, failures_->error_of(number));
     failures_->close(number, i);
@@ -436,9 +436,9 @@ void Gate::discard_all() {
   error.raise();
 }
 
-size_t Gate::asked() const {
+size_t Gate::requested() const {
   size_t n = 0;
-  for (auto& asked : asked_since_) n += asked.size();
+  for (auto& requested : requested_since_) n += requested.size();
   return n;
 }
 
@@ -461,7 +461,7 @@ void Gate::record(std::shared_ptr<Recorder> own, std::vector<std::pair<std::shar
   outputs_ = std::move(outputs);
   all_ = std::move(all);
   submitted_at_.resize(own->place().slots);
-  asked_since_.resize(readers_.size());
+  requested_since_.resize(readers_.size());
   uint64_t turn = UINT64_MAX;
   for (auto& member : all_) {
     const RecorderPlace& place = member->place();
@@ -511,17 +511,17 @@ void Gate::submission_ends(uint64_t number, uint64_t began) {
 
 uint64_t Gate::taking(uint64_t number, size_t i, uint64_t since) {
   if (!recorder_) return 0;
-  uint64_t asked = since;
-  if (!asked_since_[i].empty()) {
-    auto found = asked_since_[i].find(number);
-    if (found != asked_since_[i].end()) {
-      asked = found->second;
-      asked_since_[i].erase(found);
+  uint64_t requested = since;
+  if (!requested_since_[i].empty()) {
+    auto found = requested_since_[i].find(number);
+    if (found != requested_since_[i].end()) {
+      requested = found->second;
+      requested_since_[i].erase(found);
     }
   }
   const bool traced = recorder_->tracing();
-  const uint64_t now = asked != 0 || traced ? now_ns() : 0;
-  recorder_->received(uint32_t(i)).waiting.note(asked != 0 ? now - asked : 0);
+  const uint64_t now = requested != 0 || traced ? now_ns() : 0;
+  recorder_->received(uint32_t(i)).waiting.note(requested != 0 ? now - requested : 0);
   if (!traced) return 0;
   if (since != 0) recorder_->trace({since, now, number, 0, uint32_t(i), 0, EventKind::kWait, 0, 0});
   return now;
@@ -533,7 +533,7 @@ void Gate::taken(uint64_t number, size_t i, uint64_t began, uint64_t bytes, bool
 
 void Gate::wait_ends(uint64_t number, size_t i, uint64_t since) {
   if (!recorder_) return;
-  asked_since_[i].emplace(number, since);
+  requested_since_[i].emplace(number, since);
   if (recorder_->tracing()) recorder_->trace({since, now_ns(), number, 0, uint32_t(i), 0, EventKind::kWait, kSkipped, 0});
 }
 

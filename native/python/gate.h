@@ -111,7 +111,7 @@ class Gate {
   // Take what has come, and nothing that comes later.
   void leave();
   // Results that were asked for in vain and are still somebody's.
-  size_t asked() const;
+  size_t requested() const;
   size_t stashed() const;
   size_t stashed_bytes() const;
 
@@ -182,7 +182,7 @@ class Gate {
   std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs_;
   std::vector<std::shared_ptr<Recorder>> all_;
   std::vector<uint64_t> submitted_at_;  // of the last executions, by number
-  std::vector<std::unordered_map<uint64_t, uint64_t>> asked_since_;  // results that were asked for in vain
+  std::vector<std::unordered_map<uint64_t, uint64_t>> requested_since_;  // results that were asked for in vain
   uint64_t counted_ = first_;           // executions whose time has been counted
   uint64_t turn_ = 1;                   // executions for whose events there is room
   uint64_t drain_at_ = 0;

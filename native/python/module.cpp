@@ -59,7 +59,7 @@ NB_MODULE(_core, m) {
   m.doc() = R"(
       The native core: what must be fast or atomic, and nothing else.
 
-      Slots are board slots, bits are bell bits, offsets and sizes are bytes, timeouts are seconds (``None``: none). A
+      Slots are process table slots, bits are doorbell bits, offsets and sizes are bytes, timeouts are seconds (``None``: none). A
       failed system call raises ``OSError``; an integer that does not fit its field raises ``TypeError``.)";
 
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
@@ -83,7 +83,7 @@ NB_MODULE(_core, m) {
   m.attr("KIND_VALUE") = int(Kind::kValue);
   m.attr("KIND_CALL") = int(Kind::kCall);
   m.attr("KIND_CONTROL") = int(Kind::kControl);
-  m.attr("BELL_BITS") = int(kBellBits);
+  m.attr("DOORBELL_BITS") = int(kDoorbellBits);
   m.attr("ATTENTION_BIT") = int(kAttentionBit);
   m.attr("WAIT_ROWS") = int(kWaitRows);
   m.attr("RING_WRITER_MAY_WAIT") = int(kWriterMayWait);

@@ -80,8 +80,8 @@ void Program::set_limits(nb::object limits, nb::object cancel) {
 void Program::advance(bool sending) {
   inbox_->came_back();
   const Given given;
-  if (suspended_ && !closed_ && !cancel_asked_ && limits_ != nullptr && limits_->cancelled(execution_)) {
-    cancel_asked_ = true;  // once: it may take its time to clean up
+  if (suspended_ && !closed_ && !cancel_requested_ && limits_ != nullptr && limits_->cancelled(execution_)) {
+    cancel_requested_ = true;  // once: it may take its time to clean up
     cancel_();
   }
   if (progress_.is_valid() && !closed_) {
@@ -112,7 +112,7 @@ void Program::advance(bool sending) {
     given_ = 0;
     ++execution_;
   }
-  inbox_->process_table()->ring(inbox_->slot(), bit_);
+  inbox_->process_table()->notify(inbox_->slot(), bit_);
 }
 
 void Program::close() {
@@ -407,7 +407,7 @@ bool Program::call(Call& step, bool& begun) {
   if (!step.start.is_none()) {
     const nb::list regs = registers();
     suspended_ = true;  // before: a cancellation finds it
-    cancel_asked_ = false;
+    cancel_requested_ = false;
     early_.reset();
     starting_ = true;
     result = nb::steal(PyObject_CallFunctionObjArgs(step.start.ptr(), regs.ptr(), nullptr));

@@ -78,7 +78,7 @@ class Program {
   // been cancelled.
   void set_limits(nb::object limits, nb::object cancel);
 
-  // Run until input is missing or for a turn; then ask for another turn by ringing the own bell.
+  // Run until input is missing or for a turn; then ask for another turn by ringing the own doorbell.
   void advance() { advance(false); }
   // The coroutine of the suspended call has ended with `value`, or with the exception `error`.
   void resume(nb::object value, nb::object error);
@@ -229,7 +229,7 @@ class Program {
   // While a coroutine is being started: it may end before that returns, and what it gave waits here.
   bool starting_ = false;
   std::optional<std::pair<nb::object, nb::object>> early_;  // value and error
-  bool cancel_asked_ = false;  // of the running coroutine
+  bool cancel_requested_ = false;  // of the running coroutine
   bool closed_ = false;
 };
 

@@ -18,7 +18,7 @@ nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t
     if (value.is_valid()) return value;
     if (closed || interruptions != before || (deaths >= 0 && inbox->process_table()->header()->deaths.load(std::memory_order_seq_cst) != uint32_t(deaths)))
       return nb::object();
-    // Results of others may move the bell so often that no wait comes to look at the time or for a signal.
+    // Results of others may move the doorbell so often that no wait comes to look at the time or for a signal.
     bool over = false;
     if (!first) {
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -148,7 +148,7 @@ void RefCore::unclaim(const void* by) {
   claimed = nullptr;
   if (!contended || gate == nullptr) return;
   contended = false;
-  gate->inbox->process_table()->ring(gate->inbox->slot(), kAttentionBit);
+  gate->inbox->process_table()->notify(gate->inbox->slot(), kAttentionBit);
 }
 
 nb::list ref_with_siblings(nb::handle self, size_t count) {

@@ -7,7 +7,7 @@
 
 namespace conveyor {
 
-// A gate with what its Python face adds: the bell to wait on, and who keeps its ends alive.
+// A gate with what its Python face adds: the doorbell to wait on, and who keeps its ends alive.
 struct Gated {
   std::unique_ptr<Gate> gate;
   nb::object keep;

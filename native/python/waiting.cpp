@@ -91,8 +91,8 @@ class Sleep {
     if (found) wake_all();
     return true;
   }
-  // They sleep on one bell. Not with the list's mutex, which is older than the bell's.
-  void wake_all() { inbox_.process_table()->ring(inbox_.slot(), kAttentionBit); }
+  // They sleep on one doorbell. Not with the list's mutex, which is older than the doorbell's.
+  void wake_all() { inbox_.process_table()->notify(inbox_.slot(), kAttentionBit); }
 
   Inbox& inbox_;
   const uint32_t seen_;
@@ -125,7 +125,7 @@ bool park_main(Inbox& inbox, uint32_t seen, uint64_t deadline, const PyThreadSta
       throw nb::python_error();
     }
     // A handler may have forked. The parent takes the events of both, so here nothing might end a sleep: whoever waits
-    // looks whose bell it is.
+    // looks whose doorbell it is.
     if (inbox.inherited()) {
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
       return true;

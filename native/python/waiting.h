@@ -1,4 +1,4 @@
-// Waiting on the process's bell by threads that have the GIL, with Ctrl-C in mind.
+// Waiting on the process's doorbell by threads that have the GIL, with Ctrl-C in mind.
 #pragma once
 
 #include <Python.h>

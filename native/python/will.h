@@ -15,7 +15,7 @@ namespace conveyor {
 
 namespace nb = nanobind;
 
-// Wakes whoever carries wills out, until it is closed: by an eventfd of its own, by the bell of an inbox, or not
+// Wakes whoever carries wills out, until it is closed: by an eventfd of its own, by the doorbell of an inbox, or not
 // at all. A forked child wakes nobody.
 class Waker {
  public:
@@ -24,7 +24,7 @@ class Waker {
   explicit Waker(const Inbox& inbox) : process_table_(inbox.process_table()), slot_(inbox.slot()) {}
   bool open() const { return open_ && fork_ == fork_generation.load(std::memory_order_relaxed); }
   void wake() const {
-    if (process_table_ != nullptr) process_table_->ring(slot_, kAttentionBit);
+    if (process_table_ != nullptr) process_table_->notify(slot_, kAttentionBit);
     if (fd_.get() >= 0) write_event(fd_.get());
   }
   void close() {

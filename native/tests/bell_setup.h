@@ -1,4 +1,4 @@
-// What tests of bells share: who rings, and ways to sleep.
+// What tests of doorbells share: who rings, and ways to sleep.
 #pragma once
 
 #include <poll.h>
@@ -42,7 +42,7 @@ enum class How { kSpin, kFutex, kPoll };
 // Sleeps until the count differs from `seen`.
 inline bool sleep_once(ProcessTable& process_table, uint32_t slot, Waiter& waiter, uint32_t seen, How how, int event) {
   const uint64_t deadline = now_ns() + kLost;
-  Bell& bell = process_table.slot(slot)->bell;
+  Doorbell& doorbell = process_table.slot(slot)->doorbell;
   switch (how) {
     case How::kSpin: {
       const uint64_t start = now_ns();
@@ -64,23 +64,23 @@ inline bool sleep_once(ProcessTable& process_table, uint32_t slot, Waiter& waite
           CHECK(::read(event, &n, sizeof n) == sizeof n || errno == EAGAIN);
         }
       }
-      return bell.count.load() != seen;
+      return doorbell.count.load() != seen;
   }
   return false;
 }
 
 // What ringers publish: for each bit a number that only grows, counted before the ring.
 struct Published {
-  std::array<std::atomic<uint64_t>, kBellBits> number;
+  std::array<std::atomic<uint64_t>, kDoorbellBits> number;
 };
 
 inline void ring_at_random(ProcessTable& process_table, uint32_t slot, Published& published, uint64_t seed, int times) {
   check::Random random(seed);
   for (int i = 0; i < times; ++i) {
     // Few bits most of the time, so that ringers meet.
-    const auto bit = uint32_t(random.below(4) != 0 ? random.below(3) * 64 : random.below(kBellBits));
+    const auto bit = uint32_t(random.below(4) != 0 ? random.below(3) * 64 : random.below(kDoorbellBits));
     published.number[bit].fetch_add(1, std::memory_order_relaxed);
-    process_table.ring(slot, bit);
+    process_table.notify(slot, bit);
     if (random.below(16) == 0) ::sched_yield();
     if (random.below(256) == 0) ::usleep(50);  // let the waiter fall asleep
   }
@@ -88,14 +88,14 @@ inline void ring_at_random(ProcessTable& process_table, uint32_t slot, Published
 
 // Takes ready bits until all of `total` publications were seen through them.
 inline void take_all(ProcessTable& process_table, uint32_t slot, Published& published, uint64_t total, How how, int event) {
-  Bell& bell = process_table.slot(slot)->bell;
-  Waiter waiter(&bell);
-  std::vector<uint64_t> seen_number(kBellBits);
+  Doorbell& doorbell = process_table.slot(slot)->doorbell;
+  Waiter waiter(&doorbell);
+  std::vector<uint64_t> seen_number(kDoorbellBits);
   uint64_t sum = 0;
   for (;;) {
     const uint32_t seen = waiter.count();
-    for (uint32_t word = 0; word < kBellWords; ++word) {
-      uint64_t bits = bell.ready[word].exchange(0, std::memory_order_acquire);
+    for (uint32_t word = 0; word < kDoorbellWords; ++word) {
+      uint64_t bits = doorbell.ready[word].exchange(0, std::memory_order_acquire);
       for (; bits != 0; bits &= bits - 1) {
         const uint32_t bit = word * 64 + uint32_t(__builtin_ctzll(bits));
         const uint64_t number = published.number[bit].load(std::memory_order_relaxed);

@@ -37,14 +37,14 @@ struct Worlds {
   Host& of(uint32_t rank) { return *all[hosts[rank]]; }
   std::unique_ptr<Rank> rank(uint32_t r) {
     Host& host = of(r);
-    std::vector<Target> bells;
+    std::vector<Target> doorbells;
     std::vector<std::shared_ptr<ArenaView>> views;
     for (uint32_t other = 0; other < hosts.ranks(); ++other) {
-      bells.push_back({other + 1, 3});
+      doorbells.push_back({other + 1, 3});
       views.push_back(host.view(other + 1));
     }
     const auto segment = host.segments[kNumber];
-    auto links = std::make_unique<CollectiveLinks>(segment, CollectiveGroup::links_at(hosts.ranks()), host.process_table, hosts, r, bells, host.arenas[r + 1], views);
+    auto links = std::make_unique<CollectiveLinks>(segment, CollectiveGroup::links_at(hosts.ranks()), host.process_table, hosts, r, doorbells, host.arenas[r + 1], views);
     return std::make_unique<Rank>(host.process_table, segment, r, members, std::move(links));
   }
   template <class Body>

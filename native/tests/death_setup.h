@@ -67,13 +67,13 @@ struct Session {
   void await_condition(uint32_t slot, Condition wanted) {
     await([&] { return condition(slot) == wanted; });
   }
-  // Sleep on the own bell, as any waiter does, until `slot` is known to be dead; the time since `start`.
+  // Sleep on the own doorbell, as any waiter does, until `slot` is known to be dead; the time since `start`.
   uint64_t await_death(uint32_t slot, uint64_t start) {
-    Bell& bell = process_table->slot(kSelf)->bell;
-    Waiter waiter(&bell);
+    Doorbell& doorbell = process_table->slot(kSelf)->doorbell;
+    Waiter waiter(&doorbell);
     for (;;) {
       const uint32_t seen = waiter.count();
-      bell.ready[0].exchange(0);
+      doorbell.ready[0].exchange(0);
       if (condition(slot) == Condition::kDead) break;
       if (!CHECK(waiter.park(seen, start + 2 * kSoon))) throw check::Abandon{};
     }

@@ -284,10 +284,10 @@ constexpr bool kThorough = !check::kThreadSanitizer;
 
 constexpr uint32_t kSlots = 4;
 
-struct Bells {
+struct Doorbells {
   std::shared_ptr<ProcessTable> process_table = ProcessTable::create(kSlots);
-  Bells() { reset(); }
-  virtual ~Bells() = default;
+  Doorbells() { reset(); }
+  virtual ~Doorbells() = default;
   void reset() {
     for (uint32_t i = 0; i < kSlots; ++i) {
       process_table->prepare(i, "");
@@ -296,27 +296,27 @@ struct Bells {
     process_table->header()->deaths.store(0);
     process_table->header()->alarm.store(0);
   }
-  Bell& bell(uint32_t i) { return process_table->slot(i)->bell; }
+  Doorbell& doorbell(uint32_t i) { return process_table->slot(i)->doorbell; }
 
   virtual std::string label(const void* word) const {
     const auto* at = static_cast<const char*>(word);
     for (uint32_t i = 0; i < kSlots; ++i) {
       ProcessTableSlot* slot = process_table->slot(i);
-      const Bell& bell = slot->bell;
+      const Doorbell& doorbell = slot->doorbell;
       const std::string of = " of slot " + std::to_string(i);
-      if (word == &bell.count) return "count" + of;
-      if (word == &bell.sleepers) return "sleepers" + of;
-      if (word == &bell.armed) return "armed" + of;
+      if (word == &doorbell.count) return "count" + of;
+      if (word == &doorbell.sleepers) return "sleepers" + of;
+      if (word == &doorbell.armed) return "armed" + of;
       if (word == &slot->condition) return "condition" + of;
       if (word == &slot->nudge) return "nudge" + of;
-      if (word == life_word(slot)) return "life word" + of;
+      if (word == liveness_futex(slot)) return "liveness futex" + of;
       if (word == &slot->memory) return "bytes" + of;
       if (word == &slot->pins.count) return "pins' news" + of;
       if (word == &slot->leftovers.count) return "news" + of;
       if (word == &slot->leftovers.wanted) return "wanted" + of;
-      if (word == &slot->leftovers.asked) return "asked" + of;
+      if (word == &slot->leftovers.requested) return "requested" + of;
       if (word == &slot->leftovers.answered) return "answered" + of;
-      if (at >= reinterpret_cast<const char*>(bell.ready) && at < reinterpret_cast<const char*>(&bell + 1)) return "ready" + of;
+      if (at >= reinterpret_cast<const char*>(doorbell.ready) && at < reinterpret_cast<const char*>(&doorbell + 1)) return "ready" + of;
       if (at >= reinterpret_cast<const char*>(slot) && at < reinterpret_cast<const char*>(slot + 1)) return "something" + of;
     }
     if (word == &process_table->header()->deaths) return "deaths";
@@ -331,20 +331,20 @@ struct Bells {
 // Another process, as far as waking goes: its own view of the same process table, with descriptors of its own.
 struct OtherProcess {
   std::shared_ptr<ProcessTable> process_table;
-  explicit OtherProcess(const Bells& bells) : process_table(ProcessTable::attach(bells.process_table->fd())) {}
+  explicit OtherProcess(const Doorbells& doorbells) : process_table(ProcessTable::attach(doorbells.process_table->fd())) {}
   // What it has of slot `index`: this, and as the eventfd of that incarnation.
   void knows(uint32_t index, int eventfd, uint32_t incarnation) {
     process_table->forget_eventfd(index);
     process_table->set_eventfd(index, eventfd, incarnation);
   }
-  model::Explorer::Alias alias(const Bells& bells) const {
-    return {process_table->header(), sizeof(ProcessTableHeader) + kSlots * sizeof(ProcessTableSlot), bells.process_table->header()};
+  model::Explorer::Alias alias(const Doorbells& doorbells) const {
+    return {process_table->header(), sizeof(ProcessTableHeader) + kSlots * sizeof(ProcessTableSlot), doorbells.process_table->header()};
   }
 };
 
 // What is explored: bodies that share something, made anew for every schedule.
 struct Scene {
-  const Bells* bells;
+  const Doorbells* doorbells;
   std::vector<std::function<void()>> bodies;
   std::function<void()> reset;
   std::function<bool()> judge = [] { return true; };
@@ -365,7 +365,7 @@ struct Scene {
     explorer.aliases = aliases;
     explorer.may_stop = may_stop;
     explorer.buffers = buffers;
-    explorer.label = [this](const void* word) { return bells->label(word); };
+    explorer.label = [this](const void* word) { return doorbells->label(word); };
     CHECK(explorer.explore(reset, judge));
     CHECK(explorer.schedules() >= at_least || check::failures() != 0);
     std::printf("[%zu%s] ", explorer.schedules(), preemptions == model::kAll ? "" : " bounded");

@@ -65,7 +65,7 @@ struct Host {
       if (homes[s] != self) pump->add_proxy(s, 1, homes[s], "proxy " + std::to_string(s), arenas[s]);
   }
   std::shared_ptr<ArenaView> view(uint32_t slot) { return std::make_shared<ArenaView>(files[slot].get(), kFile, process_table, slot); }
-  // Ring i: its writer, and its readers. Bit 3 of all bells.
+  // Ring i: its writer, and its readers. Bit 3 of all doorbells.
   struct Shape {
     uint32_t writer;
     std::vector<uint32_t> readers;
@@ -100,7 +100,7 @@ struct Host {
   }
   template <class Ready>
   bool wait(uint32_t slot, const Ready& ready, uint64_t for_ns = 30 * kSecond) {
-    Waiter waiter(&process_table->slot(slot)->bell);
+    Waiter waiter(&process_table->slot(slot)->doorbell);
     const uint64_t end = now_ns() + for_ns;
     for (;;) {
       const uint32_t seen = waiter.count();

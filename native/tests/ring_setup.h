@@ -37,8 +37,8 @@ struct Channel {
     return RingWriter(segment, 0, process_table, targets);
   }
   RingReader reader(uint32_t r) const { return RingReader(segment, 0, r, process_table, {0, kBit}); }
-  Bell& bell(uint32_t slot) const { return process_table->slot(slot)->bell; }
-  bool rung(uint32_t slot) const { return bell(slot).ready[0].exchange(0) != 0; }
+  Doorbell& doorbell(uint32_t slot) const { return process_table->slot(slot)->doorbell; }
+  bool rung(uint32_t slot) const { return doorbell(slot).ready[0].exchange(0) != 0; }
 };
 
 inline bool sleep_once(Waiter& waiter, uint32_t seen, uint64_t number) {
@@ -54,7 +54,7 @@ inline bool sleep_once(Waiter& waiter, uint32_t seen, uint64_t number) {
 inline bool wait_for_room(const Channel& c, RingWriter& writer, Waiter& waiter) {
   for (;;) {
     if (writer.has_room()) return true;
-    const uint32_t seen = c.bell(0).count.load();
+    const uint32_t seen = c.doorbell(0).count.load();
     writer.wants_room();
     if (writer.has_room()) return true;
     if (!sleep_once(waiter, seen, writer.head())) return false;
@@ -90,7 +90,7 @@ inline bool frame_is_whole(const RingReader& reader, uint64_t number) {
 
 inline void write_all(const Channel& c, uint64_t frames) {
   RingWriter writer = c.writer();
-  Waiter waiter(&c.bell(0));
+  Waiter waiter(&c.doorbell(0));
   while (writer.head() < frames) {
     if (!wait_for_room(c, writer, waiter)) return;
     write_frame(writer);
@@ -99,11 +99,11 @@ inline void write_all(const Channel& c, uint64_t frames) {
 
 inline void read_all(const Channel& c, uint32_t r, uint64_t frames) {
   RingReader reader = c.reader(r);
-  Bell& bell = c.bell(r + 1);
-  Waiter waiter(&bell);
+  Doorbell& doorbell = c.doorbell(r + 1);
+  Waiter waiter(&doorbell);
   while (reader.next() < frames) {
     const uint32_t seen = waiter.count();
-    bell.ready[0].exchange(0, std::memory_order_acquire);
+    doorbell.ready[0].exchange(0, std::memory_order_acquire);
     if (reader.empty() && !sleep_once(waiter, seen, reader.next())) return;
     while (!reader.empty()) {
       if (!CHECK(frame_is_whole(reader, reader.next()))) return;

@@ -308,7 +308,7 @@ TEST(trimming_frees_the_memory_of_idle_blocks) {
   CHECK(!s.is_out(again));
 }
 
-TEST(what_is_not_asked_for_costs_nothing) {
+TEST(what_is_not_requested_for_costs_nothing) {
   // Memory is there when a block is given out, so that writing to it cannot fail.
   Setup s;
   Block* block = s.arena.allocate(40 * kMiB);

@@ -142,7 +142,7 @@ TEST(a_cursor_that_somebody_has_written_over_spoils_nobody_else_s_input) {
 TEST(ends_of_slots_and_bits_that_are_not_there_are_refused) {
   Channel c(1, 4, 128, 0);
   CHECK_THROWS(std::system_error, RingWriter(c.segment, 0, c.process_table, {{2, kBit}}));
-  CHECK_THROWS(std::system_error, RingWriter(c.segment, 0, c.process_table, {{1, kBellBits}}));
+  CHECK_THROWS(std::system_error, RingWriter(c.segment, 0, c.process_table, {{1, kDoorbellBits}}));
   CHECK_THROWS(std::system_error, RingReader(c.segment, 0, 0, c.process_table, {2, kBit}));
-  CHECK_THROWS(std::system_error, RingReader(c.segment, 0, 0, c.process_table, {0, kBellBits}));
+  CHECK_THROWS(std::system_error, RingReader(c.segment, 0, 0, c.process_table, {0, kDoorbellBits}));
 }

@@ -6,26 +6,26 @@ using namespace conveyor;
 
 namespace {
 
-// What a reader does with its bell: take the bits in `wanted`, sleeping while there are none.
-void take_bits(Bell& bell, uint64_t wanted) {
-  Waiter waiter(&bell);
+// What a reader does with its doorbell: take the bits in `wanted`, sleeping while there are none.
+void take_bits(Doorbell& doorbell, uint64_t wanted) {
+  Waiter waiter(&doorbell);
   for (;;) {
     const uint32_t seen = waiter.count();
-    wanted &= ~bell.ready[0].exchange(0);
+    wanted &= ~doorbell.ready[0].exchange(0);
     if (wanted == 0) return;
     waiter.park(seen, 0);
   }
 }
 
-struct OneBell : Bells {
+struct OneDoorbell : Doorbells {
   model::Atomic<int> published{0};
 
   void publish(uint32_t bit) {
     published.fetch_add(1);
-    process_table->ring(0, bit);
+    process_table->notify(0, bit);
   }
   void wait_for(int enough) {
-    Waiter waiter(&bell(0));
+    Waiter waiter(&doorbell(0));
     for (;;) {
       const uint32_t seen = waiter.count();
       if (published.load() >= enough) return;
@@ -33,20 +33,20 @@ struct OneBell : Bells {
     }
   }
   void reset() {
-    Bells::reset();
+    Doorbells::reset();
     published.store(0);
   }
 };
 
 // A whole process: its main thread waits in ppoll, others in the futex, event loops on its eventfd.
-struct OneProcess : OneBell {
+struct OneProcess : OneDoorbell {
   Fd event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   Fd relay{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::unique_ptr<Inbox> inbox;
   bool has_loop = false;
 
   void reset() {
-    OneBell::reset();
+    OneDoorbell::reset();
     process_table->set_eventfd(0, event.get(), incarnation());
     uint64_t n;
     while (::read(event.get(), &n, sizeof n) > 0 || ::read(relay.get(), &n, sizeof n) > 0) {
@@ -82,53 +82,53 @@ struct OneProcess : OneBell {
 }  // namespace
 
 // The harness itself: it must find a lost wake-up where there is one, in both searches.
-TEST(a_bell_that_looks_before_it_counts_is_caught) {
-  OneBell b;
-  Bell& bell = b.bell(0);
+TEST(a_doorbell_that_looks_before_it_counts_is_caught) {
+  OneDoorbell b;
+  Doorbell& doorbell = b.doorbell(0);
   const Scene scene{&b, {[&] { b.wait_for(1); },
                          [&] {
                            b.published.store(1);
-                           const bool wake = bell.sleepers.load() != 0;  // the two lines of ProcessTable::ring in
-                           bell.count.fetch_add(1);                    // the wrong order
-                           if (wake) model::system_call(SYS_futex, &bell.count, FUTEX_WAKE, 1);
+                           const bool wake = doorbell.sleepers.load() != 0;  // the two lines of ProcessTable::notify in
+                           doorbell.count.fetch_add(1);                    // the wrong order
+                           if (wake) model::system_call(SYS_futex, &doorbell.count, FUTEX_WAKE, 1);
                          }}, [&] { b.reset(); }};
   for (int preemptions : {2, model::kAll}) CHECK(scene.fails(model::Fault::kNone, "", nullptr, preemptions));
 }
 
 TEST(one_ringer_one_sleeper) {
-  Bells b;
-  const Scene scene{&b, {[&] { take_bits(b.bell(0), 6); }, [&] { b.process_table->ring(0, 1), b.process_table->ring(0, 2); }}, [&] { b.reset(); }};
+  Doorbells b;
+  const Scene scene{&b, {[&] { take_bits(b.doorbell(0), 6); }, [&] { b.process_table->notify(0, 1), b.process_table->notify(0, 2); }}, [&] { b.reset(); }};
   scene.holds(model::kAll, 100);
-  Bell& bell = b.bell(0);
-  CHECK(scene.fails(kOmitted, "fetch_add", &bell.sleepers));
-  CHECK(scene.fails(kOmitted, "fetch_add", &bell.count));
-  CHECK(scene.fails(kOmitted, "futex wake", &bell.count));
-  CHECK(scene.fails(kOmitted, "fetch_or", &bell.ready[0]));
+  Doorbell& doorbell = b.doorbell(0);
+  CHECK(scene.fails(kOmitted, "fetch_add", &doorbell.sleepers));
+  CHECK(scene.fails(kOmitted, "fetch_add", &doorbell.count));
+  CHECK(scene.fails(kOmitted, "futex wake", &doorbell.count));
+  CHECK(scene.fails(kOmitted, "fetch_or", &doorbell.ready[0]));
   // Were it not sequentially consistent. (The sleeper's own could be: the futex looks at `count` again.)
-  CHECK(scene.fails(kLate, "fetch_add", &bell.count, 3));
+  CHECK(scene.fails(kLate, "fetch_add", &doorbell.count, 3));
 }
 
 TEST(two_ringers_one_sleeper) {
-  Bells b;
-  const Scene scene{&b, {[&] { take_bits(b.bell(0), 6); }, [&] { b.process_table->ring(0, 1); }, [&] { b.process_table->ring(0, 2); }}, [&] { b.reset(); }};
+  Doorbells b;
+  const Scene scene{&b, {[&] { take_bits(b.doorbell(0), 6); }, [&] { b.process_table->notify(0, 1); }, [&] { b.process_table->notify(0, 2); }}, [&] { b.reset(); }};
   scene.holds(kThorough ? model::kAll : 2, 100);
-  CHECK(scene.fails(kLate, "fetch_add", &b.bell(0).count));
+  CHECK(scene.fails(kLate, "fetch_add", &b.doorbell(0).count));
 }
 
 TEST(one_ringer_two_sleepers) {
-  OneBell b;
+  OneDoorbell b;
   const Scene scene{&b, {[&] { b.wait_for(1); }, [&] { b.wait_for(1); }, [&] { b.publish(1); }}, [&] { b.reset(); }};
   scene.holds(kThorough ? model::kAll : 2, 100);
-  CHECK(scene.fails(kOmitted, "fetch_add", &b.bell(0).sleepers));
+  CHECK(scene.fails(kOmitted, "fetch_add", &b.doorbell(0).sleepers));
   // Twice, so that one sleeper may come back while the other still sleeps.
   const Scene twice{&b, {[&] { b.wait_for(2); }, [&] { b.wait_for(2); }, [&] { b.publish(1), b.publish(1); }}, [&] { b.reset(); }};
   twice.holds(kThorough ? 2 : 1, 100);
 }
 
 TEST(a_deadline_ends_a_sleep_in_vain) {
-  Bells b;
+  Doorbells b;
   bool moved = true;
-  const Scene scene{&b, {[&] { moved = Waiter(&b.bell(0)).park(0, now_ns() + 5'000'000); }}, [&] { b.reset(); }, [&] { return !moved; }};
+  const Scene scene{&b, {[&] { moved = Waiter(&b.doorbell(0)).park(0, now_ns() + 5'000'000); }}, [&] { b.reset(); }, [&] { return !moved; }};
   scene.holds(model::kAll, 1);
 }
 
@@ -136,21 +136,21 @@ TEST(the_main_thread_in_poll) {
   OneProcess p;
   const Scene scene{&p, {[&] { p.wait(2); }, [&] { p.publish(1), p.publish(1); }}, [&] { p.reset(); }};
   scene.holds(model::kAll, 100);
-  Bell& bell = p.bell(0);
-  CHECK(scene.fails(kOmitted, "store", &bell.armed));
-  CHECK(scene.fails(kLate, "store", &bell.armed));
+  Doorbell& doorbell = p.doorbell(0);
+  CHECK(scene.fails(kOmitted, "store", &doorbell.armed));
+  CHECK(scene.fails(kLate, "store", &doorbell.armed));
   // With store buffers: the flag is out before the look at the count.
   const Scene buffered = scene.buffered();
   buffered.holds(2, 100);
-  CHECK(buffered.fails(kRelaxed, "store", &bell.armed));
+  CHECK(buffered.fails(kRelaxed, "store", &doorbell.armed));
 }
 
 TEST(the_main_thread_in_poll_and_another_in_the_futex) {
   OneProcess p;
   const Scene scene{&p, {[&] { p.wait(1); }, [&] { p.wait(1); }, [&] { p.publish(1); }}, [&] { p.reset(); }};
   scene.holds(kThorough ? model::kAll : 2, 100);
-  CHECK(scene.fails(kOmitted, "futex wake", &p.bell(0).count));
-  CHECK(scene.fails(kOmitted, "store", &p.bell(0).armed));
+  CHECK(scene.fails(kOmitted, "futex wake", &p.doorbell(0).count));
+  CHECK(scene.fails(kOmitted, "store", &p.doorbell(0).armed));
 }
 
 // Both sleep on one eventfd, and whoever takes it down wakes the other.
@@ -176,11 +176,11 @@ TEST(the_main_thread_and_an_event_loop_and_two_rings) {
 
 namespace {
 
-// ProcessTable::ring as it was: whoever rings takes the flag down, and writes the descriptor that it has.
-void ring_and_take_the_flag(Bell& bell, int eventfd) {
-  bell.count.fetch_add(1);
-  if (bell.sleepers.load() != 0) model::system_call(SYS_futex, &bell.count, FUTEX_WAKE, 1);
-  if (bell.armed.load() != 0 && bell.armed.exchange(0) != 0) {
+// ProcessTable::notify as it was: whoever rings takes the flag down, and writes the descriptor that it has.
+void ring_and_take_the_flag(Doorbell& doorbell, int eventfd) {
+  doorbell.count.fetch_add(1);
+  if (doorbell.sleepers.load() != 0) model::system_call(SYS_futex, &doorbell.count, FUTEX_WAKE, 1);
+  if (doorbell.armed.load() != 0 && doorbell.armed.exchange(0) != 0) {
     const uint64_t one = 1;
     model::write_event(eventfd, &one, sizeof one);
   }
@@ -207,14 +207,14 @@ struct Ringers : OneProcess {
         case kFormerForRight: p.knows(0, former.get(), incarnation()); break;  // a mistake
       }
     }
-    // Alive, with a life word that has an owner.
-    life_word(process_table->slot(0))->store(1234);
+    // Alive, with a liveness futex that has an owner.
+    liveness_futex(process_table->slot(0))->store(1234);
     watch = std::make_unique<DeathWatch>(process_table);
     watch->add(0);
   }
   void publish_by(OtherProcess& process, uint32_t bit) {
     published.fetch_add(1);
-    process.process_table->ring(0, bit);
+    process.process_table->notify(0, bit);
   }
   std::vector<model::Explorer::Alias> aliases() const { return {first.alias(*this), second.alias(*this)}; }
 
@@ -228,12 +228,12 @@ struct Ringers : OneProcess {
 TEST(a_ringer_that_stops_silences_no_other) {
   Ringers p;
   const auto sleeper = [&] { p.wait(1); };
-  const Scene scene = p.scene({sleeper, [&] { p.first.process_table->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }}, 1 << 1);
+  const Scene scene = p.scene({sleeper, [&] { p.first.process_table->notify(0, 1); }, [&] { p.publish_by(p.second, 2); }}, 1 << 1);
   scene.holds(kThorough ? model::kAll : 2, 100);
-  CHECK(scene.fails(kOmitted, "store", &p.bell(0).armed));
+  CHECK(scene.fails(kOmitted, "store", &p.doorbell(0).armed));
   // The explorer sees it where ringers take the flag down, and only because one of them may stop.
-  const auto old_first = [&] { ring_and_take_the_flag(p.bell(0), p.event.get()); };
-  const auto old_second = [&] { p.published.fetch_add(1), ring_and_take_the_flag(p.bell(0), p.event.get()); };
+  const auto old_first = [&] { ring_and_take_the_flag(p.doorbell(0), p.event.get()); };
+  const auto old_second = [&] { p.published.fetch_add(1), ring_and_take_the_flag(p.doorbell(0), p.event.get()); };
   for (int preemptions : {2, model::kAll}) {
     CHECK(p.scene({sleeper, old_first, old_second}, 1 << 1).fails(model::Fault::kNone, "", nullptr, preemptions));
     CHECK(!p.scene({sleeper, old_first, old_second}, 0).fails(model::Fault::kNone, "", nullptr, preemptions));
@@ -242,15 +242,15 @@ TEST(a_ringer_that_stops_silences_no_other) {
 
 TEST(a_ringer_that_stops_silences_no_other_for_a_sleeper_in_the_futex) {
   Ringers p;
-  const Scene scene = p.scene({[&] { p.wait_for(1); }, [&] { p.first.process_table->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }}, 1 << 1);
+  const Scene scene = p.scene({[&] { p.wait_for(1); }, [&] { p.first.process_table->notify(0, 1); }, [&] { p.publish_by(p.second, 2); }}, 1 << 1);
   scene.holds(kThorough ? model::kAll : 2, 100);
-  CHECK(scene.fails(kOmitted, "futex wake", &p.bell(0).count));
+  CHECK(scene.fails(kOmitted, "futex wake", &p.doorbell(0).count));
 }
 
 TEST(a_ringer_that_stops_silences_no_other_for_an_event_loop) {
   Ringers p;
   p.has_loop = true;
-  const Scene scene = p.scene({[&] { p.wait(1); }, [&] { p.first.process_table->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }, [&] { p.loop(1); }}, 1 << 1);
+  const Scene scene = p.scene({[&] { p.wait(1); }, [&] { p.first.process_table->notify(0, 1); }, [&] { p.publish_by(p.second, 2); }, [&] { p.loop(1); }}, 1 << 1);
   scene.holds(1, 100);
 }
 
@@ -260,11 +260,11 @@ TEST(a_ringer_with_a_former_process_s_descriptor_silences_no_other) {
   p.has[0] = Ringers::kFormer;
   const auto sleeper = [&] { p.wait(1); };
   for (uint64_t may_stop : {0, 1 << 1}) {
-    const Scene scene = p.scene({sleeper, [&] { p.first.process_table->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }}, may_stop);
+    const Scene scene = p.scene({sleeper, [&] { p.first.process_table->notify(0, 1); }, [&] { p.publish_by(p.second, 2); }}, may_stop);
     scene.holds(kThorough ? model::kAll : 2, 100);
   }
-  const auto old_first = [&] { ring_and_take_the_flag(p.bell(0), p.former.get()); };
-  const auto old_second = [&] { p.published.fetch_add(1), ring_and_take_the_flag(p.bell(0), p.event.get()); };
+  const auto old_first = [&] { ring_and_take_the_flag(p.doorbell(0), p.former.get()); };
+  const auto old_second = [&] { p.published.fetch_add(1), ring_and_take_the_flag(p.doorbell(0), p.event.get()); };
   for (int preemptions : {2, model::kAll}) CHECK(p.scene({sleeper, old_first, old_second}, 0).fails(model::Fault::kNone, "", nullptr, preemptions));
 }
 
@@ -280,7 +280,7 @@ TEST(a_ringer_with_a_former_process_s_descriptor_wakes_through_the_death_watch) 
     CHECK(scene.fails(kOmitted, "store", &p.process_table->slot(0)->nudge));
     CHECK(scene.fails(kOmitted, "fetch_add", &p.process_table->header()->alarm));
     // Also if another has stopped in the middle of asking it.
-    const Scene two = p.scene({sleeper, [&] { p.first.process_table->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }, service}, 1 << 1, 1);
+    const Scene two = p.scene({sleeper, [&] { p.first.process_table->notify(0, 1); }, [&] { p.publish_by(p.second, 2); }, service}, 1 << 1, 1);
     two.holds(1, 100);
   }
   // Did it believe that its descriptor were the right one, it would wake nobody.
@@ -303,7 +303,7 @@ TEST(a_slot_changes_hands_while_it_is_rung) {
     p.second.knows(0, p.event.get(), p.incarnation() + 1);
   };
   for (uint64_t may_stop : {0, 1 << 1}) {
-    Scene scene = p.scene({next_process, [&] { p.first.process_table->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }, [] { model::started(); }}, may_stop, 1);
+    Scene scene = p.scene({next_process, [&] { p.first.process_table->notify(0, 1); }, [&] { p.publish_by(p.second, 2); }, [] { model::started(); }}, may_stop, 1);
     scene.reset = reset;
     scene.holds(1, 100);
   }

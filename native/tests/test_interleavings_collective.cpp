@@ -31,7 +31,7 @@ struct Layout {
 template struct Layout<CollectiveGroup::Header, CollectiveGroup::Line>;
 
 // Rank r is the process in slot r.
-struct Group : Bells {
+struct Group : Doorbells {
   std::shared_ptr<Segment> segment;
   std::vector<char> fresh;  // the words, before anybody has come
   std::vector<CollectiveGroup::Member> members;
@@ -60,11 +60,11 @@ struct Group : Bells {
       if (word == words(r).arrived) return "arrived of rank " + std::to_string(r);
       if (word == words(r).asleep) return "asleep of rank " + std::to_string(r);
     }
-    return Bells::label(word);
+    return Doorbells::label(word);
   }
 
   void reset() {
-    Bells::reset();
+    Doorbells::reset();
     std::copy(fresh.begin(), fresh.end(), segment->at(0, fresh.size()));
     groups.clear();
     inboxes.clear();

@@ -1,20 +1,20 @@
 // Life and death under every schedule: a death is announced once, whoever waits wakes, and a process that
 // starts while it is announced dead is dead. The death watch is the real one (DeathWatch::run); of the
-// kernel, which writes the life word of a thread that ends, there is a line here. See explorer.h.
+// kernel, which writes the liveness futex of a thread that ends, there is a line here. See explorer.h.
 #include "modelled.h"
 
 using namespace conveyor;
 
 namespace {
 
-struct Deaths : Bells {
+struct Deaths : Doorbells {
   std::unique_ptr<DeathWatch> watch;
   std::array<int, 2> announced{};
   Condition last{};
 
   // Slot 0 waits, slot 1 starts or dies, slot 2 is another that waits.
   void reset() {
-    Bells::reset();
+    Doorbells::reset();
     announced = {};
     watch.reset();
   }
@@ -22,10 +22,10 @@ struct Deaths : Bells {
     reset();
     process_table->slot(1)->condition.store(Condition::kStarting);
   }
-  // With a life word that has an owner.
+  // With a liveness futex that has an owner.
   void reset_watched() {
     reset();
-    life_word(process_table->slot(1))->store(1234);
+    liveness_futex(process_table->slot(1))->store(1234);
     watch = std::make_unique<DeathWatch>(process_table);
     watch->add(1);
   }
@@ -36,16 +36,16 @@ struct Deaths : Bells {
   }
   void end_of_thread() { pthread_mutex_unlock(&process_table->slot(1)->life); }
   void wait_for_a_death(uint32_t slot) {
-    Waiter waiter(&bell(slot));
+    Waiter waiter(&doorbell(slot));
     for (;;) {
       const uint32_t seen = waiter.count();
       if (process_table->header()->deaths.load() != 0) return;
       waiter.park(seen, 0);
     }
   }
-  // What the kernel does when the thread that holds the life word ends.
+  // What the kernel does when the thread that holds the liveness futex ends.
   void die() {
-    auto* word = life_word(process_table->slot(1));
+    auto* word = liveness_futex(process_table->slot(1));
     const uint32_t before = word->exchange(FUTEX_OWNER_DIED);
     if (before & FUTEX_WAITERS) futex_wake_all(word);
   }
@@ -57,7 +57,7 @@ struct Deaths : Bells {
 
 // The harness itself: a body is killed before and behind each of its steps, and does nothing any more.
 TEST(what_is_killed_stops_at_any_of_its_steps) {
-  Bells b;
+  Doorbells b;
   model::Atomic<int> x{0}, y{0};
   model::Mutex mutex;
   using Seen = std::set<std::pair<int, int>>;
@@ -96,7 +96,7 @@ TEST(two_announce_one_death) {
   scene.holds(kThorough ? model::kAll : 2, 20);
   CHECK(scene.fails(kOmitted, "exchange", &d.process_table->slot(1)->condition));
   CHECK(scene.fails(kOmitted, "fetch_add", &d.process_table->header()->deaths));
-  CHECK(scene.fails(kOmitted, "fetch_add", &d.bell(0).count));
+  CHECK(scene.fails(kOmitted, "fetch_add", &d.doorbell(0).count));
 }
 
 TEST(every_waiter_wakes_at_a_death) {
@@ -104,8 +104,8 @@ TEST(every_waiter_wakes_at_a_death) {
   const Scene scene{&d, {[&] { d.wait_for_a_death(0); }, [&] { d.wait_for_a_death(2); }, [&] { d.process_table->announce_death(1); }}, [&] { d.reset(); },
                     [&] { return d.deaths() == 1; }};
   scene.holds(kThorough ? model::kAll : 2, 20);
-  CHECK(scene.fails(kOmitted, "fetch_add", &d.bell(2).sleepers));
-  CHECK(scene.fails(kOmitted, "futex wake", &d.bell(2).count));
+  CHECK(scene.fails(kOmitted, "fetch_add", &d.doorbell(2).sleepers));
+  CHECK(scene.fails(kOmitted, "futex wake", &d.doorbell(2).count));
   CHECK(scene.fails(kOmitted, "fetch_add", &d.process_table->header()->deaths));
 }
 
@@ -123,7 +123,7 @@ TEST(a_ringer_that_dies_half_way_leaves_nobody_asleep) {
                              wait(*inbox, seen, 0);
                            }
                          },
-                         [&] { ringer.process_table->ring(0, 3); }, [&] { d.process_table->announce_death(1); }, [&] { d.wait_for_a_death(0); }},
+                         [&] { ringer.process_table->notify(0, 3); }, [&] { d.process_table->announce_death(1); }, [&] { d.wait_for_a_death(0); }},
                     [&] {
                       d.reset();
                       uint64_t n;
@@ -136,8 +136,8 @@ TEST(a_ringer_that_dies_half_way_leaves_nobody_asleep) {
                     },
                     [] { return true; }, 0, [&]() -> std::vector<model::Explorer::Alias> { return {ringer.alias(d)}; }, 1u << 1};
   scene.holds(1, 20);
-  CHECK(scene.fails(kOmitted, "futex wake", &d.bell(0).count, 1));
-  CHECK(scene.fails(kOmitted, "store", &d.bell(0).armed, 1));
+  CHECK(scene.fails(kOmitted, "futex wake", &d.doorbell(0).count, 1));
+  CHECK(scene.fails(kOmitted, "store", &d.doorbell(0).armed, 1));
 }
 
 TEST(a_process_that_starts_while_it_is_announced_dead_is_dead) {
@@ -154,7 +154,7 @@ TEST(the_watch_sees_an_actor_die_and_wakes_who_waits) {
   const Scene scene{&d, {[&] { d.wait_for_a_death(0); }, [&] { d.die(); }, [&] { model::started(); }}, [&] { d.reset_watched(); },
                     [&] { return d.is_dead(1) && d.deaths() == 1; }, 1};
   scene.holds(kThorough ? model::kAll : 2, 20);
-  CHECK(scene.fails(kOmitted, "futex wake", life_word(d.process_table->slot(1))));
+  CHECK(scene.fails(kOmitted, "futex wake", liveness_futex(d.process_table->slot(1))));
 }
 
 TEST(the_watch_and_another_see_the_same_death) {
@@ -164,12 +164,12 @@ TEST(the_watch_and_another_see_the_same_death) {
   scene.holds(kThorough ? model::kAll : 1, 20);
 }
 
-// An actor is watched from the moment it has taken its life word, also before it says that it lives.
+// An actor is watched from the moment it has taken its liveness futex, also before it says that it lives.
 TEST(an_actor_that_dies_right_after_its_start_is_seen) {
   Deaths d;
   auto reset = [&] {
     d.reset();
-    life_word(d.process_table->slot(1))->store(0);
+    liveness_futex(d.process_table->slot(1))->store(0);
     d.process_table->slot(1)->condition.store(Condition::kStarting);
     d.watch = std::make_unique<DeathWatch>(d.process_table);
     d.watch->add(1);
@@ -177,7 +177,7 @@ TEST(an_actor_that_dies_right_after_its_start_is_seen) {
   const Scene scene{&d, {[&] { d.wait_for_a_death(0); },
                            [&] {
                              ProcessTableSlot* slot = d.process_table->slot(1);
-                             auto* word = life_word(slot);
+                             auto* word = liveness_futex(slot);
                              word->store(1234);  // ProcessTable::live, but that the lock is of this thread, which lives on
                              d.process_table->header()->alarm.fetch_add(1);
                              futex_wake_all(&d.process_table->header()->alarm);
@@ -201,7 +201,7 @@ TEST(a_nudge_reaches_who_sleeps_in_poll) {
   OtherProcess stranger(d);
   auto& other = stranger.process_table;
   const Scene scene{&d, {[&] {
-                           Waiter waiter(&d.bell(1));
+                           Waiter waiter(&d.doorbell(1));
                            for (;;) {
                              const uint32_t seen = waiter.count();
                              if (published.load() != 0) return;
@@ -212,7 +212,7 @@ TEST(a_nudge_reaches_who_sleeps_in_poll) {
                              (void)!model::read_event(event.get(), &n, sizeof n);
                            }
                          },
-                         [&] { published.store(1), other->ring(1, 3); }, [&] { model::started(); }},
+                         [&] { published.store(1), other->notify(1, 3); }, [&] { model::started(); }},
                     [&] {
                       d.reset_watched();
                       d.process_table->set_eventfd(1, event.get(), d.process_table->slot(1)->incarnation.load());
@@ -226,5 +226,5 @@ TEST(a_nudge_reaches_who_sleeps_in_poll) {
   scene.holds(kThorough ? model::kAll : 2, 20);
   CHECK(scene.fails(kOmitted, "fetch_add", &other->header()->alarm));
   CHECK(scene.fails(kOmitted, "store", &other->slot(1)->nudge));
-  CHECK(scene.fails(kLate, "store", &d.bell(1).armed));
+  CHECK(scene.fails(kLate, "store", &d.doorbell(1).armed));
 }

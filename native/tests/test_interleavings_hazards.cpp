@@ -10,7 +10,7 @@ constexpr size_t kFile = kWindow;
 constexpr uint64_t kNumber = 77;
 
 // An arena of slot 0, with the thread that gives memory back, and a value in it. Slots 1 and 2 may read it.
-struct Kept : Bells {
+struct Kept : Doorbells {
   Fd file = Arena::create_file(kFile);
   std::unique_ptr<Arena> arena;
   std::shared_ptr<ArenaView> view;
@@ -29,7 +29,7 @@ struct Kept : Bells {
     one.clear();
     arena.reset();
     over = false;
-    Bells::reset();
+    Doorbells::reset();
     process_table->header()->memory.bytes.store(0);
     view = std::make_shared<ArenaView>(file.get(), kFile, process_table, 0);
     arena = std::make_unique<Arena>(file.get(), kFile, kFile, process_table, 0, 1'000'000);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kFile = kWindow;
 
-struct Blocks : Bells {
+struct Blocks : Doorbells {
   Fd file = Arena::create_file(kFile);
   std::unique_ptr<Arena> arena;
   std::vector<std::shared_ptr<ArenaView>> views;  // of each reader, and last of a forked child
@@ -47,7 +47,7 @@ struct Blocks : Bells {
 
   // A value 1 on its way to the readers in `slots`, their leases not yet taken.
   void reset(std::vector<uint32_t> slots) {
-    Bells::reset();
+    Doorbells::reset();
     published.store(0);
     for (ReaderCursor& cursor : cursors) {
       cursor.next.store(0);
@@ -301,7 +301,7 @@ struct Counted : Blocks {
 
   void reset() {
     arena.reset();
-    Bells::reset();
+    Doorbells::reset();
     process_table->header()->memory.bytes.store(0);
     for (ReaderCursor& cursor : cursors) {
       cursor.next.store(0);

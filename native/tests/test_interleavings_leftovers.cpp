@@ -7,7 +7,7 @@ using namespace conveyor;
 namespace {
 
 // The process in slot 0 has one gate, and the thread; that in slot 1 asks.
-struct Dropped : Bells {
+struct Dropped : Doorbells {
   model::Mutex gil;
   Leftover gate;
   std::unique_ptr<Leftovers> leftovers;
@@ -16,9 +16,9 @@ struct Dropped : Bells {
 
   // `before`: it is dropped before anything else happens.
   void reset(bool before, bool arrived) {
-    Bells::reset();
+    Doorbells::reset();
     Returns& words = process_table->slot(0)->leftovers;
-    for (auto* word : {&words.count, &words.wanted, &words.asked, &words.answered}) word->store(0);
+    for (auto* word : {&words.count, &words.wanted, &words.requested, &words.answered}) word->store(0);
     process_table->header()->memory.given.store(0);
     gate.leave();
     leftovers = std::make_unique<Leftovers>(process_table, 0);
@@ -33,7 +33,7 @@ struct Dropped : Bells {
   void arrive() {
     model::writes(&here);
     here = true;
-    process_table->ring(0, 3);
+    process_table->notify(0, 3);
   }
   void sweeper() {
     while (leftovers->wait(0)) {
@@ -50,13 +50,13 @@ struct Dropped : Bells {
   }
   // As Arena::take_memory, with patience that never ends.
   void ask() {
-    std::vector<ProcessTable::Asked> asked;
-    asked.reserve(1);
-    process_table->ask_for_leftovers(0, asked);
+    std::vector<ProcessTable::Requested> requested;
+    requested.reserve(1);
+    process_table->ask_for_leftovers(0, requested);
     for (;;) {
       const uint32_t seen = process_table->header()->memory.given.load();
-      process_table->still_asked_for_leftovers(asked);
-      if (asked.empty()) return;
+      process_table->still_requested_for_leftovers(requested);
+      if (requested.empty()) return;
       model::system_call(SYS_futex, &process_table->header()->memory.given, FUTEX_WAIT, seen, nullptr);
     }
   }
@@ -82,7 +82,7 @@ TEST(who_asks_for_what_has_not_come_yet_is_answered) {
   Scene scene = b.scene({[&] { b.ask(); }}, true, false);
   scene.judge = [&] { return b.gate.entered(); };
   scene.holds(kThorough ? model::kAll : 2, 10);
-  CHECK(scene.fails(kOmitted, "futex wake", &b.bell(0).count));
+  CHECK(scene.fails(kOmitted, "futex wake", &b.doorbell(0).count));
 }
 
 TEST(two_who_ask_are_both_answered) {
@@ -103,11 +103,11 @@ TEST(what_comes_while_it_is_looked_for_is_looked_at_again) {
   Dropped b;
   const Scene scene = b.scene({[&] { b.arrive(); }}, true, false);
   scene.holds(kThorough ? 3 : 2, 10);
-  CHECK(scene.fails(kOmitted, "futex wake", &b.bell(0).count));
+  CHECK(scene.fails(kOmitted, "futex wake", &b.doorbell(0).count));
   scene.buffered().holds(2, 10);
 }
 
-TEST(what_is_dropped_while_the_bell_is_watched_is_looked_at) {
+TEST(what_is_dropped_while_the_doorbell_is_watched_is_looked_at) {
   Dropped b;
   const Scene scene = b.scene({[&] {
                                  b.arrive();

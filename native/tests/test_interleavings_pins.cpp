@@ -9,7 +9,7 @@ namespace {
 constexpr size_t kFile = kWindow;
 
 // An arena of slot 0, with the thread that gives memory back, and one block of it on its way to slot 1.
-struct Marked : Bells {
+struct Marked : Doorbells {
   Fd file = Arena::create_file(kFile);
   std::unique_ptr<Arena> arena;
   std::shared_ptr<ArenaView> view;
@@ -24,7 +24,7 @@ struct Marked : Bells {
     lease.reset();
     pins.clear();
     arena.reset();
-    Bells::reset();
+    Doorbells::reset();
     process_table->header()->memory.bytes.store(0);
     view = std::make_shared<ArenaView>(file.get(), kFile, process_table, 0);
     arena = std::make_unique<Arena>(file.get(), kFile, kFile, process_table, 0, 1'000'000);
@@ -135,8 +135,8 @@ TEST(whoever_asks_for_what_is_pinned_is_answered) {
   model::Atomic<int> released{0};
   const auto before = [&] {
     released.store(0);
-    Returns& asked = m.process_table->slot(1)->pins;
-    for (auto* word : {&asked.count, &asked.wanted, &asked.asked, &asked.answered}) word->store(0);
+    Returns& requested = m.process_table->slot(1)->pins;
+    for (auto* word : {&requested.count, &requested.wanted, &requested.requested, &requested.answered}) word->store(0);
     m.process_table->header()->memory.given.store(0);
     m.take();
     m.mark(1);
@@ -146,12 +146,12 @@ TEST(whoever_asks_for_what_is_pinned_is_answered) {
   };
   // As Arena::wait_for does.
   const auto ask = [&] {
-    std::vector<ProcessTable::Asked> asked;
-    m.process_table->ask_for_pins(1, asked);
-    while (!asked.empty()) {
+    std::vector<ProcessTable::Requested> requested;
+    m.process_table->ask_for_pins(1, requested);
+    while (!requested.empty()) {
       const uint32_t given = m.process_table->header()->memory.given.load(std::memory_order_seq_cst);
-      m.process_table->still_asked_for_pins(asked);
-      if (!asked.empty()) futex_wait(&m.process_table->header()->memory.given, given, nullptr);
+      m.process_table->still_requested_for_pins(requested);
+      if (!requested.empty()) futex_wait(&m.process_table->header()->memory.given, given, nullptr);
     }
     if (released.load() == 0) throw model::Wrong{"answers before it has let go"};
   };

@@ -9,7 +9,7 @@ namespace {
 constexpr uint64_t kLink = 7;
 
 // Slot 0 has one call to send, once its argument has come.
-struct Pumped : Bells {
+struct Pumped : Doorbells {
   Fd event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::unique_ptr<Inbox> inbox;
   std::unique_ptr<PumpWait> wait;
@@ -17,7 +17,7 @@ struct Pumped : Bells {
   model::Atomic<int> come{0}, sent{0};
 
   void reset() {
-    Bells::reset();
+    Doorbells::reset();
     process_table->set_eventfd(0, event.get(), process_table->slot(0)->incarnation.load());
     inbox = std::make_unique<Inbox>(process_table, 0, event.get(), 1ul);
     wait = std::make_unique<PumpWait>(*inbox);
@@ -40,7 +40,7 @@ struct Pumped : Bells {
   // The argument comes.
   void bring() {
     come.store(1);
-    process_table->ring(0, 2);
+    process_table->notify(0, 2);
   }
   // Calls, and sends once more itself, since it may have come before the pump was told.
   void call() {
@@ -60,9 +60,9 @@ TEST(a_call_that_nobody_waits_for_is_sent_by_the_thread) {
   const auto bring = [&] { p.bring(); };
   const Scene scene = p.scene({[&] { p.call(); }, bring});
   scene.holds(kThorough ? 2 : 1, 10);
-  // Only the bell tells of the argument.
-  CHECK(scene.fails(kOmitted, "futex wake", &p.bell(0).count));
-  // Who does not send once more himself counts on a bell that has rung before.
+  // Only the doorbell tells of the argument.
+  CHECK(scene.fails(kOmitted, "futex wake", &p.doorbell(0).count));
+  // Who does not send once more himself counts on a doorbell that has rung before.
   CHECK(p.scene({[&] { p.with_gil([&] { p.wait->begin(kLink); }); }, bring}).fails(model::Fault::kNone, "", nullptr));
 }
 

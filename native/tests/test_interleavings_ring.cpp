@@ -6,7 +6,7 @@ using namespace conveyor;
 
 namespace {
 
-struct Pipe : Bells {
+struct Pipe : Doorbells {
   std::shared_ptr<Segment> segment = Segment::create(1 << 16);
   RingHeader* header;
   std::unique_ptr<RingWriter> writer;
@@ -15,7 +15,7 @@ struct Pipe : Bells {
 
   Pipe(uint32_t slots, uint32_t count) : header(segment->make_ring(0, slots, 64, count, kWriterMayWait)), received(count) {}
   void reset() {
-    Bells::reset();
+    Doorbells::reset();
     header->head.store(0);
     header->room_at.store(0);
     std::vector<Target> targets;
@@ -31,7 +31,7 @@ struct Pipe : Bells {
   }
 
   void write(uint64_t frames) {
-    Waiter waiter(&bell(0));
+    Waiter waiter(&doorbell(0));
     for (uint64_t n = 0; n < frames; ++n) {
       for (;;) {
         if (writer->has_room()) break;
@@ -48,7 +48,7 @@ struct Pipe : Bells {
   }
   // Up to `frames`, then closes if told to.
   void read(uint32_t r, uint64_t frames, bool close = false) {
-    Waiter waiter(&bell(r + 1));
+    Waiter waiter(&doorbell(r + 1));
     while (received[r] < frames) {
       const uint32_t seen = waiter.count();
       if (readers[r]->empty()) {
@@ -89,11 +89,11 @@ TEST(a_full_ring_wakes_its_writer) {
   three.holds(2, 100);
 }
 
-TEST(a_writer_asleep_that_was_asked_for_is_rung_once_more) {
+TEST(a_writer_asleep_that_was_requested_for_is_rung_once_more) {
   Pipe p(1, 1);
   const Scene scene = p.scene({[&] { p.write(3); }, [&] { p.read(0, 3); }}, {3});
-  CHECK(scene.fails(kOmitted, "fetch_add", &p.bell(0).count));
-  CHECK(scene.fails(kOmitted, "futex wake", &p.bell(0).count));
+  CHECK(scene.fails(kOmitted, "fetch_add", &p.doorbell(0).count));
+  CHECK(scene.fails(kOmitted, "futex wake", &p.doorbell(0).count));
 }
 
 TEST(a_ring_of_two_slots) {
@@ -163,7 +163,7 @@ struct Shared : Pipe {
     return room;
   }
   void send() {
-    Waiter waiter(&bell(0));
+    Waiter waiter(&doorbell(0));
     for (;;) {
       const uint32_t seen = waiter.count();
       if (offer()) return;

@@ -381,7 +381,7 @@ TEST(a_hosts_clock_says_the_time_between_question_and_answer) {
         CHECK(samples.size() >= 8);
         uint64_t last = 0;
         for (const ClockSample& s : samples) {
-          CHECK(last <= s.asked && s.asked <= s.says && s.says <= s.answered);  // both have the same clock
+          CHECK(last <= s.requested && s.requested <= s.says && s.says <= s.answered);  // both have the same clock
           last = s.answered;
         }
       });

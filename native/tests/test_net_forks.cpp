@@ -8,11 +8,11 @@ TEST(a_forked_child_ends_what_it_has_of_a_pump_at_work) {
   Two t({0, 1}, {{0, {1}}, {1, {0}}});
   join(t.a, t.b);
   std::atomic<bool> over{false};
-  // The pumps change what they have all the time: looks at segments, bells that are rung.
+  // The pumps change what they have all the time: looks at segments, doorbells that are rung.
   std::thread rings([&] {
     for (uint32_t i = 0; !over.load(); ++i) {
-      t.a.process_table->ring(1, i % 2 ? kAttentionBit : 40 + i % 100);
-      t.b.process_table->ring(0, i % 2 ? kAttentionBit : 40 + i % 100);
+      t.a.process_table->notify(1, i % 2 ? kAttentionBit : 40 + i % 100);
+      t.b.process_table->notify(0, i % 2 ? kAttentionBit : 40 + i % 100);
     }
   });
   for (int i = 0; i < (check::kThreadSanitizer ? 20 : 300) && check::failures() == 0; ++i) {

@@ -29,9 +29,9 @@ namespace {
 // What a pump meets in a day. The other host says nothing but its greeting, and that a process of it has died.
 void day(Stranger& s, bool greets) {
   if (greets) s.greet();
-  s.host.process_table->ring(1, 3);
-  s.host.process_table->ring(1, 9);
-  s.host.process_table->ring(1, kAttentionBit);
+  s.host.process_table->notify(1, 3);
+  s.host.process_table->notify(1, 9);
+  s.host.process_table->notify(1, kAttentionBit);
   if (greets) s.say(What::kRing, Rung{0, 1, 9, 0}, 0, 0);
   s.host.process_table->announce_death(2);
   const auto last = [&](const std::function<void()>& what) {
@@ -48,7 +48,7 @@ void day(Stranger& s, bool greets) {
   last([&] { s.host.pump->due(); });
   last([&] { s.host.pump->unmirror(kId + 1); });
   last([&] { s.host.pump->disconnect(1, "by the test, and with a reason that is long"); });
-  s.host.process_table->ring(1, 3);
+  s.host.process_table->notify(1, 3);
   last([&] { s.host.pump->give_up(1, "by the test, and with a reason that is long"); });
 }
 

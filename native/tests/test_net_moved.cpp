@@ -19,10 +19,10 @@ TEST(a_process_that_comes_back_elsewhere_has_nothing_of_the_segments_of_before) 
   join(a, c);
   CHECK(check::soon([&] { return a.pump->connected(2); }));
   // As whoever still publishes in that segment rings.
-  a.process_table->ring(1, 3);
+  a.process_table->notify(1, 3);
   CHECK_EQ(a.pump->ask_clock(2, 1, 20 * kSecond).size(), size_t(1));
   CHECK(a.pump->connected(2));
   CHECK_EQ(a.pump->counts(2).connections, uint64_t(1));
-  // Somebody of it may wait for that bell all the same.
-  CHECK(check::soon([&] { return (c.process_table->slot(1)->bell.ready[0].load() & 8) != 0; }));
+  // Somebody of it may wait for that doorbell all the same.
+  CHECK(check::soon([&] { return (c.process_table->slot(1)->doorbell.ready[0].load() & 8) != 0; }));
 }

@@ -1,4 +1,4 @@
-// Rings between hosts: order, sizes, several readers, credit, what is refused, limits, bells and deaths.
+// Rings between hosts: order, sizes, several readers, credit, what is refused, limits, doorbells and deaths.
 #include "net_two.h"
 
 using namespace conveyor;
@@ -214,7 +214,7 @@ TEST(what_a_reader_has_said_before_it_took_a_frame_is_known_where_that_is) {
     REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
     there.cancel(n);
     receiver->take();
-    t.b.process_table->ring(0, 3);
+    t.b.process_table->notify(0, 3);
     for (const uint64_t end = now_ns() + 30 * kSecond; cursor.next.load() <= n && now_ns() < end;) {
     }
     unknown += !here.cancelled(n);
@@ -261,7 +261,7 @@ TEST(cancellations_deadlines_and_failures_are_seen_on_both_hosts) {
   // Without a frame: whoever may have to look is rung.
   here.cancel(50);
   here.drop_stream(51, 33);
-  t.a.process_table->ring(1, 3);
+  t.a.process_table->notify(1, 3);
   CHECK(t.b.wait(1, [&] { return there.cancelled(50) && there.stream_dropped(51, 33) && there.cancellations() == 1; }));
 }
 
@@ -277,19 +277,19 @@ TEST(a_cancellation_is_told_to_all_hosts_though_one_is_rung) {
   for (uint64_t n = 0; n < 20; ++n) {
     here.cancel(n);
     there.count_failure();
-    b.process_table->ring(0, 3);
+    b.process_table->notify(0, 3);
     REQUIRE(a.wait(0, [&] { return here.failures() == n + 1; }));
-    a.process_table->ring(1, 3);
+    a.process_table->notify(1, 3);
     REQUIRE(b.wait(1, [&] { return there.cancelled(n); }));
     REQUIRE(c.wait(2, [&] { return third.cancelled(n); }, 5 * kSecond));
   }
 }
 
-TEST(bells_without_a_ring_are_rung_on_the_other_host) {
+TEST(doorbells_without_a_ring_are_rung_on_the_other_host) {
   Two t({0, 1}, {{0, {1}}});
   join(t.a, t.b);
-  t.a.process_table->ring(1, 200);
-  CHECK(t.b.wait(1, [&] { return t.b.process_table->slot(1)->bell.ready[3].load() >> (200 - 192) & 1; }));
+  t.a.process_table->notify(1, 200);
+  CHECK(t.b.wait(1, [&] { return t.b.process_table->slot(1)->doorbell.ready[3].load() >> (200 - 192) & 1; }));
 }
 
 TEST(a_death_is_known_on_the_other_host) {

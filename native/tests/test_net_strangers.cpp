@@ -212,7 +212,7 @@ TEST(what_was_heard_over_a_connection_before_is_no_lie) {
     Prefix heard{What::kHeard, 0, sizeof(Heard), 0};
     Heard frames{kFrames};
     Prefix clock{What::kClock, 0, sizeof(Clock), 0};
-    Clock asked{7, 0};
+    Clock requested{7, 0};
   } all;
   s.say(&all, sizeof all);  // at once, as what is there when the connection comes about
   s.host.pump->connect(std::move(theirs), 1);

@@ -22,8 +22,8 @@ TEST(it_holds_what_any_set_would) {
         CHECK_EQ(numbers.erase(number), model.erase(number) != 0);
       }
       CHECK_EQ(numbers.empty(), model.empty());
-      const uint64_t asked = first + random.below(span);
-      CHECK_EQ(numbers.contains(asked), model.count(asked) != 0);
+      const uint64_t requested = first + random.below(span);
+      CHECK_EQ(numbers.contains(requested), model.count(requested) != 0);
     }
     for (uint64_t number = first; number != first + span; ++number) CHECK_EQ(numbers.contains(number), model.count(number) != 0);
   }

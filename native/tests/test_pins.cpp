@@ -201,7 +201,7 @@ TEST(memory_goes_back_by_itself_when_it_is_given_up) {
   }
 }
 
-TEST(at_the_cap_who_has_pinned_memory_is_asked_for_it) {
+TEST(at_the_cap_who_has_pinned_memory_is_requested_for_it) {
   Session s(kNever, 8 * kMiB);
   std::vector<std::unique_ptr<BlockPin>> pins;
   for (int i = 0; i < 3; ++i) pins.push_back(s.pin(*s.send((size_t(1) + i) * kMiB)));
@@ -224,7 +224,7 @@ TEST(at_the_cap_who_has_pinned_memory_is_asked_for_it) {
   CHECK(pins.empty());
 }
 
-TEST(a_budget_that_is_used_up_has_those_asked_who_read) {
+TEST(a_budget_that_is_used_up_has_those_requested_who_read) {
   Session s;
   const auto budget = std::make_shared<Budget>(3 * kMiB);
   auto set = std::make_shared<ReaderSet>();

@@ -91,7 +91,7 @@ TEST(where_the_first_huge_page_is_dear_the_others_are_small) {
   }
 }
 
-TEST(no_page_costs_more_than_the_block_has_asked_for) {
+TEST(no_page_costs_more_than_the_block_has_requested_for) {
   Setup s(size_t(2) << 30);
   std::vector<Block*> blocks;
   for (size_t size : {kHugePage - 1'000, kHugePage, kHugePage + 5'000, 3 * kMiB, 9 * kMiB, 30 * kMiB + 1, 64 * kMiB}) {

@@ -7,10 +7,10 @@ TEST(eventfds_may_come_and_go_while_others_ring) {
   auto process_table = process_table_of(2);
   std::atomic<bool> stop{false};
   std::thread ringer([&] {
-    Waiter waiter(&process_table->slot(1)->bell);
+    Waiter waiter(&process_table->slot(1)->doorbell);
     while (!stop.load()) {
       waiter.arm_event(waiter.count());
-      process_table->ring(1, 3);
+      process_table->notify(1, 3);
     }
   });
   for (int i = 0; i < 2'000; ++i) {
@@ -25,7 +25,7 @@ TEST(eventfds_may_come_and_go_while_others_ring) {
 
 TEST(an_eventfd_wakes_only_the_process_that_it_is_of) {
   auto process_table = process_table_of(2);
-  Waiter waiter(&process_table->slot(1)->bell);
+  Waiter waiter(&process_table->slot(1)->doorbell);
   const int former = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), current = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   auto readable = [](int fd) {
     pollfd p = {fd, POLLIN, 0};
@@ -37,14 +37,14 @@ TEST(an_eventfd_wakes_only_the_process_that_it_is_of) {
   process_table->slot(1)->condition.store(Condition::kAlive);
   CHECK(waiter.arm_event(waiter.count()));
   const uint32_t alarm = process_table->header()->alarm.load();
-  process_table->ring(1, 3);
+  process_table->notify(1, 3);
   CHECK(!readable(former));
   CHECK_EQ(process_table->slot(1)->nudge.load(), 1u);  // the death watch is to do it
   CHECK(process_table->header()->alarm.load() != alarm);
-  CHECK_EQ(process_table->slot(1)->bell.armed.load(), 1u);
+  CHECK_EQ(process_table->slot(1)->doorbell.armed.load(), 1u);
   process_table->set_eventfd(1, current, 2);
   process_table->set_eventfd(1, former, 1);  // an introduction that comes late
-  process_table->ring(1, 3);
+  process_table->notify(1, 3);
   CHECK(readable(current));
   CHECK(!readable(former));
   ::close(former);
@@ -56,18 +56,18 @@ TEST(a_fork_while_others_ring_leaves_nothing_locked) {
   auto process_table = process_table_of(1);
   const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   process_table->set_eventfd(0, event, 1);
-  Waiter(&process_table->slot(0)->bell).arm_event(0);
+  Waiter(&process_table->slot(0)->doorbell).arm_event(0);
   std::atomic<bool> stop{false};
   std::thread ringer([&] {
     while (!stop.load()) {
-      process_table->ring(0, 3);
+      process_table->notify(0, 3);
       process_table->set_eventfd(0, event, 1);
     }
   });
   for (int i = 0; i < 100; ++i) {
     check::Child child([&] {
       ::alarm(10);
-      process_table->ring(0, 4);
+      process_table->notify(0, 4);
       process_table->forget_eventfd(0);
     });
     if (!CHECK(child.passed())) break;
@@ -87,7 +87,7 @@ TEST(a_death_is_announced_once_and_to_the_living) {
   CHECK(!process_table->announce_death(4));
   CHECK_EQ(process_table->header()->deaths.load(), 1u);
   for (uint32_t i = 0; i < 6; ++i) {
-    const bool told = process_table->slot(i)->bell.ready[0].load() == uint64_t(1) << kAttentionBit;
+    const bool told = process_table->slot(i)->doorbell.ready[0].load() == uint64_t(1) << kAttentionBit;
     CHECK_EQ(told, (i == 0 || i == 1 || i == 5));
   }
   CHECK(process_table->slot(4)->condition.load() == Condition::kDead);
@@ -99,13 +99,13 @@ TEST(a_death_wakes_all_processes) {
   std::vector<check::Child> children;
   for (uint32_t i = 0; i < kProcesses; ++i)
     children.emplace_back([&, i] {
-      Waiter waiter(&process_table->slot(i)->bell);
+      Waiter waiter(&process_table->slot(i)->doorbell);
       for (;;) {
         const uint32_t seen = waiter.count();
         if (process_table->header()->deaths.load() != 0) break;
         if (!waiter.park(seen, now_ns() + kLost)) CHECK(!"nobody woke this process");
       }
-      CHECK((process_table->slot(i)->bell.ready[0].load() & 1) != 0);
+      CHECK((process_table->slot(i)->doorbell.ready[0].load() & 1) != 0);
     });
   ::usleep(20'000);
   process_table->announce_death(kProcesses);
@@ -114,15 +114,15 @@ TEST(a_death_wakes_all_processes) {
 
 TEST(the_last_bit_and_the_first_are_their_own) {
   auto process_table = process_table_of(2);
-  process_table->ring(0, kBellBits - 1);
-  process_table->ring(0, 0);
-  process_table->ring(0, 63);
-  process_table->ring(0, 64);
-  Bell& bell = process_table->slot(0)->bell;
-  CHECK_EQ(bell.ready[0].load(), uint64_t(1) << 63 | 1);
-  CHECK_EQ(bell.ready[1].load(), 1u);
-  CHECK_EQ(bell.ready[kBellWords - 1].load(), uint64_t(1) << 63);
-  CHECK_EQ(process_table->slot(1)->bell.count.load(), 0u);
+  process_table->notify(0, kDoorbellBits - 1);
+  process_table->notify(0, 0);
+  process_table->notify(0, 63);
+  process_table->notify(0, 64);
+  Doorbell& doorbell = process_table->slot(0)->doorbell;
+  CHECK_EQ(doorbell.ready[0].load(), uint64_t(1) << 63 | 1);
+  CHECK_EQ(doorbell.ready[1].load(), 1u);
+  CHECK_EQ(doorbell.ready[kDoorbellWords - 1].load(), uint64_t(1) << 63);
+  CHECK_EQ(process_table->slot(1)->doorbell.count.load(), 0u);
 }
 
 TEST(a_slot_is_prepared_for_each_process_anew) {
@@ -136,7 +136,7 @@ TEST(a_slot_is_prepared_for_each_process_anew) {
   CHECK_EQ(std::strlen(slot->name), sizeof slot->name - 1);
   CHECK(slot->condition.load() == Condition::kStarting);
   CHECK(!process_table->gone(1, 1));
-  process_table->ring(1, 9);
+  process_table->notify(1, 9);
   slot->status.execution.store(5);
   process_table->announce_death(1);
   CHECK(process_table->gone(1, 1));
@@ -144,8 +144,8 @@ TEST(a_slot_is_prepared_for_each_process_anew) {
   CHECK_EQ(slot->incarnation.load(), 2u);
   CHECK(process_table->gone(1, 1));  // the slot lives, the one that had it does not
   CHECK(!process_table->gone(1, 2));
-  CHECK_EQ(slot->bell.count.load(), 0u);
-  CHECK_EQ(slot->bell.ready[0].load(), 0u);
+  CHECK_EQ(slot->doorbell.count.load(), 0u);
+  CHECK_EQ(slot->doorbell.ready[0].load(), 0u);
   CHECK_EQ(slot->status.execution.load(), 0u);
   CHECK_EQ(std::string(slot->name), "next");
 }
@@ -156,8 +156,8 @@ TEST(a_process_table_is_attached_by_its_descriptor_alone) {
   CHECK_EQ(same->slots(), 2u);
   CHECK_EQ(std::string(same->slot(1)->name), "slot 1");
   same->ring(1, 70);
-  CHECK_EQ(process_table->slot(1)->bell.ready[1].load(), uint64_t(1) << 6);
-  Fd other = make_memfd("no board", sizeof(ProcessTableHeader));
+  CHECK_EQ(process_table->slot(1)->doorbell.ready[1].load(), uint64_t(1) << 6);
+  Fd other = make_memfd("no process table", sizeof(ProcessTableHeader));
   CHECK_THROWS(std::system_error, ProcessTable::attach(other.get()));
   Fd small = make_memfd("too small", 8);
   CHECK_THROWS(std::system_error, ProcessTable::attach(small.get()));

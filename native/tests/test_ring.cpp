@@ -43,7 +43,7 @@ TEST(a_ring_is_full_when_its_slowest_reader_says_so) {
   CHECK(!c.rung(0));  // such a writer does not wait, so nobody rings it
 }
 
-TEST(only_a_writer_that_asked_is_rung_for_room) {
+TEST(only_a_writer_that_requested_is_rung_for_room) {
   Channel c(1, 2, 64, kWriterMayWait);
   RingWriter writer = c.writer();
   RingReader reader = c.reader(0);
@@ -69,7 +69,7 @@ TEST(a_writer_asleep_is_woken_for_room) {
     ::usleep(20'000);
     c.reader(0).advance();
   });
-  Waiter waiter(&c.bell(0));
+  Waiter waiter(&c.doorbell(0));
   CHECK(wait_for_room(c, writer, waiter));
   other.join();
 }
@@ -108,7 +108,7 @@ TEST(a_reader_that_stops_takes_nobody_s_ring_from_a_waiting_writer) {
   CHECK(writer.has_room());
 }
 
-TEST(each_reader_rings_once_for_what_a_writer_has_asked) {
+TEST(each_reader_rings_once_for_what_a_writer_has_requested) {
   Channel c(2, 4, 64, kWriterMayWait);
   RingWriter writer = c.writer();
   RingReader first = c.reader(0), second = c.reader(1);

@@ -25,7 +25,7 @@ void write_block(RingWriter& writer, Arena& arena, size_t size) {
 // A reader that keeps up to `held` values, and looks at each once more before it lets it go.
 void read_blocks(const Channel& c, uint32_t r, int arena_fd, uint64_t frames, size_t held) {
   RingReader reader = c.reader(r);
-  Waiter waiter(&c.bell(r + 1));
+  Waiter waiter(&c.doorbell(r + 1));
   auto view = std::make_shared<ArenaView>(arena_fd, kArenaFile);
   check::Random random(r);
   struct Value {
@@ -73,7 +73,7 @@ TEST(blocks_stay_whole_while_readers_hold_them) {
   std::vector<check::Child> children;
   for (uint32_t r = 0; r < kReaders; ++r) children.emplace_back([&, r] { read_blocks(c, r, file.get(), kValues, kHeld); });
   RingWriter writer = c.writer();
-  Waiter waiter(&c.bell(0));
+  Waiter waiter(&c.doorbell(0));
   check::Random random(99);
   for (uint64_t i = 0; i < kValues; ++i) {
     if (!wait_for_room(c, writer, waiter)) break;
@@ -101,7 +101,7 @@ TEST(killed_readers_give_back_what_they_held) {
     std::vector<check::Child> children;
     for (uint32_t r = 0; r < 2; ++r) children.emplace_back([&, r] { read_blocks(c, r, file.get(), UINT64_MAX, 10); });
     RingWriter writer = c.writer();
-    Waiter waiter(&c.bell(0));
+    Waiter waiter(&c.doorbell(0));
     const uint64_t first = random.below(300), second = first + random.below(300);
     while (!all_gone(writer)) {
       for (uint32_t r = 0; r < 2; ++r)

@@ -132,7 +132,7 @@ TEST(a_writer_asleep_is_woken_by_a_close) {
     ::usleep(20'000);
     c.reader(0).close();
   });
-  Waiter waiter(&c.bell(0));
+  Waiter waiter(&c.doorbell(0));
   CHECK(wait_for_room(c, writer, waiter));
   CHECK(all_gone(writer));
   CHECK(child.passed());
@@ -148,7 +148,7 @@ TEST(a_writer_asleep_is_woken_by_a_death) {
     ::usleep(20'000);
     c.process_table->announce_death(2);
   });
-  Waiter waiter(&c.bell(0));
+  Waiter waiter(&c.doorbell(0));
   CHECK(wait_for_room(c, writer, waiter));
   other.join();
   CHECK(!all_gone(writer));

@@ -126,21 +126,21 @@ TEST(each_who_asks_for_memory_has_its_own_answer) {
   Returns& returns = s.process_table->slot(3)->returns;
   s.process_table->slot(3)->memory.store(1);
   auto first = s.process_table->ask_for_memory(0);
-  const uint32_t looks_for = returns.asked.load();
+  const uint32_t looks_for = returns.requested.load();
   auto second = s.process_table->ask_for_memory(1);
   returns.answered.store(looks_for);
-  s.process_table->still_asked(first);
+  s.process_table->still_requested(first);
   CHECK(first.empty());
-  s.process_table->still_asked(second);
+  s.process_table->still_requested(second);
   CHECK_EQ(second.size(), 1u);
-  returns.answered.store(returns.asked.load());
-  s.process_table->still_asked(second);
+  returns.answered.store(returns.requested.load());
+  s.process_table->still_requested(second);
   CHECK(second.empty());
   // A process that has the slot after it counts from the beginning: nobody waits for its answer.
   auto late = s.process_table->ask_for_memory(0);
   s.process_table->prepare(3, "later");
   s.process_table->slot(3)->memory.store(1);
-  s.process_table->still_asked(late);
+  s.process_table->still_requested(late);
   CHECK(late.empty());
   s.process_table->slot(3)->memory.store(0);
 }
@@ -158,7 +158,7 @@ TEST(who_asks_for_memory_asks_again_as_long_as_some_comes_back) {
     for (uint32_t seen = 0; seen <= rounds; ++seen) {
       for (;;) {
         const uint32_t news = returns.count.load();
-        if (returns.asked.load() != seen) break;
+        if (returns.requested.load() != seen) break;
         futex_wait(&returns.count, news, nullptr);
       }
       if (seen < rounds || at_last) memory.give_back(kOthers);
@@ -181,7 +181,7 @@ TEST(who_asks_for_memory_asks_again_as_long_as_some_comes_back) {
       CHECK_THROWS(ArenaFull, peer.arena.allocate(5 * kMiB));
     }
     thread.join();
-    CHECK_EQ(returns.asked.load(), 4u);  // not once more: nothing has come back
+    CHECK_EQ(returns.requested.load(), 4u);  // not once more: nothing has come back
     peer.arena.give_back(0);
   }
   memory.bytes.store(0);
@@ -338,7 +338,7 @@ TEST(while_a_process_starves_what_is_free_goes_back_at_once_and_it_is_rung) {
     peer.arena.publish(block, set, 0, 0);
     return std::make_unique<Lease>(*view, block->offset, block->size, 0);
   };
-  const auto rung = [&](uint32_t slot) { return s.process_table->slot(slot)->bell.count.load(); };
+  const auto rung = [&](uint32_t slot) { return s.process_table->slot(slot)->doorbell.count.load(); };
   std::vector<std::unique_ptr<Lease>> held;
   for (int i = 0; i < 4; ++i) held.push_back(send());
   // It has seen a lease end, and waits a second before it looks again.
@@ -388,11 +388,11 @@ TEST(what_is_taken_off_a_budget_is_news_for_who_starves) {
     CHECK(error.cap == ArenaFull::Cap::kNone);  // it never has room
   }
   s.process_table->starve(3, true);
-  const uint32_t before = s.process_table->slot(3)->bell.count.load();
+  const uint32_t before = s.process_table->slot(3)->doorbell.count.load();
   const uint64_t news = peer.arena.news();
   peer.arena.uncharge(one);
   CHECK(peer.arena.news() != news);
-  CHECK(check::soon([&] { return s.process_table->slot(3)->bell.count.load() != before; }));
+  CHECK(check::soon([&] { return s.process_table->slot(3)->doorbell.count.load() != before; }));
   peer.arena.release(peer.arena.allocate(kMiB, budget));
   peer.arena.release(one);
   s.process_table->starve(3, false);

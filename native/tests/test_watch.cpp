@@ -64,7 +64,7 @@ TEST(one_that_has_left_goes_on) {
     for (;;) ::pause();
   });
   s.await_condition(1, Condition::kDead);
-  s.await([&] { return life_word(s.process_table->slot(1))->load() == 0; });  // nobody owns it, nor has died with it
+  s.await([&] { return liveness_futex(s.process_table->slot(1))->load() == 0; });  // nobody owns it, nor has died with it
   s.watch.remove(1);
   s.process_table->prepare(1, "its successor");
   child.kill(SIGABRT);
@@ -93,7 +93,7 @@ TEST(no_death_is_announced_after_its_watch_ended) {
   const int rounds = check::kThreadSanitizer ? 2'000 : 20'000;
   for (int i = 0; i < rounds; ++i) {
     s.process_table->prepare(1, "");
-    // Alive with a life word that nobody holds: dead, for whoever looks.
+    // Alive with a liveness futex that nobody holds: dead, for whoever looks.
     s.process_table->slot(1)->condition.store(Condition::kAlive);
     s.watch.add(1);
     for (int spin = i % 50; spin > 0; --spin) (void)now_ns();
@@ -109,7 +109,7 @@ TEST(actors_start_while_others_die) {
   Session s;
   for (int i = 0; i < 500; ++i) {
     s.process_table->prepare(1, "");
-    s.process_table->slot(1)->condition.store(Condition::kAlive);  // and dead: nobody holds its life word
+    s.process_table->slot(1)->condition.store(Condition::kAlive);  // and dead: nobody holds its liveness futex
     s.watch.add(1);
     for (uint32_t slot = 2; slot < 6; ++slot) s.process_table->prepare(slot, "actor");
     s.await_death(1, now_ns());
@@ -177,12 +177,12 @@ TEST(a_ringer_that_is_no_peer_wakes_through_the_death_watch) {
   });
   // The actor sleeps in poll, and this process does not have its eventfd.
   const uint32_t alarm = s.process_table->header()->alarm.load();
-  Waiter waiter(&s.process_table->slot(1)->bell);
+  Waiter waiter(&s.process_table->slot(1)->doorbell);
   CHECK(waiter.arm_event(waiter.count()));
-  s.process_table->ring(1, 5);
+  s.process_table->notify(1, 5);
   CHECK(s.process_table->header()->alarm.load() != alarm);
   // The death watch sees it; having no eventfd either, it can only ring the attention bit.
-  s.await([&] { return (s.process_table->slot(1)->bell.ready[0].load() & 1) != 0; });
+  s.await([&] { return (s.process_table->slot(1)->doorbell.ready[0].load() & 1) != 0; });
 }
 
 TEST(an_event_sleeper_is_woken_by_a_ringer_that_is_no_peer) {
@@ -192,7 +192,7 @@ TEST(an_event_sleeper_is_woken_by_a_ringer_that_is_no_peer) {
   int ready[2];
   REQUIRE(::pipe2(ready, O_CLOEXEC) == 0);
   auto sleeper = s.start(1, [&] {
-    Waiter waiter(&s.process_table->slot(1)->bell);
+    Waiter waiter(&s.process_table->slot(1)->doorbell);
     const uint32_t seen = waiter.count();
     CHECK(waiter.arm_event(seen));
     CHECK(::write(ready[1], "", 1) == 1);
@@ -204,7 +204,7 @@ TEST(an_event_sleeper_is_woken_by_a_ringer_that_is_no_peer) {
   CHECK(::read(ready[0], &c, 1) == 1);
   check::Child stranger([&] {
     auto process_table = ProcessTable::attach(s.process_table->fd());  // knows nobody's eventfd
-    process_table->ring(1, 5);
+    process_table->notify(1, 5);
   });
   CHECK(stranger.passed());
   CHECK(sleeper.passed());
@@ -249,7 +249,7 @@ TEST(a_watch_that_may_not_wait_for_many_does_not_spin) {
       };
       s.process_table->prepare(1, "actor");
       s.process_table->slot(1)->condition.store(Condition::kAlive);
-      life_word(s.process_table->slot(1))->store(uint32_t(::getpid()));
+      liveness_futex(s.process_table->slot(1))->store(uint32_t(::getpid()));
       s.watch.add(1);
       const uint64_t before = cpu();
       ::usleep(100'000);

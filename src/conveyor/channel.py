@@ -186,7 +186,7 @@ class End:
                 if self._driver_knows:
                     self._runtime.broker.close(self._number, self._side)
                 self._let_go()
-                self._runtime.process.ring()  # threads of this process may wait here
+                self._runtime.process.notify()  # threads of this process may wait here
             self._over = True
 
     def statistics(self) -> ChannelStatistics:
@@ -299,7 +299,7 @@ class End:
             # The channel is not introduced again: the other end is told.
             self._closed = True
             ClosedWord(meeting.segment, self._side).mark()
-            self._runtime.process.process_table.ring(meeting.slot, _core.ATTENTION_BIT)
+            self._runtime.process.process_table.notify(meeting.slot, _core.ATTENTION_BIT)
             if meeting.spread:
                 runtime.cleanup.soon(partial(runtime.broker.close, number, self._side))
             raise
@@ -319,7 +319,7 @@ class End:
         meeting, here = self._peer, self._here
         if meeting is not None and here is not None:
             here.mark(self._sent)
-            self._runtime.process.process_table.ring(meeting.slot, _core.ATTENTION_BIT)
+            self._runtime.process.process_table.notify(meeting.slot, _core.ATTENTION_BIT)
 
     @property
     def _driver_knows(self) -> bool:

@@ -30,9 +30,9 @@ class Future(futures.Future[T]):
         def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None: ...
 
 
-def wait(asked: Iterable[Future[T]], timeout: float) -> list[Future[T]]:
+def wait(requested: Iterable[Future[T]], timeout: float) -> list[Future[T]]:
     """Wait until all futures are done, for ``timeout`` seconds at most. Returns those that are done."""
-    waited = list(asked)
+    waited = list(requested)
     done = Flag()
     left = [None] * len(waited)
 

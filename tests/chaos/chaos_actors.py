@@ -165,7 +165,7 @@ class Chaos:
         limit = resource.RLIM_INFINITY if more is None else now + more
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
-    def beside(self) -> list[str]:
+    def out_of_band(self) -> list[str]:
         return left_in_this_process()
 
     def load(self, refs: list[Any]) -> Any:

@@ -25,7 +25,7 @@ from conveyor import transport
 from conveyor.exceptions import TaskError, TransportError
 
 
-class Beside(Course):
+class OutOfBand(Course):
     """What these rounds have in common."""
 
     #: Whether a communicator takes part, for which handles are pickled: their actors live on.
@@ -120,14 +120,14 @@ class Beside(Course):
                 continue
             self._doing(f"the end of what transports have in {member.name}")
             end = time.monotonic() + SOON
-            while left := member.handle.beside.remote().get():
+            while left := member.handle.out_of_band.remote().get():
                 if time.monotonic() > end:
                     raise Wrong(f"{member.name} still has {left}")
                 time.sleep(0.005)
         self.around.watchdog.idle()
 
 
-class BesideRound(Beside, Round):
+class BesideRound(OutOfBand, Round):
     title = "transports"
 
     def __init__(self, seed: int, around: Around, rng: Random) -> None:
@@ -159,12 +159,12 @@ class BesideRound(Beside, Round):
         return spec
 
 
-class BesideRestarts(Beside, Restarts):
+class BesideRestarts(OutOfBand, Restarts):
     title = "transports, restarts"
     communicates = False
 
 
-class BesideApart(Beside, Apart):
+class BesideApart(OutOfBand, Apart):
     title = "transports, stopped"
 
     def _stoppable(self, theirs: Graph) -> Graph:

@@ -125,7 +125,7 @@ class Kept:
 
 
 @dataclass
-class Asked:
+class Requested:
     """What was asked of a consumer."""
 
     ref: Any
@@ -144,7 +144,7 @@ class DirectRound(Course):
         self._steps = rng.randint(20, 120)
         self._peers: list[Peer] = []
         self._kept: list[Kept] = []
-        self._asked: list[Asked] = []
+        self._requested: list[Requested] = []
         self._stopped: list[tuple[float, Peer]] = []
         self._kills = 0
         self._keys = 0
@@ -165,7 +165,7 @@ class DirectRound(Course):
                 self._go_on()
                 self.rng.choices([way for _, way in ways], [often for often, _ in ways])[0]()
             self._go_on(everybody=True)
-            while self._asked:
+            while self._requested:
                 self._settle()
             self._check_nothing_is_kept()
         finally:
@@ -244,7 +244,7 @@ class DirectRound(Course):
                 ref = peer.handle.look_into.remote([kept.ref], kept.size)
             else:
                 ref = peer.handle.look.remote(kept.ref, pause)
-            self._asked.append(Asked(ref, kept.sums, needs))
+            self._requested.append(Requested(ref, kept.sums, needs))
 
     def _get(self) -> None:
         if not self._kept:
@@ -273,7 +273,7 @@ class DirectRound(Course):
             else:
                 peer = self._some_peer()
                 ref = peer.handle.look.remote(kept.ref[part])
-                self._asked.append(Asked(ref, expected, [peer, *kept.needs]))
+                self._requested.append(Requested(ref, expected, [peer, *kept.needs]))
 
     def _items(self) -> None:
         peer = self._some_peer()
@@ -299,11 +299,11 @@ class DirectRound(Course):
 
     def _settle(self) -> None:
         """Look at some of what was asked."""
-        for _ in range(min(len(self._asked), self.rng.randint(1, 6))):
-            asked = self._asked.pop(self.rng.randrange(len(self._asked)))
+        for _ in range(min(len(self._requested), self.rng.randint(1, 6))):
+            requested = self._requested.pop(self.rng.randrange(len(self._requested)))
             self._doing("a consumer's answer")
             with suppress(ActorDiedError, ObjectLostError):
-                self._compare(self._result(asked.ref, asked.needs), asked.sums)
+                self._compare(self._result(requested.ref, requested.needs), requested.sums)
 
     def _kill(self) -> None:
         peer = self._some_peer()

@@ -119,8 +119,8 @@ class Kept:
             judge.value(f"{self.doing}, into", get_into, value)
             del get_into
         del ref
-        for asked, expected in refs:
-            judge.get(self.doing, asked, expected)
+        for requested, expected in refs:
+            judge.get(self.doing, requested, expected)
 
     def _may_wait(self, who: Member, maker: Member, ref: Any) -> None:
         """``who`` is going to wait for ``ref`` in a method. The maker may wait for those behind it before it

@@ -41,12 +41,12 @@ IDLE_EVERY = 40.0
 
 #: With how often each is chosen.
 KINDS: dict[type[Course], int] = {Round: 68, Restarts: 9, Apart: 7, Memory: 4, DirectRound: 8}
-BESIDE: dict[type[Course], int] = {BesideRound: 8, BesideRestarts: 2, BesideApart: 2}
+OUT_OF_BAND: dict[type[Course], int] = {BesideRound: 8, BesideRestarts: 2, BesideApart: 2}
 
 
 def kind_of(rng: Random, only: str | None, transports: bool) -> type[Course]:
     """What kind of round a seed stands for. ``only``: the title of all, or how it begins."""
-    kinds = {**KINDS, **(BESIDE if transports else {})}
+    kinds = {**KINDS, **(OUT_OF_BAND if transports else {})}
     if only is not None:
         kinds = {kind: often for kind, often in kinds.items() if kind.title.startswith(only)}
     return rng.choices(list(kinds), list(kinds.values()))[0]

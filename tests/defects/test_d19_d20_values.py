@@ -59,20 +59,20 @@ def test_d19_an_actor_that_keeps_its_arguments_blocks_nobody(source, readers):
     buffer with it, and who writes there waits for ever. Here it must be possible to keep many times
     more arrays than the graph is deep, and each must keep its contents."""
     depth, count = 2, 16
-    maker, keepers = Keeper.remote(), [Keeper.remote() for _ in range(readers)]
+    maker, checkers = Keeper.remote(), [Keeper.remote() for _ in range(readers)]
     with InputNode() as inp:
         array = inp if source == "driver" else maker.make.bind(inp)
-        dag = MultiOutputNode([keeper.keep.bind(array) for keeper in keepers])
+        dag = MultiOutputNode([holder.keep.bind(array) for holder in checkers])
     with dag.compile(depth=depth) as graph:
         for i in range(count):
             given = np.full(ITEMS, float(i)) if source == "driver" else i
             refs = graph.execute(given, timeout=WAIT)
             assert conveyor.get(refs, timeout=WAIT) == [i + 1] * readers
-        for keeper in keepers:
-            kept = conveyor.get(keeper.kept_values.remote(), timeout=WAIT)
+        for holder in checkers:
+            kept = conveyor.get(holder.kept_values.remote(), timeout=WAIT)
             assert kept == [[float(i)] for i in range(count)]
     # And they are still there without the graph.
-    kept = conveyor.get(keepers[0].kept_values.remote(), timeout=WAIT)
+    kept = conveyor.get(checkers[0].kept_values.remote(), timeout=WAIT)
     assert kept == [[float(i)] for i in range(count)]
 
 

@@ -253,7 +253,7 @@ def public(module):
 
 
 #: Sections of what is documented beside the names of a module: what these return, by which name it may be.
-BESIDE = ("What these return", "For devices of your own")
+OUT_OF_BAND = ("What these return", "For devices of your own")
 #: Methods that have no underscore since other parts of the library call them.
 INTERNAL = {
     "ActorClass": set(),
@@ -285,7 +285,9 @@ def test_each_public_module_has_a_page():
 def test_the_page_of_a_module_has_its_public_names_and_no_others(page):
     module = module_of(page)
     own = [
-        one.name for one in documented(page) if one.section not in BESIDE and "." not in one.name
+        one.name
+        for one in documented(page)
+        if one.section not in OUT_OF_BAND and "." not in one.name
     ]
     own += re.findall(r"^\| `(\w+)` \|", page.read_text(), re.M)
     assert sorted(own) == sorted(public(module))

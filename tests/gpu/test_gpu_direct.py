@@ -64,7 +64,7 @@ class Keeper:
         for owner, names in {
             devices.Devices: ("offer", "fetch", "forget"),
             devices: ("_fetch", "_filled", "wait_for_values"),
-            fetching: ("fetch", "_beside", "decode_with", "_fetched"),
+            fetching: ("fetch", "_out_of_band", "decode_with", "_fetched"),
             _core: ("read_peer_joined", "fetch_peer"),
             cuda: ("export", "_call"),
             cuda.Opened: ("__init__", "__del__"),
@@ -94,15 +94,15 @@ class Keeper:
 
 
 @pytest.fixture(scope="module")
-def keepers(on_gpu):
+def checkers(on_gpu):
     made = [Keeper.remote() for _ in range(2)]
     yield made
-    for keeper in made:
-        conveyor.kill(keeper)
+    for holder in made:
+        conveyor.kill(holder)
 
 
-def test_values_come_bit_by_bit(keepers):
-    maker, other = keepers
+def test_values_come_bit_by_bit(checkers):
+    maker, other = checkers
     ref = maker.make.remote(5, 100_000)
     assert conveyor.get(other.same.remote(ref, 5, 100_000))
     assert ref.route() == "ipc"
@@ -111,15 +111,15 @@ def test_values_come_bit_by_bit(keepers):
     assert conveyor.get(maker.freed.remote())
 
 
-def test_whoever_fetches_waits_for_the_values(keepers):
-    maker, other = keepers
+def test_whoever_fetches_waits_for_the_values(checkers):
+    maker, other = checkers
     for value in range(5):
         assert conveyor.get(other.bounds.remote(maker.late.remote(value))) == (value, value)
 
 
 @pytest.mark.parametrize("nbytes", [4096, 64 * MIB, 1024 * MIB])
-def test_how_long_a_fetch_takes(keepers, record, nbytes):
-    maker, other = keepers
+def test_how_long_a_fetch_takes(checkers, record, nbytes):
+    maker, other = checkers
     ref = maker.make.remote(1, nbytes // 4)
     conveyor.wait([ref])
     times = []
@@ -156,5 +156,5 @@ def test_where_the_time_of_a_fetch_goes(on_gpu, record):
                     lines = conveyor.get(who.noted.remote()).items()
                     told = "".join(f"\n    {name} ({n}, {us:.1f})" for name, (n, us) in lines)
                     record("us in the maker" if who is maker else "us in the reader", told)
-    for keeper in (maker, other):
-        conveyor.kill(keeper)
+    for holder in (maker, other):
+        conveyor.kill(holder)

@@ -374,7 +374,7 @@ def test_collectives_take_tensors_of_the_host_only():
         conveyor.kill(one)
 
 
-def test_an_actor_that_has_asked_for_no_gpu(pair):
+def test_an_actor_that_has_requested_for_no_gpu(pair):
     a, _ = pair
     blind = Blind.remote()
     sees_none = r"num_gpus="

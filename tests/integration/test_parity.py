@@ -988,11 +988,11 @@ def constants_that_nobody_can_change_are_one_object(t):
             ]
         )
     with dag.compile() as graph:
-        (first, beside), *later = (get(graph.execute(5)) for _ in range(3))
+        (first, out_of_band), *later = (get(graph.execute(5)) for _ in range(3))
     count = len(constants)
     return [
         all(one[:count] == first[:count] for one, _ in later),
-        all(other[:count] == beside[:count] for _, other in later),
+        all(other[:count] == out_of_band[:count] for _, other in later),
     ]
 
 

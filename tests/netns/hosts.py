@@ -31,8 +31,8 @@ _START_SECONDS = 120.0
 
 def _program(name: str) -> str:
     """The one of this interpreter, whose environment need not be activated."""
-    beside = os.path.dirname(sys.executable)
-    return shutil.which(name, path=f"{beside}:{os.environ['PATH']}") or name
+    out_of_band = os.path.dirname(sys.executable)
+    return shutil.which(name, path=f"{out_of_band}:{os.environ['PATH']}") or name
 
 
 class Hosts:

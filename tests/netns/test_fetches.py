@@ -9,7 +9,7 @@ import pytest
 import wire
 from namespaces import Namespace
 
-from conveyor.cluster.servers import _ASKED, SharedFiles, Supply
+from conveyor.cluster.servers import _REQUESTED, SharedFiles, Supply
 
 pytestmark = pytest.mark.cold_start
 #: Well above what a connection lives over which nothing is taken, and well below what TCP would try.
@@ -79,7 +79,7 @@ def fetched(supply, number, data):
         os.close(fd)
 
 
-def test_a_question_that_is_lost_is_asked_again_over_another_connection(lying, wait_until):
+def test_a_question_that_is_lost_is_requested_again_over_another_connection(lying, wait_until):
     """TCP alone would say it again and again, ever more seldom, for a quarter of an hour."""
     number = lying.put(b"a value")
     assert fetched(lying.supply, number, b"a value")
@@ -102,7 +102,7 @@ def test_a_file_that_nobody_takes_is_not_sent_for_ever(lying, wait_until):
     number = lying.put(bytes(LARGE))
     with lying.dial() as sock:
         sock.settimeout(WAIT)
-        sock.sendall(_ASKED.pack(number, 0, LARGE))
+        sock.sendall(_REQUESTED.pack(number, 0, LARGE))
         assert sock.recv(1 << 20)
         wait_until(lambda: lying.shared_files._serving, WAIT)
         lying.cable.cut()

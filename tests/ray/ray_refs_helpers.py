@@ -78,10 +78,10 @@ class Holder:
     def pass_on(self, other, refs):
         return conveyor.get(other.total.remote(refs))
 
-    def asked(self, other, size):
+    def requested(self, other, size):
         return [other.make.remote(size)]
 
-    def asked_to_stay(self, other, path):
+    def requested_to_stay(self, other, path):
         return [other.stay.remote(path)]
 
     def stay(self, path):

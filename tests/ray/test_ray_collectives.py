@@ -196,7 +196,7 @@ def test_a_value_that_comes_late_is_no_others(ranks, group):
 
 
 def test_the_driver_says_what_ranks_of_another_node_do(ranks, monkeypatch):
-    monkeypatch.setattr("conveyor.driver.remote_processes.HASTE", WAIT)
+    monkeypatch.setattr("conveyor.driver.remote_processes.BRIEF_TIME_LIMIT", WAIT)
     made = collective.create_collective_group([ranks[0], ranks[1]], driver_rank=2)
     told = rf"rank 0 \({name_of(ranks[0])}\), idle; rank 1 \({name_of(ranks[1])}\), idle"
     with pytest.raises(CollectiveTimeoutError, match=told):

@@ -85,7 +85,7 @@ class Maker:
         self.target = torch.zeros(n)
 
     def objects(self):
-        return [(one.id, one.keeper, one.route) for one in conveyor.objects()]
+        return [(one.id, one.holder, one.route) for one in conveyor.objects()]
 
     def hold(self, refs):
         self.held = refs
@@ -392,7 +392,7 @@ def test_all_of_them_are_listed_on_every_node(makers, wait_until):
         return told
 
     of = told_by(lambda: [(one.id, one) for one in conveyor.objects()])[1]
-    assert (of.keeper, of.nbytes, of.route) == ("Maker#2", 4 * LARGE, "network")
+    assert (of.holder, of.nbytes, of.route) == ("Maker#2", 4 * LARGE, "network")
     assert "driver" in of.holders
     for other, route in ((here, "network"), (maker, "here"), (neighbour, "read")):
         told = told_by(lambda other=other: get(other.objects.remote()))

@@ -39,10 +39,10 @@ def test_what_ray_does_not_answer_holds_up_no_start(rt, monkeypatch):
 
     from conveyor.engines.ray import hosts as module
 
-    asked, answer = threading.Event(), threading.Event()
+    requested, answer = threading.Event(), threading.Event()
 
     def resources():
-        asked.set()
+        requested.set()
         assert answer.wait(WAIT)
         return {}
 
@@ -50,7 +50,7 @@ def test_what_ray_does_not_answer_holds_up_no_start(rt, monkeypatch):
     monkeypatch.setattr(ray, "available_resources", resources)
     try:
         actor = Place.remote()
-        assert asked.wait(WAIT)
+        assert requested.wait(WAIT)
         assert not answer.is_set()
         assert get(actor.add.remote(1)) == 2
     finally:

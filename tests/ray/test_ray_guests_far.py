@@ -51,9 +51,9 @@ def test_they_take_part_and_go_on_when_the_session_has_ended(apart, leaves_nothi
             begin()
             here, there = map(conveyor.attach, apart)
             assert conveyor.attach(apart[1]) == there
-            beside = Ours.options(**THERE).remote()
+            out_of_band = Ours.options(**THERE).remote()
             with InputNode() as inp:
-                dag = here.add.bind(beside.add.bind(there.add.bind(inp), y=10), y=100)
+                dag = here.add.bind(out_of_band.add.bind(there.add.bind(inp), y=10), y=100)
             with dag.compile() as graph:
                 for i in range(50):
                     ref = graph.execute(i)
@@ -61,7 +61,7 @@ def test_they_take_part_and_go_on_when_the_session_has_ended(apart, leaves_nothi
                     assert get(ref) == i + 111
             assert get(there.both.remote(1)) == [1, 2]
             assert list(there.items.remote(3)) == [0, 1, 2]
-            assert get(beside.ask.remote(there)) == get(there.ask.remote(here)) == 2
+            assert get(out_of_band.ask.remote(there)) == get(there.ask.remote(here)) == 2
             assert get(here.ask.remote(there)) == 2
             with pytest.raises(TypeError, match="can only concatenate str"):
                 get(there.add.remote("text"))

@@ -119,10 +119,10 @@ def test_calls_go_over_the_network(far):
     with pytest.raises(ValueError, match="no reason"):
         get(there.fail.remote("reason"))
     # From one actor to the other, in both directions, and from one to another of its own node.
-    beside = Stage.options(**THERE).remote(20)
+    out_of_band = Stage.options(**THERE).remote(20)
     assert get(here.ask.remote(there, 1)) == 11
     assert get(there.ask.remote(here, 1)) == 2
-    assert get(there.ask.remote(beside, 1)) == 21
+    assert get(there.ask.remote(out_of_band, 1)) == 21
     assert get(there.run.remote(here.run.remote(5))) == 16
 
 

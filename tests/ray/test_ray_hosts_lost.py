@@ -83,7 +83,7 @@ def test_a_node_with_holders_and_makers_is_lost(two_nodes, leaves_nothing, wait_
         get(lost.keep.remote([conveyor.put(np.arange(LARGE))]))
         (made,) = get(lost.put.remote(LARGE))
         assert get(there.total.remote([made])) == [total(LARGE)]
-        (pending,) = get(lost.asked_to_stay.remote(slow, ""))
+        (pending,) = get(lost.requested_to_stay.remote(slow, ""))
         waiting = [a.total.remote([pending]) for a in (here, there)]
         # What it was pickling comes to nobody.
         halves = [str(tmp_path / name) for name in ("here", "there")]
@@ -109,16 +109,16 @@ def test_one_that_has_died_here_comes_back_there_too(two_nodes, leaves_nothing):
         there = Stage.options(**THERE).remote(10)
         slots = set()
         for _ in range(3):
-            pid = asked_again(there.ask, one, "pid")
+            pid = requested_again(there.ask, one, "pid")
             assert get(there.ask.remote(one, "run", 1)) == 2
             slots.add(inside.record_of(one).slot)
             os.kill(pid, signal.SIGKILL)
         assert len(slots) == 1
-        assert asked_again(there.ask, one, "run", 1) == 2
+        assert requested_again(there.ask, one, "run", 1) == 2
         conveyor.shutdown()
 
 
-def asked_again(method, *args):
+def requested_again(method, *args):
     """What it returns when those whom it needs have come back."""
     while True:
         with suppress(ActorDiedError):

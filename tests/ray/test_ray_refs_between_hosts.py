@@ -48,7 +48,7 @@ def test_in_arguments_and_results(pair, size):
         (ref,) = get(maker.put.remote(size))
         assert get(ref).sum() == total(size)
         assert get([a.total.remote([ref]) for a in pair]) == [[total(size)]] * 2
-    (ref,) = get(there.asked.remote(here, size))
+    (ref,) = get(there.requested.remote(here, size))
     assert get(there.total.remote([ref])) == [total(size)]
     assert get(ref).sum() == total(size)
 
@@ -84,13 +84,13 @@ def test_its_value_comes_to_a_node_once(pair, wait_until):
 
 def test_it_lives_as_long_as_somebody_anywhere_has_it(pair, wait_until):
     _, there = pair
-    for maker, keeper in (pair, pair[::-1]):
-        get(keeper.keep.remote(get(maker.put.remote(LARGE))))
+    for maker, other in (pair, pair[::-1]):
+        get(other.keep.remote(get(maker.put.remote(LARGE))))
         gc.collect()
         get(maker.through.remote(1))
-        assert get(keeper.total.remote()) == [total(LARGE)]
+        assert get(other.total.remote()) == [total(LARGE)]
         wait_until(lambda: inside.kept() == 1, WAIT)  # the pickle on its way is noted, too
-        get(keeper.forget.remote())
+        get(other.forget.remote())
         wait_until(lambda: inside.kept() == 0, WAIT)
     # Nor does a pickle that nobody has loaded yet.
     data = pickle.dumps(get(there.put.remote(SMALL)))
@@ -112,7 +112,7 @@ def test_its_maker_dies(pair):
     doomed = holder(THERE)
     (made,) = get(doomed.put.remote(LARGE))
     assert get(here.total.remote([made])) == [total(LARGE)]
-    (pending,) = get(doomed.asked.remote(here, SMALL))
+    (pending,) = get(doomed.requested.remote(here, SMALL))
     assert get(pending).sum() == total(SMALL)
     os.kill(get(doomed.pid.remote()), signal.SIGKILL)
     # What was there stays: it is the session's.
@@ -124,7 +124,7 @@ def test_its_maker_dies(pair):
 def test_what_it_was_to_make_when_it_died(pair, tmp_path, wait_until):
     doomed, slow = holder(THERE), holder(HERE)
     path = tmp_path / "there"
-    (pending,) = get(doomed.asked_to_stay.remote(slow, str(path)))
+    (pending,) = get(doomed.requested_to_stay.remote(slow, str(path)))
     wait_until(path.exists, WAIT)
     waiting = [a.total.remote([pending]) for a in pair]
     os.kill(get(doomed.pid.remote()), signal.SIGKILL)
@@ -192,7 +192,7 @@ def test_a_value_for_which_a_node_has_no_room_is_that_values_error(pair):
 
 def test_a_value_for_which_the_driver_has_no_room_is_that_values_error(pair, monkeypatch):
     here, there = pair
-    (waits,) = get(there.asked.remote(here, SMALL))
+    (waits,) = get(there.requested.remote(here, SMALL))
 
     def refuse(*_):
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))

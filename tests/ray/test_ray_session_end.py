@@ -60,7 +60,7 @@ def test_actors_have_the_grace_period_at_sigterm(scripts, two_nodes):
 def test_what_an_actor_of_another_node_does_that_does_not_end(
     two_nodes, leaves_nothing, tmp_path, wait_until, caplog, monkeypatch
 ):
-    monkeypatch.setattr("conveyor.driver.remote_processes.HASTE", WAIT)
+    monkeypatch.setattr("conveyor.driver.remote_processes.BRIEF_TIME_LIMIT", WAIT)
     with leaves_nothing():
         conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT, grace_seconds=0.5)
         actor = Stage.options(**THERE, name="busy").remote()

@@ -183,7 +183,7 @@ class ByAddress(transport.Transport):
 class ByAddressEndpoint(transport.Endpoint):
     def __init__(self, wire):
         self.wire = wire
-        self.come, self.asked = {}, {}
+        self.come, self.requested = {}, {}
 
     def send(self, tensors, transfer):
         data = [tensor.view(torch.uint8).numpy().tobytes() for tensor in tensors]
@@ -204,15 +204,15 @@ class ByAddressEndpoint(transport.Endpoint):
         return transport.Sending(begin, withdraw=listener.close)
 
     def receive(self, specs, note, transfer):
-        self.asked[transfer] = specs, Future()
-        future = self.asked[transfer][1]
+        self.requested[transfer] = specs, Future()
+        future = self.requested[transfer][1]
         self.progress()
         return future
 
     def progress(self):
         self.come.update(message for _, message in self.wire.receive())
-        for transfer in self.come.keys() & self.asked.keys():
-            specs, future = self.asked.pop(transfer)
+        for transfer in self.come.keys() & self.requested.keys():
+            specs, future = self.requested.pop(transfer)
             with socket.create_connection(self.come.pop(transfer)) as connection:
                 data = bytearray()
                 while more := connection.recv(1 << 16):
@@ -226,8 +226,8 @@ class ByAddressEndpoint(transport.Endpoint):
             future.set_result(made)
 
     def abort(self, reason):
-        while self.asked:
-            self.asked.popitem()[1][1].set_exception(reason)
+        while self.requested:
+            self.requested.popitem()[1][1].set_exception(reason)
 
     def close(self):
         self.come.clear()

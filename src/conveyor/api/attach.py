@@ -223,9 +223,9 @@ def _name(ray: Any, handle: Any) -> str:
 def _described(driver: Driver, ray: Any, handle: Any, name: str) -> dict[str, MethodInfo]:
     """Ask the actor for its methods. Raises if the actor cannot take part."""
     system_calls = import_later("conveyor.engines.ray.attached").SYSTEM_CALLS
-    asked = handle.__ray_call__.options(concurrency_group=system_calls).remote(_describing())
+    requested = handle.__ray_call__.options(concurrency_group=system_calls).remote(_describing())
     try:
-        said, version, methods = _answer(driver, asked.future(), name)
+        said, version, methods = _answer(driver, requested.future(), name)
     # This is a RayActorError, too, and the actor may be alive.
     except ray.exceptions.ActorUnavailableError as error:
         raise ActorStartError(

@@ -17,7 +17,7 @@ from conveyor.calls.pending import CallRef, lacked, take
 from conveyor.calls.unsendable import blame_call
 from conveyor.exceptions import SerializationError
 from conveyor.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error, elements_of
-from conveyor.refs.together import look_at_company
+from conveyor.refs.together import look_at_others
 from conveyor.refs.values import refs_among
 from conveyor.runtime.process import CALL_SLOTS
 from conveyor.runtime.wait_graph import CALLS, Again, Blockers, any_of
@@ -201,7 +201,7 @@ class Functions:
                     self._workers.append(worker)
             finally:
                 self._starting = False
-                self._process.ring()  # who waits may have waited for just this
+                self._process.notify()  # who waits may have waited for just this
         return worker
 
     # What waits
@@ -271,7 +271,7 @@ class Functions:
             lost = [ref for ref in waited if self._waiting.pop(ref, None) is not None]
         for ref in lost:
             ref._fail(error)
-        self._process.ring()
+        self._process.notify()
         return True
 
     # Source protocol
@@ -283,7 +283,7 @@ class Functions:
             self.flush()
             if ref._source is not self or ref._outcome is not EMPTY:
                 return True
-            look_at_company(ref)
+            look_at_others(ref)
             return False
 
         with self._pump.attending(self, True):
@@ -317,7 +317,7 @@ class Functions:
         if not waited:
             source: Source = ref._source
             return source is not self and source.cancel(ref)
-        self._process.ring()
+        self._process.notify()
         self.flush()  # it may have been the last that waited
         return True
 

@@ -432,7 +432,7 @@ class Link:
                     self._fail(ref, outcome)
                     # So do those of what has caused it, and this is one.
                     del ref, call, taken, args, outcome
-                    self._process.ring()
+                    self._process.notify()
                     continue
                 if number < 0:
                     self._end_memory_wait()
@@ -491,7 +491,7 @@ class Link:
                 self.gate.drop_cancelled(ref._number, 0)
         self.gate.interrupt()
         if ref._number >= 0:  # it may be a coroutine that runs
-            self._process.process_table.ring(self.actor_slot, self._mailbox_bit)
+            self._process.process_table.notify(self.actor_slot, self._mailbox_bit)
         else:
             self.flush()  # others may have waited behind it
         return True
@@ -526,7 +526,7 @@ class Link:
     ) -> Any:
         process_table, inbox = self._process.process_table, self._process.inbox
         while True:
-            seen, asked = inbox.count, inbox.asked
+            seen, requested = inbox.count, inbox.requested
             deaths = process_table.deaths
             if wait is not None and wait.serve is not None:
                 wait.serve()
@@ -535,7 +535,7 @@ class Link:
                 return value
             step = time_limit.step()
             if wait is not None:
-                step = sooner(step, wait.look(asked))
+                step = sooner(step, wait.look(requested))
             if ref._number < 0:
                 inbox.wait(seen, step)
             else:
@@ -550,7 +550,7 @@ class Link:
     def _look(self, ref: Ref) -> Any:
         """Return the result, if it is here. Its outcome may be there instead: it has been cancelled."""
         if ref._number < 0:
-            # Not submitted yet: its turn comes when others complete, and that rings our bell.
+            # Not submitted yet: its turn comes when others complete, and that rings our doorbell.
             self.flush()
             if ref._number < 0:
                 return EMPTY

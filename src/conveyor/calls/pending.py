@@ -172,8 +172,8 @@ def _warn_of_sharing(ref: Ref, sent: object, actor: tuple[int, int], site: Site 
         assert where is not None
         # It names no ref: Python keeps each text of a warning for ever.
         (site or users_site()).warn(
-            f"a value is being passed back to the actor that created it, {where.keeper}, and to another one "
-            f"as well. Its tensors and arrays have stayed there: what {where.keeper} writes to them is seen "
+            f"a value is being passed back to the actor that created it, {where.holder}, and to another one "
+            f"as well. Its tensors and arrays have stayed there: what {where.holder} writes to them is seen "
             "by whoever fetches them afterwards. Write to a copy, or wait with "
             "conveyor.experimental.wait_tensor_freed"
         )

@@ -34,7 +34,7 @@ from conveyor.refs.ref import (
     cancelled_error,
     failure_of,
 )
-from conveyor.refs.together import look_at_company
+from conveyor.refs.together import look_at_others
 from conveyor.runtime import ending
 from conveyor.runtime.protocol import ActorId, Retries, Runtime
 from conveyor.runtime.wait_graph import Again, Blockers
@@ -154,7 +154,7 @@ class Tries:
         self._others.begun(self)
         if cancelled:
             made.cancel()
-        self._runtime.process.ring()
+        self._runtime.process.notify()
         return True
 
     def _again(self, error: BaseException, given: Given) -> bool:
@@ -201,7 +201,7 @@ class Tries:
             outcome.unseen = Unseen(error)
         self._others.ended(self)
         del let_go  # without the lock: these may be the last references to them
-        self._runtime.process.ring()
+        self._runtime.process.notify()
 
     # Source protocol
 
@@ -222,7 +222,7 @@ class Tries:
         def over() -> bool:
             if self._is_over(ref):
                 return True
-            look_at_company(ref)
+            look_at_others(ref)
             return False
 
         # Those of the call's session, which may have ended meanwhile: there may be another one by now.

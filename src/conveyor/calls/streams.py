@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from conveyor import _core
 from conveyor.calls.call import ASYNC_NEXT, NEXT, Call
 from conveyor.calls.generators import Key
-from conveyor.codec import afresh
+from conveyor.codec import copy_to_raise
 from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error, may_have_stayed
 from conveyor.refs.streams import NoGenerator, StreamRef
 from conveyor.runtime.cleanup import Cleanup
@@ -131,7 +131,7 @@ class CallStream(StreamRef):
         if self._cancelled:
             raise cancelled_error(f"{self._actor_name}.{self._method}")
         if self._error is not None:
-            raise afresh(self._error)
+            raise copy_to_raise(self._error)
         if not self._ahead.done():
             return EMPTY
         # What they raise stays theirs: kept here, its frames would keep all that its catchers had.

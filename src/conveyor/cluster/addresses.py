@@ -96,12 +96,12 @@ def _within(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> str | Non
     somebody = network[
         min(1, network.num_addresses - 1)
     ]  # the first of a network is none of its nodes
-    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asked:
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as requested:
         if network.num_addresses == 1:
-            asked.bind((str(somebody), 0))
+            requested.bind((str(somebody), 0))
         else:
-            asked.connect((str(somebody), _SOME_PORT))
-        own: str = asked.getsockname()[0]
+            requested.connect((str(somebody), _SOME_PORT))
+        own: str = requested.getsockname()[0]
         if ipaddress.ip_address(own) in network:
             return own
     return None
@@ -110,8 +110,8 @@ def _within(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> str | Non
 def _of_interface(name: str) -> str | None:
     """Return an address of the interface of that name, if there is one."""
     given = struct.pack("256s", name.encode()[:15])
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        return socket.inet_ntoa(fcntl.ioctl(asked, _SIOCGIFADDR, given)[20:24])
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as requested:
+        return socket.inet_ntoa(fcntl.ioctl(requested, _SIOCGIFADDR, given)[20:24])
     with suppress(OSError), open("/proc/net/if_inet6") as lines:
         for line in lines:
             address, _, _, scope, _, interface = line.split()

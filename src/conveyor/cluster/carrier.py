@@ -113,8 +113,8 @@ class Carrier:
     def __init__(
         self, shared_files: SharedFiles, supply: Supply, send: Callable[[NodeMessage], object]
     ) -> None:
-        """``shared_files``: this host's; ``supply``: of the other one. ``send(parcel)`` has it come to the
-        other host's :meth:`receive`, behind those before it."""
+        """``shared_files``: this host's; ``supply``: of the other one. ``send(node_message)`` has it come to
+        the other host's :meth:`receive`, behind those before it."""
         self._shared_files, self._supply, self._send = shared_files, supply, send
         # Reentrant: a finalizer may drop what is held.
         self._lock = threading.RLock()
@@ -157,9 +157,9 @@ class Carrier:
             self._end(line)
             raise
 
-    def receive(self, parcel: NodeMessage) -> None:
+    def receive(self, node_message: NodeMessage) -> None:
         """Handle a message of the other node. Waits for nothing."""
-        self.handlers[type(parcel)](self, parcel)
+        self.handlers[type(node_message)](self, node_message)
 
     def hold(self, fd: int) -> None:
         """Messages with that file may be sent more than once: it is fetched with the first. Where no
@@ -243,9 +243,9 @@ class Carrier:
                 if not isinstance(error, (SystemLimitError, MemoryError)):
                     raise
                 missing = Missing.of(error)
-            parcel = Carried(line.number, data, tuple(bodies), missing)
-            line.untaken += parcel.cost
-            self._send(parcel)
+            node_message = Carried(line.number, data, tuple(bodies), missing)
+            line.untaken += node_message.cost
+            self._send(node_message)
 
     def _body(self, fd: int) -> Body:
         """Describe a file that goes with a message, for the other node. Call with the lock."""
@@ -272,11 +272,11 @@ class Carrier:
 
     def _write(self, line: _Line, reader: threading.Thread) -> None:
         over = False
-        while (parcel := line.incoming.get()) is not None:
+        while (node_message := line.incoming.get()) is not None:
             if not over:
-                over = not self._deliver(line, parcel)
-            self._used(parcel)
-            line.taken += parcel.cost
+                over = not self._deliver(line, node_message)
+            self._used(node_message)
+            line.taken += node_message.cost
             if line.taken >= _MOST_UNTAKEN // 4:
                 self._send(Taken(line.number, line.taken))
                 line.taken = 0
@@ -290,19 +290,19 @@ class Carrier:
         with self._lock:
             self._lines.pop(line.number, None)  # and nothing is put there any more
         while not line.incoming.empty():
-            if (parcel := line.incoming.get()) is not None:
-                self._used(parcel)
+            if (node_message := line.incoming.get()) is not None:
+                self._used(node_message)
 
-    def _deliver(self, line: _Line, parcel: Carried) -> bool:
+    def _deliver(self, line: _Line, node_message: Carried) -> bool:
         """False: nobody is there, or what goes with it is nowhere, and so the line ends. Where there is no
         room here for its files, the message comes without them, and with the reason."""
-        missing, fds = parcel.missing, list[int]()
+        missing, fds = node_message.missing, list[int]()
         try:
             try:
-                fds = [self._file(body) for body in parcel.bodies]
+                fds = [self._file(body) for body in node_message.bodies]
             except (SystemLimitError, MemoryError) as error:
                 missing = Missing.of(error)
-            send_pickled(line.sock, parcel.data, fds, missing)
+            send_pickled(line.sock, node_message.data, fds, missing)
         except (OSError, MemoryError):
             break_off(line.sock)
             return False
@@ -316,8 +316,8 @@ class Carrier:
                 known.fd = self._supply.fetch(body.number, body.size)
         return known.fd
 
-    def _used(self, parcel: Carried) -> None:
-        for body in parcel.bodies:
+    def _used(self, node_message: Carried) -> None:
+        for body in node_message.bodies:
             with self._lock:
                 known = self._known.get(body.number)
                 if known is not None:
@@ -335,47 +335,47 @@ class Carrier:
 
     # Messages of the other node
 
-    def _carried(self, parcel: Carried) -> None:
+    def _carried(self, node_message: Carried) -> None:
         with self._lock:
-            for body in parcel.bodies:
+            for body in node_message.bodies:
                 known = self._known.get(body.number)
                 if known is None:
                     known = _Known(body.size, body.stays)
                     self._known[body.number] = known
                 known.uses += 1
-            line = self._lines.get(parcel.line)
+            line = self._lines.get(node_message.line)
             if line is not None:
-                line.incoming.put(parcel)
+                line.incoming.put(node_message)
                 return
-        self._used(parcel)
+        self._used(node_message)
 
-    def _hung_up(self, parcel: HungUp) -> None:
+    def _hung_up(self, node_message: HungUp) -> None:
         with self._lock:
-            line = self._lines.get(parcel.line)
+            line = self._lines.get(node_message.line)
             if line is not None:
                 line.over = True
                 self._room.notify_all()
         if line is not None:
             line.incoming.put(None)
 
-    def _taken(self, parcel: Taken) -> None:
+    def _taken(self, node_message: Taken) -> None:
         with self._lock:
-            line = self._lines.get(parcel.line)
+            line = self._lines.get(node_message.line)
             if line is not None:
-                line.untaken -= parcel.cost
+                line.untaken -= node_message.cost
                 self._room.notify_all()
 
-    def _abandoned(self, parcel: Dropped) -> None:
+    def _abandoned(self, node_message: Dropped) -> None:
         with self._lock:
-            known = self._known.get(parcel.number)
+            known = self._known.get(node_message.number)
             if known is not None:
                 known.stays = False
-                self._look(parcel.number, known)
+                self._look(node_message.number, known)
 
-    def _released(self, parcel: Released) -> None:
-        self._drop(parcel.number)
+    def _released(self, node_message: Released) -> None:
+        self._drop(node_message.number)
 
-    #: The handler of each kind of parcel.
+    #: The handler of each kind of frame.
     handlers: ClassVar[Mapping[type[NodeMessage], Callable[[Carrier, Any], None]]] = {
         Carried: _carried,
         Taken: _taken,

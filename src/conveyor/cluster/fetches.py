@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from conveyor import _core, descriptors
 from conveyor.cluster.handshake import HandshakeError
-from conveyor.cluster.servers import DIGEST, PIECE, Supply, asked, hear_answer, pieces
+from conveyor.cluster.servers import DIGEST, PIECE, Supply, hear_answer, pieces, requested
 from conveyor.cluster.serving import break_off, hear, hear_into
 from conveyor.codec import Reader
 from conveyor.exceptions import SystemLimitError
@@ -321,7 +321,7 @@ class Source(Supply):
 
         def take(sock: socket.socket) -> None:
             nonlocal at
-            sock.sendall(asked(wanted, at))
+            sock.sendall(requested(wanted, at))
             while (came := _hear(sock)) > 0:
                 if came > len(piece) or came > size - at:
                     raise ConnectionError("more has come than was asked for")
@@ -346,7 +346,7 @@ class Source(Supply):
 
         def take(sock: socket.socket) -> None:
             came.clear()
-            sock.sendall(asked(flight.wanted, 0, digests=True))
+            sock.sendall(requested(flight.wanted, 0, digests=True))
             while (some := _hear(sock)) > 0:
                 if some != DIGEST.size or len(came) == len(kept):
                     raise ConnectionError("more has come than was asked for")

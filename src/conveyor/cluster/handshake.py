@@ -35,7 +35,7 @@ from conveyor.local_sockets import hang_up
 from conveyor.pauses import Pauses
 
 #: Version of the handshake and of the pumps' messages after it.
-PROTOCOL = 4
+CONNECTION_VERSION = 4
 
 _MAGIC = b"conveyor"
 _NONCE = 32
@@ -89,7 +89,7 @@ class Identity(Struct, frozen=True):
     host: int
     conveyor: str
     python: tuple[int, int] = sys.version_info[:2]
-    protocol: int = PROTOCOL
+    protocol: int = CONNECTION_VERSION
     wire: int = _core.WIRE_VERSION
     purpose: int = FOR_PUMPS
 

@@ -110,7 +110,7 @@ class AgentCallbacks(Struct):
     memory of other nodes.
     """
 
-    asked: Callable[[int, int, bytes], object]
+    requested: Callable[[int, int, bytes], object]
     headless: Callable[[int], object]
     reach: Callable[[int, tuple[str, int]], object]
     locate: Callable[[int, tuple[str, int]], object]
@@ -364,13 +364,13 @@ class NodeAgent:
         segment = self._segments.get(order.segment)
         if segment is not None:
             Refusal(segment).mark()
-            self.process_table.ring(order.slot, _core.ATTENTION_BIT)
+            self.process_table.notify(order.slot, _core.ATTENTION_BIT)
 
     def _mark_closed(self, order: MarkClosed) -> None:
         segment = self._segments.get(order.segment)
         if segment is not None:
             ClosedWord(segment, order.side).mark()
-            self.process_table.ring(order.slot, _core.ATTENTION_BIT)
+            self.process_table.notify(order.slot, _core.ATTENTION_BIT)
 
     #: The method for each kind of order.
     orders: ClassVar[Mapping[type[NodeOrder], Callable[[NodeAgent, Any], Any]]] = {
@@ -402,7 +402,7 @@ class NodeAgent:
             one.cut()  # it may be there, and wait for an answer to what was lost
             return
         close_all(fds)
-        self._told.asked(*one.process, data)
+        self._told.requested(*one.process, data)
 
     def _on_liveness_futexes(self) -> None:
         os.eventfd_read(self._fired)

@@ -29,7 +29,7 @@ from conveyor.runtime.remote_memory import Wanted
 from conveyor.system_limits import NO_MEMORY, explained, hint
 
 #: Request: the file's number, where to begin, and how much. Response: how much follows.
-_ASKED, _ANSWERED = struct.Struct("!QQQ"), struct.Struct("!Q")
+_REQUESTED, _ANSWERED = struct.Struct("!QQQ"), struct.Struct("!Q")
 #: Seconds before the second try to have a connection, and at most between two. A host that can be reached
 #: again does not tell, nor does a depot that can answer again.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
@@ -95,7 +95,7 @@ class SharedFiles(RequestServer):
 
     def answer(self, sock: socket.socket) -> None:
         """Send the part of a file that the other node asks for."""
-        number, at, size = _ASKED.unpack(hear(sock, _ASKED.size))
+        number, at, size = _REQUESTED.unpack(hear(sock, _REQUESTED.size))
         with self._having:
             file = self._files.get(number)
             if file is not None:
@@ -195,7 +195,7 @@ class Supply:
         sock, began = None, at
         try:
             sock = self._take()
-            sock.sendall(_ASKED.pack(number, at, len(room) - at))
+            sock.sendall(_REQUESTED.pack(number, at, len(room) - at))
             (there,) = _ANSWERED.unpack(hear(sock, _ANSWERED.size))
             if there != len(room) - at:
                 raise FileNotFoundError(f"the other host does not have value {number} any more")
@@ -298,7 +298,7 @@ _RANGE = struct.Struct("<QQ")
 #: What is asked: slot, incarnation, number, anchor, where to begin, how (``_JOINED``, ``_DIGESTS``), the
 #: ranges' bytes.
 #: What is answered: an error, and how much follows; until nothing does.
-_VALUE_ASKED, _VALUE_ANSWERED = struct.Struct("!IIQQQBQ"), struct.Struct("!iQ")
+_VALUE_REQUESTED, _VALUE_ANSWERED = struct.Struct("!IIQQQBQ"), struct.Struct("!iQ")
 _END = _VALUE_ANSWERED.pack(0, 0)
 #: Whether the ranges are joined without gaps; and whether only the digest of each piece is wanted.
 _JOINED, _DIGESTS = 1, 2
@@ -310,12 +310,12 @@ PIECE, _ALIGNED = 1 << 18, 64
 _MOST_RANGES, _MOST_AT_ONCE = 1 << 28, 4096
 
 
-def asked(wanted: Wanted, at: int, digests: bool = False) -> bytes:
+def requested(wanted: Wanted, at: int, digests: bool = False) -> bytes:
     """Return the message that asks for everything from ``at`` on, where a piece begins; or for digests of
     it."""
     how = _JOINED * wanted.joined | _DIGESTS * digests
     head = *wanted.process, wanted.number, wanted.anchor, at, how, len(wanted.ranges)
-    return _VALUE_ASKED.pack(*head) + wanted.ranges
+    return _VALUE_REQUESTED.pack(*head) + wanted.ranges
 
 
 def hear_answer(sock: socket.socket) -> tuple[int, int]:
@@ -334,8 +334,8 @@ class Memories(RequestServer):
 
     def answer(self, sock: socket.socket) -> None:
         """Send the part of a value that the other node asks for, or digests of that part."""
-        slot, incarnation, number, anchor, at, how, size = _VALUE_ASKED.unpack(
-            hear(sock, _VALUE_ASKED.size)
+        slot, incarnation, number, anchor, at, how, size = _VALUE_REQUESTED.unpack(
+            hear(sock, _VALUE_REQUESTED.size)
         )
         if size > _MOST_RANGES or size % _RANGE.size:
             raise ConnectionError("it asks for what no value has")

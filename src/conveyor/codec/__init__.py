@@ -7,10 +7,10 @@ from conveyor.codec.claims import Reader, take
 from conveyor.codec.encoded import SENT
 from conveyor.codec.errors import (
     add_sibling,
-    afresh,
     append_to_message,
     arena_full,
     completed,
+    copy_to_raise,
     decode_error,
     encode_error,
     first_line,
@@ -37,10 +37,10 @@ __all__ = [
     "SentDefinitions",
     "add_reducers",
     "add_sibling",
-    "afresh",
     "append_to_message",
     "blamed",
     "completed",
+    "copy_to_raise",
     "decode_error",
     "drop_picklers",
     "dumps_by_value",

@@ -22,7 +22,7 @@ Reader = tuple[int, int]
 CLAIMS = "claims"
 
 
-class Keeper(Protocol):
+class ReferenceDirectory(Protocol):
     """Interface to the code above that knows what a claim is."""
 
     def confirm(self, claims: Sequence[Claim]) -> None:
@@ -44,18 +44,18 @@ class Keeper(Protocol):
         ...
 
 
-_keeper: Keeper | None = None
+_directory: ReferenceDirectory | None = None
 
 
-def install(keeper: Keeper) -> None:
-    global _keeper
-    _keeper = keeper
+def install(directory: ReferenceDirectory) -> None:
+    global _directory
+    _directory = directory
 
 
 def confirm(claims: Sequence[Claim]) -> None:
     """Return when these claims, which were made for a value that is pickled by now, can be made good."""
-    if claims and _keeper is not None:
-        _keeper.confirm(claims)
+    if claims and _directory is not None:
+        _directory.confirm(claims)
 
 
 def confirm_noted(notes: dict[Any, Any], readers: Sequence[Reader]) -> None:
@@ -74,20 +74,20 @@ def take(meta: bytes) -> Sequence[Any]:
     """Return the refs that the value with these meta bytes (of ``DEFINING``) refers to. The caller holds
     them as long as the value may be decoded."""
     _, claims, _, _ = unpack(meta)
-    return () if _keeper is None or not claims else _keeper.take(claims)
+    return () if _directory is None or not claims else _directory.take(claims)
 
 
 def give_up(meta: bytes) -> None:
     """Give up the claims of a value that this process, one of its readers, will not decode."""
     _, claims, _, _ = unpack(meta)
-    if claims and _keeper is not None:
-        _keeper.give_up(claims)
+    if claims and _directory is not None:
+        _directory.give_up(claims)
 
 
 def withdraw(claims: Sequence[Claim], readers: Sequence[Reader]) -> None:
     """Withdraw claims that these readers (empty: one unknown reader) will never make good."""
-    if claims and _keeper is not None:
-        _keeper.withdraw(claims, readers)
+    if claims and _directory is not None:
+        _directory.withdraw(claims, readers)
 
 
 def drop_noted(notes: dict[Any, Any], readers: Sequence[Reader]) -> None:

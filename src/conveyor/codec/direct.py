@@ -60,10 +60,10 @@ class Located(NamedTuple):
     pid: of that process.
     number: the value's, which no other one has, in any process.
     anchor: the address of a word there that holds the number for as long as the value is kept.
-    names: :attr:`keeper`, :attr:`transport` and :attr:`snapshot`.
+    names: :attr:`holder`, :attr:`transport` and :attr:`snapshot`.
     ranges: address and length of each of its buffers, as pairs of 64-bit numbers.
     codec, meta: of the value, which is decoded with the contents of the buffers.
-    beside: a packed :class:`~conveyor.codec.direct.Beside`, if some of the value's tensors are got in
+    beside: a packed :class:`~conveyor.codec.direct.OutOfBand`, if some of the value's tensors are got in
     another way than by reading.
     lying: where the ranges lie in that process's arena, as ``_core.lying_in`` says it, with :class:`File` in
     front, if any does.
@@ -80,12 +80,12 @@ class Located(NamedTuple):
     ranges: bytes
     codec: int
     meta: bytes
-    beside: bytes = b""
+    out_of_band: bytes = b""
     lying: bytes = b""
     joined: bool = False
 
     @property
-    def keeper(self) -> str:
+    def holder(self) -> str:
         """Name of the process that keeps the value."""
         return self.names.split(b"\0")[1].decode()
 
@@ -111,8 +111,8 @@ class Located(NamedTuple):
         )
         names = _head.size + named
         ranges = names + ranging
-        beside = ranges + aside
-        lying = beside + placed
+        out_of_band = ranges + aside
+        lying = out_of_band + placed
         return cls(
             slot,
             incarnation,
@@ -123,8 +123,8 @@ class Located(NamedTuple):
             packed[names:ranges],
             codec & ~_JOINED,
             packed[lying:],
-            packed[ranges:beside],
-            packed[beside:lying],
+            packed[ranges:out_of_band],
+            packed[out_of_band:lying],
             codec >= _JOINED,
         )
 
@@ -139,7 +139,7 @@ def packed(
     ranges: bytes,
     codec: int,
     meta: bytes,
-    beside: bytes = b"",
+    out_of_band: bytes = b"",
     lying: bytes = b"",
     joined: bool = False,
 ) -> bytes:
@@ -147,9 +147,9 @@ def packed(
     too."""
     if joined:
         codec |= _JOINED
-    sizes = len(names), slot, incarnation, pid, len(ranges), len(beside), len(lying)
+    sizes = len(names), slot, incarnation, pid, len(ranges), len(out_of_band), len(lying)
     head = _head.pack(codec, *sizes, number, anchor)
-    return b"".join((head, names, ranges, beside, lying, meta))
+    return b"".join((head, names, ranges, out_of_band, lying, meta))
 
 
 class File(NamedTuple):
@@ -172,9 +172,9 @@ class File(NamedTuple):
         return cls(*_file.unpack_from(lying)), lying[_file.size :]
 
 
-def names_of(transport: str, keeper: str, snapshot: bool) -> bytes:
+def names_of(transport: str, holder: str, snapshot: bool) -> bytes:
     """Pack what ``Located.names`` holds."""
-    return "\0".join([transport, keeper, *["snapshot"] * snapshot]).encode()
+    return "\0".join([transport, holder, *["snapshot"] * snapshot]).encode()
 
 
 class Receiving:
@@ -246,7 +246,7 @@ class Route(ABC):
         """Let go of the tensors: the value is kept no more."""
 
 
-class Beside(NamedTuple):
+class OutOfBand(NamedTuple):
     """Description, in a frame, of the tensors that are got by a route.
 
     route: how they are got.
@@ -259,11 +259,11 @@ class Beside(NamedTuple):
     note: bytes
 
     def pack(self) -> bytes:
-        """Pack this for ``Located.beside``."""
+        """Pack this for ``Located.out_of_band``."""
         return pickle.dumps(tuple(self), 5)
 
     @classmethod
-    def unpack(cls, packed: bytes) -> Beside:
+    def unpack(cls, packed: bytes) -> OutOfBand:
         """Rebuild a description from the bytes of :meth:`pack`."""
         return cls(*pickle.loads(packed))
 
@@ -271,12 +271,12 @@ class Beside(NamedTuple):
 class Unfetched:
     """Stand-in for a value that has not been fetched."""
 
-    __slots__ = ("_decode_any", "_keeper", "meta")
+    __slots__ = ("_decode_any", "_holder", "meta")
 
-    def __init__(self, meta: bytes, decode_any: Callable[..., Any], keeper: Any = None) -> None:
+    def __init__(self, meta: bytes, decode_any: Callable[..., Any], holder: Any = None) -> None:
         self.meta = meta
         self._decode_any = decode_any
-        self._keeper = keeper
+        self._holder = holder
 
     @property
     def where(self) -> Located:
@@ -313,21 +313,21 @@ class Unfetched:
 
     def moved(self, where: Located) -> Unfetched:
         """Return the same stand-in with another place."""
-        return Unfetched(where.pack(), self._decode_any, self._keeper)
+        return Unfetched(where.pack(), self._decode_any, self._holder)
 
-    def kept_by(self, keeper: Any) -> Unfetched:
-        """Return the same stand-in, to be sent. The value is kept as long as ``keeper``, so that whoever
+    def kept_by(self, holder: Any) -> Unfetched:
+        """Return the same stand-in, to be sent. The value is kept as long as ``holder``, so that whoever
         receives the stand-in can fetch it."""
-        return Unfetched(self.meta, self._decode_any, keeper)
+        return Unfetched(self.meta, self._decode_any, holder)
 
     def reduced(self, notes: dict[Any, Any]) -> Any:
         """Reduce this for a pickle."""
         sent = notes.get(SENT)
-        if sent is None or sent.in_band or (sent.is_remote() and self.where.beside):
+        if sent is None or sent.in_band or (sent.is_remote() and self.where.out_of_band):
             return itself, (
                 self.fetch(),
             )  # nobody would keep it, or its readers cannot get all of it
-        keep_beside(notes, self._keeper)
+        keep_out_of_band(notes, self._holder)
         return self._decode_any, (DIRECT, self.meta)
 
 
@@ -399,7 +399,7 @@ def holder() -> Holder:
     return _holder
 
 
-def keep_beside(notes: dict[Any, Any], what: Any) -> None:
+def keep_out_of_band(notes: dict[Any, Any], what: Any) -> None:
     """Keep ``what`` as long as anybody has the frame of the value that is being pickled with these notes."""
     holder().begin()
     notes.setdefault(KEPT, []).append(what)
@@ -407,11 +407,11 @@ def keep_beside(notes: dict[Any, Any], what: Any) -> None:
 
 __all__ = [
     "DIRECT",
-    "Beside",
     "Direct",
     "File",
     "Holder",
     "Located",
+    "OutOfBand",
     "Receiving",
     "Route",
     "Unfetched",
@@ -420,7 +420,7 @@ __all__ = [
     "fetched",
     "holder",
     "keep",
-    "keep_beside",
+    "keep_out_of_band",
     "names_of",
     "packed",
     "receiving",
@@ -512,7 +512,7 @@ def reducers(encode_any: EncodeAny, decode_any: Callable[..., Any]) -> ReducerFa
             if made is None:
                 return itself, (direct.value,)
             meta, kept = made
-            keep_beside(notes, kept)
+            keep_out_of_band(notes, kept)
             return decode_any, (DIRECT, meta)
 
         return {Direct: reduce, Unfetched: lambda value: value.reduced(notes)}

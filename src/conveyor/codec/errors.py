@@ -233,7 +233,7 @@ def completed(error: ErrorT) -> ErrorT:
     return error if later is None else (later() or error)
 
 
-def afresh(error: ErrorT) -> ErrorT:
+def copy_to_raise(error: ErrorT) -> ErrorT:
     """Copy ``error``, so that whoever keeps it can raise the copy in its place.
 
     A raised error refers to the frames that it passes, and they to all that their functions have. An error

@@ -31,7 +31,7 @@ from conveyor.codec import arrays, claims, direct, out_of_band
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.direct import DIRECT, Direct
 from conveyor.codec.encoded import DEFINING, PICKLE, Encoded
-from conveyor.codec.out_of_band import PARCEL, OutgoingValue
+from conveyor.codec.out_of_band import OUTGOING, OutgoingValue
 from conveyor.codec.pickling import pickler, unpickler
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.promises import Promised
@@ -80,7 +80,7 @@ def decode(
         return arrays.decode(meta, buffers)
     if codec == TENSOR:
         return tensors.decode(meta, buffers)
-    if codec == PARCEL:
+    if codec == OUTGOING:
         return out_of_band.decode(meta, buffers, known)
     if codec == DIRECT:
         return direct.decode(meta, decode)

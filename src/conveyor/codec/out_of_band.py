@@ -16,7 +16,7 @@ from conveyor.codec import claims
 from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, Encoded
 from conveyor.codec.pickling import pickler, unpickler
 from conveyor.codec.pickling.definitions import KnownDefinitions, SentDefinitions
-from conveyor.codec.promises import Keeper, Promised
+from conveyor.codec.promises import PromiseChecker, Promised
 from conveyor.codec.tensors.collected import Collected, placing
 from conveyor.codec.tensors.encoding import dtype_name
 from conveyor.later import LaterModule
@@ -25,21 +25,21 @@ from conveyor.later import LaterModule
 def encode_promised(promised: Promised, sent: SentDefinitions | None) -> Encoded:
     """Encode a value with promises; see :func:`conveyor.codec.frames.encode`."""
     sent = SentDefinitions() if sent is None else sent
-    sent.keeper = promised.keeper
+    sent.checker = promised.checker
     try:
         encoded = pickler.dump(promised.value, sent)
     finally:
-        sent.keeper = None
+        sent.checker = None
     _, flags, meta, *_ = encoded
-    end_of(promised.keeper, sent, flags, meta)
+    end_of(promised.checker, sent, flags, meta)
     return encoded
 
 
-def end_of(keeper: Keeper, sent: SentDefinitions, flags: int, meta: bytes) -> None:
+def end_of(checker: PromiseChecker, sent: SentDefinitions, flags: int, meta: bytes) -> None:
     """Finish the pickling of a value with promises. If the value breaks a promise, its definitions are taken
     back."""
     try:
-        keeper.end()
+        checker.end()
     except BaseException:
         if flags & FLAG_DEFINITIONS:
             sent.undo(meta)
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 else:
     torch = LaterModule("torch")
 
-PARCEL = 20
+OUTGOING = 20
 """Codec: a pickle with places for tensors, and behind it what is known of them."""
 
 _length = struct.Struct("<I")
@@ -89,12 +89,12 @@ class OutgoingValue(NamedTuple):
     value: Any
     accepts: Callable[[torch.Tensor], str | None]
     offer: Callable[[list[torch.Tensor]], bytes]
-    keeper: Keeper | None = None
+    checker: PromiseChecker | None = None
     kinds: frozenset[str] | None = None
 
 
 class Head(NamedTuple):
-    """Contents of a parcel's frame, as received.
+    """Contents of a frame's frame, as received.
 
     tensors: what comes beside it.
     note: of the transport.
@@ -145,20 +145,20 @@ def _kind(value: Any) -> str:
     return "an inference tensor" if type(value) is torch.Tensor else f"a {type(value).__name__}"
 
 
-def encode(parcel: OutgoingValue, sent: SentDefinitions | None) -> Encoded:
-    """Encode a parcel; see :func:`conveyor.codec.frames.encode`."""
+def encode(outgoing: OutgoingValue, sent: SentDefinitions | None) -> Encoded:
+    """Encode a frame; see :func:`conveyor.codec.frames.encode`."""
     sent = SentDefinitions() if sent is None else sent
-    keeper = sent.keeper = parcel.keeper
-    device = None if keeper is None else keeper.device
-    sent.collected = collected = Collected(parcel.accepts, device, parcel.kinds)
+    checker = sent.checker = outgoing.checker
+    device = None if checker is None else checker.device
+    sent.collected = collected = Collected(outgoing.accepts, device, outgoing.kinds)
     try:
-        codec, flags, meta, buffers, *kept = pickler.dump(parcel.value, sent)
+        codec, flags, meta, buffers, *kept = pickler.dump(outgoing.value, sent)
     finally:
-        sent.collected = sent.keeper = None
-    if keeper is not None:
-        end_of(keeper, sent, flags, meta)
+        sent.collected = sent.checker = None
+    if checker is not None:
+        end_of(checker, sent, flags, meta)
     try:
-        note = parcel.offer(collected.tensors)
+        note = outgoing.offer(collected.tensors)
         headers = [tuple(TensorSpec.of(tensor)) for tensor in collected.tensors]
         tail = pickle.dumps((codec, headers, note), 5)
     except BaseException:
@@ -167,7 +167,7 @@ def encode(parcel: OutgoingValue, sent: SentDefinitions | None) -> Encoded:
         raise
     # Behind the pickle, since the core looks for a frame's definitions in front of it.
     whole = b"".join([meta, tail, _length.pack(len(tail))])
-    return (PARCEL, flags, whole, buffers, kept) if kept else (PARCEL, flags, whole, buffers)
+    return (OUTGOING, flags, whole, buffers, kept) if kept else (OUTGOING, flags, whole, buffers)
 
 
 def decode(meta: bytes, buffers: list[Any] | None, known: KnownDefinitions | None = None) -> Head:

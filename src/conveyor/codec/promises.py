@@ -20,10 +20,10 @@ class Promised(NamedTuple):
     """A value to be sent, of which something is promised."""
 
     value: Any
-    keeper: Keeper
+    checker: PromiseChecker
 
 
-class Keeper:
+class PromiseChecker:
     """Keeps to what was promised, at the writer of an edge.
 
     device: where the readers want the tensors; ``None``: where they come from.

@@ -248,11 +248,11 @@ def get_collective_groups(
     """Return the groups that this process has created, with all of ``actors`` in them, and of that
     backend."""
     wanted = set(actors or ())
-    asked = None if backend is None else backend.lower()
+    requested = None if backend is None else backend.lower()
     return [
         handle
         for handle in _made().values()
-        if wanted <= set(handle._actors) and asked in (None, handle.backend.lower())
+        if wanted <= set(handle._actors) and requested in (None, handle.backend.lower())
     ]
 
 

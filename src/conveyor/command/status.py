@@ -72,7 +72,7 @@ def _ask(driver: int, key: bytes, name: str, seconds: float, stacks: bool) -> li
 
 
 _PROC = Path("/proc")
-_PROCESS_TABLE = "conveyor-board"
+_PROCESS_TABLE = "conveyor-process-table"
 #: Bytes of a memory file that are read.
 _THERE = (1, 2, 3)  # starting, alive, dying
 

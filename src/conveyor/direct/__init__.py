@@ -14,7 +14,7 @@ import sys
 from typing import Any, NamedTuple
 
 from conveyor import _core
-from conveyor.codec.direct import Beside, Direct, File, Located, Route, names_of, packed
+from conveyor.codec.direct import Direct, File, Located, OutOfBand, Route, names_of, packed
 from conveyor.codec.frames import decode
 from conveyor.dag.hints import known_transports
 from conveyor.device import in_use as devices_in_use
@@ -96,14 +96,14 @@ class _Holder:
         if names is None:
             names = me.names[what] = names_of(direct.transport, me.name, direct.snapshot)
         aside = b""
-        if stored.beside is not None:
-            on, note, _ = stored.beside
-            aside = Beside(on, on.specs(tensors), note).pack()
+        if stored.out_of_band is not None:
+            on, note, _ = stored.out_of_band
+            aside = OutOfBand(on, on.specs(tensors), note).pack()
         place = *me.place, stored.number, stored.anchor
         lying = _core.lying_in(stored.ranges, me.process.arena)
         if lying:
             lying = me.file.pack() + lying
-            by = "" if stored.beside is None else stored.beside.route.name
+            by = "" if stored.out_of_band is None else stored.out_of_band.route.name
             stored.lies_in(me.process.arena, value, direct.transport, by, direct.snapshot)
         return packed(*place, names, stored.ranges, codec, meta, aside, lying), stored
 

@@ -72,7 +72,7 @@ async def when_there(decode: Callable[[], ResultT]) -> ResultT:
 
     try:
         asyncio.get_running_loop()
-    except RuntimeError:  # another kind of loop, which cannot wait for the bell
+    except RuntimeError:  # another kind of loop, which cannot wait for the doorbell
         return decode()
     attempts = Attempts()
     try:

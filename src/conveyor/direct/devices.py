@@ -182,18 +182,18 @@ _host_log = logging.getLogger("conveyor")
 _LOOK = 0.5
 
 
-def send(asked: socket.socket, tensors: Sequence[Any], filled: Sequence[Event]) -> None:
+def send(connection: socket.socket, tensors: Sequence[Any], filled: Sequence[Event]) -> None:
     """Send the bytes of tensors whose values are there when all of ``filled`` has happened."""
     try:
         for event in filled:
             event.synchronize()
         memory = [_bytes_of(tensor.detach().cpu()) for tensor in tensors]
     except Exception as error:
-        send_one(asked, Answer(in_words(error)))
+        send_one(connection, Answer(in_words(error)))
         return
-    send_one(asked, Answer(None))
+    send_one(connection, Answer(None))
     for one in memory:
-        asked.sendall(one.numpy())
+        connection.sendall(one.numpy())
 
 
 def fetch(where: Located, source: Source, specs: Sequence[TensorSpec], why: str) -> list[Any]:
@@ -204,14 +204,14 @@ def fetch(where: Located, source: Source, specs: Sequence[TensorSpec], why: str)
         TransportError: it could not copy them.
         WaitTimeoutError: the ``get`` that needs them has no longer.
     """
-    _warn_of_host_copies(where.keeper, why)
+    _warn_of_host_copies(where.holder, why)
 
     def look() -> float:
         source.check()
         left = _core.seconds_to_fetch()
         if left == 0:
             raise WaitTimeoutError(
-                f"the timeout of get() is over: tensors of a device that {where.keeper} keeps have not come "
+                f"the timeout of get() is over: tensors of a device that {where.holder} keeps have not come "
                 "by way of the host's memory"
             )
         return _LOOK if left is None else min(left, _LOOK)
@@ -260,18 +260,18 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 def _error(where: Located, why: str) -> TransportError:
     me = context.current().own_actor
     return TransportError(
-        f"{where.keeper} could not send tensors of a device to {'the driver' if me is None else me.name} by "
+        f"{where.holder} could not send tensors of a device to {'the driver' if me is None else me.name} by "
         f"way of the host's memory: {why}"
     )
 
 
 @functools.cache
-def _warn_of_host_copies(keeper: str, why: str) -> None:
+def _warn_of_host_copies(holder: str, why: str) -> None:
     me = context.current().own_actor
     _host_log.warning(
         "tensors of a device that %s keeps come to %s by way of the host's memory, since it cannot open that "
         "device's: %s",
-        keeper,
+        holder,
         "the driver" if me is None else me.name,
         why,
     )
@@ -309,15 +309,15 @@ def wait_for_values(filled: Event, where: Located, nbytes: int, process: Any) ->
             process.inbox,
             coming.done,
             _core.seconds_to_fetch(),
-            lambda: f"a value that {where.keeper} keeps",
+            lambda: f"a value that {where.holder} keeps",
             lambda: "tensors of a device in it do not have their values yet",
         )
     finally:
         coming.give_up()
     if not filled.query():
         raise ActorDiedError(
-            f"{where.keeper} has died before tensors of a device had the values that it was computing",
-            where.keeper,
+            f"{where.holder} has died before tensors of a device had the values that it was computing",
+            where.holder,
         )
 
 
@@ -375,7 +375,7 @@ class DeviceWaits:
         self._more = Flag()
 
     def begin(self, one: _Filling) -> None:
-        """Ring the bell of its process when it is done. ``SystemLimitError``: there is no thread."""
+        """Ring the doorbell of its process when it is done. ``SystemLimitError``: there is no thread."""
         self._all[one] = None
         with self._lock:
             if not self._has_thread:
@@ -401,7 +401,7 @@ class DeviceWaits:
         for one in list(self._all):
             if _is_done(one):
                 self.end(one)
-                one.process.ring()
+                one.process.notify()
 
 
 def _is_done(one: _Filling) -> bool:
@@ -480,16 +480,16 @@ class Devices(Route):
         """
         # A snapshot is fetched by its maker, too. No process opens what it has described itself.
         kept = TABLE.find(where.number)
-        mine = None if kept is None or kept.beside is None else kept.beside.tensors
+        mine = None if kept is None or kept.out_of_band is None else kept.out_of_band.tensors
         own = self._filled.get(where.number, ())
         made: list[Any] = [None] * len(specs)
-        parts, keeper = pickle.loads(note)
+        parts, holder = pickle.loads(note)
         for part in parts:
             try:
                 source = _Theirs(part, where) if mine is None else _Mine(mine, own)
             except RuntimeError as why:
-                keeper.check(why)
-                return _brought(fetch(where, keeper, specs, str(why)), parts)
+                holder.check(why)
+                return _brought(fetch(where, holder, specs, str(why)), parts)
             _fetch(part, specs, made, where, source)
         return made
 
@@ -503,9 +503,9 @@ class Devices(Route):
         _inherited.append(self._filled)
         self._filled = {}
 
-    def send(self, asked: socket.socket, ask: Ask, stored: Any) -> None:
+    def send(self, connection: socket.socket, ask: Ask, stored: Any) -> None:
         """Serve a consumer that cannot open the memory, as the process that keeps the value."""
-        send(asked, stored.beside.tensors, self._filled.get(ask.number, ()))
+        send(connection, stored.out_of_band.tensors, self._filled.get(ask.number, ()))
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:
         """See :meth:`Route.forget`."""

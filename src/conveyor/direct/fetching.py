@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any, cast
 
 from conveyor import _core
-from conveyor.codec.direct import Beside, File, Located, receiving
+from conveyor.codec.direct import File, Located, OutOfBand, receiving
 from conveyor.codec.faults import NotThere
 from conveyor.codec.tensors.collected import placing
 from conveyor.direct.awaiting import Stock, deferral
@@ -40,11 +40,11 @@ class UnderWay:
 
     __slots__ = ("_about", "_process")
 
-    def __init__(self, process: Any, keeper: int, number: int, total: int = 0) -> None:
-        """``keeper``: the slot of the process whose memory it is. ``number``, ``total``: of the value, and
+    def __init__(self, process: Any, holder: int, number: int, total: int = 0) -> None:
+        """``holder``: the slot of the process whose memory it is. ``number``, ``total``: of the value, and
         its bytes; 0: it is held back."""
         self._process = process
-        self._about = keeper, number, total, _core.monotonic_ns()
+        self._about = holder, number, total, _core.monotonic_ns()
         _waits[self] = None
         self._tell()
 
@@ -61,8 +61,8 @@ class UnderWay:
         if not waits:
             process.process_table.note_fetch(process.slot, -1)
             return
-        keeper, number, total, since = waits[0]._about
-        process.process_table.note_fetch(process.slot, keeper, number, total, len(waits) - 1, since)
+        holder, number, total, since = waits[0]._about
+        process.process_table.note_fetch(process.slot, holder, number, total, len(waits) - 1, since)
 
 
 #: To have memory for values of that size may take longer than a turn of an event loop: what nobody has used
@@ -91,7 +91,7 @@ def fetch_remote(where: Located, process: Any) -> _core.Buffer:
     """
     if process.inbox.inherited:
         raise RuntimeStateError(
-            f"a value that {where.keeper} keeps on another host cannot be fetched by a forked child: get it "
+            f"a value that {where.holder} keeps on another host cannot be fetched by a forked child: get it "
             "before the fork"
         )
     wanted = Wanted(
@@ -111,7 +111,7 @@ def fetch_remote(where: Located, process: Any) -> _core.Buffer:
             process.inbox,
             fetch.done,
             _core.seconds_to_fetch(),
-            lambda: f"a value that {where.keeper} keeps, on another host",
+            lambda: f"a value that {where.holder} keeps, on another host",
             lambda: "it is being fetched",
         )
     finally:
@@ -156,12 +156,12 @@ class _Fetch:
         except BaseException as error:
             self._failed = error
             self._wait.end()
-            self._process.ring()
+            self._process.notify()
 
     def _tell(self, brought: Brought) -> None:
         self._brought = brought
         self._wait.end()
-        self._process.ring()
+        self._process.notify()
 
     def done(self) -> bool:
         """Whether the memory has come, or never will."""
@@ -257,7 +257,7 @@ def go_on(where: Located, runtime: Any) -> None:
                 process.inbox,
                 lambda: not held(),
                 _core.seconds_to_fetch(),
-                lambda: f"a value that {where.keeper} keeps",
+                lambda: f"a value that {where.holder} keeps",
                 lambda: "conveyor.testing.hold_transfers holds it back",
             )
         finally:
@@ -265,11 +265,11 @@ def go_on(where: Located, runtime: Any) -> None:
     transfers = process_table.transfers(where.slot)
     if transfers & _HELD and died():
         raise ActorDiedError(
-            f"{where.keeper} has died, and with it a value that it kept", where.keeper
+            f"{where.holder} has died, and with it a value that it kept", where.holder
         )
     if transfers & _FAILING and not died():
         raise InjectedFault(
-            f"conveyor.testing.fail_transfers: a value that {where.keeper} keeps cannot be fetched"
+            f"conveyor.testing.fail_transfers: a value that {where.holder} keeps cannot be fetched"
         )
 
 
@@ -316,7 +316,7 @@ def fetch(where: Located, decode: Decode, sure: _core.InPlace | None = None) -> 
         raise
     except OSError as error:
         raise _why(where, error, runtime) from None
-    tensors = _beside(where, runtime) if where.beside else None
+    tensors = _out_of_band(where, runtime) if where.out_of_band else None
     value = decode_with(where.codec, where.meta, buffers, tensors, decode)
     # As indexing gives it: numpy has scalars, which are no arrays.
     return value[()] if where.joined and is_array(value) and value.ndim == 0 else value
@@ -346,9 +346,9 @@ def decode_with(
         return decode(codec, meta, buffers)
 
 
-def _beside(where: Located, runtime: Any) -> Sequence[Any]:
+def _out_of_band(where: Located, runtime: Any) -> Sequence[Any]:
     """Get the tensors of a value that come by a route instead of by reading."""
-    route, specs, note = Beside.unpack(where.beside)
+    route, specs, note = OutOfBand.unpack(where.out_of_band)
     failed: Exception | None = None
     tensors: Sequence[Any] = ()
     try:
@@ -448,7 +448,7 @@ def _room_for(size: int) -> _core.Buffer:
 def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
     if _is_of_another_session(where, runtime.process):
         return ObjectLostError(
-            f"a value{_size(where)} that {where.keeper} kept is kept no more: the session in which it was "
+            f"a value{_size(where)} that {where.holder} kept is kept no more: the session in which it was "
             "made has ended, and this one is another"
         )
     if (
@@ -456,30 +456,30 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
         or error.errno == errno.ESRCH
     ):
         return ActorDiedError(
-            f"{where.keeper} has died, and with it a value{_size(where)} that it kept",
-            where.keeper,
+            f"{where.holder} has died, and with it a value{_size(where)} that it kept",
+            where.holder,
         )
     if error.errno in (errno.EPERM, errno.EACCES):
         return TransportError(
-            f"a value{_size(where)} that {where.keeper} keeps cannot be read: the system does not let this "
-            f"process (user {os.geteuid()}) read the memory of {where.keeper} ({error.strerror}). It has "
+            f"a value{_size(where)} that {where.holder} keeps cannot be read: the system does not let this "
+            f"process (user {os.geteuid()}) read the memory of {where.holder} ({error.strerror}). It has "
             "changed its user, or made itself unreadable (PR_SET_DUMPABLE), after it returned the value"
         )
     if error.errno == errno.EFAULT and _is_kept(where, runtime.process):
         return TransportError(
-            f"a value{_size(where)} that {where.keeper} keeps cannot be read: the kernel lets no other "
+            f"a value{_size(where)} that {where.holder} keeps cannot be read: the kernel lets no other "
             "process read the memory that it lies in"
         )
     if error.errno in (errno.ESTALE, errno.EFAULT):
         return ObjectLostError(
-            f"a value{_size(where)} that {where.keeper} kept is kept no more: the process that owned the "
+            f"a value{_size(where)} that {where.holder} kept is kept no more: the process that owned the "
             "reference to it has died, or has let go of it while it was under way, or its session has ended"
         )
     if error.errno == errno.EBADMSG:
         return changed(where, runtime.process.process_table)
     if runtime.process.process_table.is_remote(where.slot):
         return TransportError(
-            f"a value{_size(where)} that {where.keeper} keeps on another host could not be fetched: "
+            f"a value{_size(where)} that {where.holder} keeps on another host could not be fetched: "
             f"{error.strerror or error}"
         )
     return error
@@ -508,6 +508,6 @@ def _is_of_another_session(where: Located, process: Any) -> bool:
 
 def _size(where: Located) -> str:
     nbytes = sum(_core.lengths_of(where.ranges))
-    if not where.beside:
+    if not where.out_of_band:
         return f" of {nbytes:,} bytes"
     return f" of {nbytes:,} bytes, and what goes by a route," if nbytes else ""

@@ -50,7 +50,7 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
             raise ending.ended()
         return False
 
-    with TABLE.telling(runtime.process.ring):
+    with TABLE.telling(runtime.process.notify):
         wait_until(
             runtime.process.inbox,
             is_free,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec.direct import Beside, Located, Unfetched
+from conveyor.codec.direct import Located, OutOfBand, Unfetched
 from conveyor.direct.fetching import check_kept, is_remote_value
 from conveyor.direct.store import TABLE, let_session_read
 from conveyor.refs.ref import Ref, located
@@ -37,7 +37,7 @@ class KeptObject:
     """
 
     id: str
-    keeper: str
+    holder: str
     nbytes: int
     transport: str
     snapshot: bool
@@ -61,7 +61,7 @@ def objects() -> list[KeptObject]:
     holders: dict[int, set[str]] = {}
     for one in (*near, *far):
         for number in one.held:
-            holders.setdefault(number, set()).add(one.keeper)
+            holders.setdefault(number, set()).add(one.holder)
         for number, reader in one.sent:
             holders.setdefault(number, set()).add(reader)
     kept = [(one, "read", value) for one in near for value in one.values]
@@ -74,7 +74,7 @@ def objects() -> list[KeptObject]:
         found.append(
             KeptObject(
                 id_of(number),
-                one.keeper,
+                one.holder,
                 nbytes,
                 transport,
                 bool(snapshot),
@@ -113,9 +113,9 @@ def route_of(ref: Ref) -> str:
     on_other_node = is_remote_value(where, process)
     if not on_other_node and _is_dead(where, process):
         return "lost"
-    if where.beside:
-        beside = Beside.unpack(where.beside)
-        return beside.route.way(beside.note)
+    if where.out_of_band:
+        out_of_band = OutOfBand.unpack(where.out_of_band)
+        return out_of_band.route.way(out_of_band.note)
     return "network" if on_other_node else "read"
 
 

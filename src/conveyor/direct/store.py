@@ -61,20 +61,20 @@ def changed(where: Located, process_table: _core.ProcessTable) -> SharedWriteErr
     """Make the error for a process that has fetched a value that was written to."""
     nbytes = sum(_core.lengths_of(where.ranges))
     method = _method_of(where, process_table)
-    return SharedWriteError(in_words(where.number, where.keeper, nbytes, method))
+    return SharedWriteError(in_words(where.number, where.holder, nbytes, method))
 
 
-def in_words(number: int, keeper: str, nbytes: int, method: str) -> str:
+def in_words(number: int, holder: str, nbytes: int, method: str) -> str:
     """Say that a value was written to, and how to avoid it."""
     by = f" and that its method {method} has returned" if method else ""
     return (
-        f"memory of a value of {nbytes:,} bytes (id {number:016x}) that {keeper} keeps{by} was written to "
+        f"memory of a value of {nbytes:,} bytes (id {number:016x}) that {holder} keeps{by} was written to "
         "while others could fetch it: call conveyor.experimental.wait_tensor_freed(tensor) before writing, "
         "return a copy, or have a copy stay, with snapshot=True beside tensor_transport="
     )
 
 
-def keeper_and_method() -> tuple[str, str]:
+def holder_and_method() -> tuple[str, str]:
     """Return this process's name, and the method that it runs; the latter is empty where that is not
     known."""
     runtime = context.running()
@@ -129,8 +129,8 @@ class Stored:
         "_buffers",
         "_lingers",
         "_table",
-        "beside",
         "number",
+        "out_of_band",
         "ranges",
         "value",
     )
@@ -143,14 +143,14 @@ class Stored:
         buffers: list[Any],
         ranges: bytes,
         anchor: _core.Anchor,
-        beside: OnRoute | None = None,
+        out_of_band: OnRoute | None = None,
     ) -> None:
         self._table = table
         self.number = number
         self.value = value
         self._buffers = buffers  # they keep the memory, whatever becomes of the value
         self.ranges = ranges
-        self.beside = beside
+        self.out_of_band = out_of_band
         self._anchor: _core.Anchor | None = anchor
         self._lingers: _core.Lingers | None = None
 
@@ -158,7 +158,7 @@ class Stored:
         # First: who reads the memory meanwhile finds that it may be anybody's.
         self._anchor = None
         if self._lingers is None:
-            self._table.forget(self.number, self.beside)
+            self._table.forget(self.number, self.out_of_band)
             return
         self._table.hide(self.number)
         self._lingers.end()
@@ -167,7 +167,7 @@ class Stored:
         """Note that some of the memory of ``value``, which this keeps, is the arena's. Others may read it
         there: it stays until they have let go of it, also if the owner of the reference has died. ``what``:
         see :meth:`Table.names`."""
-        rest = _Rest(self._table, self.number, (value, self._buffers), self.beside)
+        rest = _Rest(self._table, self.number, (value, self._buffers), self.out_of_band)
         names = self._table.names(*what)
         self._lingers = _core.Lingers(arena, self.number, self.ranges, names, rest)
 
@@ -181,23 +181,23 @@ class Stored:
 class _Rest:
     """Keeper of a value's memory after the value itself can no longer be found."""
 
-    __slots__ = ("_beside", "_memory", "_number", "_table")
+    __slots__ = ("_memory", "_number", "_out_of_band", "_table")
 
-    def __init__(self, table: Table, number: int, memory: Any, beside: OnRoute | None) -> None:
+    def __init__(self, table: Table, number: int, memory: Any, out_of_band: OnRoute | None) -> None:
         self._table = table
         self._number = number
         self._memory = memory
-        self._beside = beside
+        self._out_of_band = out_of_band
 
     def __del__(self) -> None:
-        self._table.forget(self._number, self._beside)
+        self._table.forget(self._number, self._out_of_band)
 
 
 class Watched(Stored):
     """Stored value whose memory is checked when it is got or let go of: nobody may have written to it
     meanwhile."""
 
-    __slots__ = ("_checksum", "_keeper", "_method", "_told", "_value")
+    __slots__ = ("_checksum", "_holder", "_method", "_told", "_value")
 
     def __init__(
         self,
@@ -208,14 +208,14 @@ class Watched(Stored):
         ranges: bytes,
         lying: bytes,
         what: tuple[str, str, bool],
-        beside: OnRoute | None,
+        out_of_band: OnRoute | None,
     ) -> None:
         self._checksum = _core.checksum_of(ranges)
-        self._keeper, self._method = keeper_and_method()
+        self._holder, self._method = holder_and_method()
         self._told = False
         names = table.names(*what, self._method)
         anchor = _core.Anchor(number, lying, names, self._checksum)
-        super().__init__(table, number, value, buffers, ranges, anchor, beside)
+        super().__init__(table, number, value, buffers, ranges, anchor, out_of_band)
 
     @property
     def value(self) -> Any:
@@ -243,7 +243,7 @@ class Watched(Stored):
             return ""
         self._told = True
         nbytes = sum(length for _, length in _RANGE.iter_unpack(self.ranges))
-        return in_words(self.number, self._keeper, nbytes, self._method)
+        return in_words(self.number, self._holder, nbytes, self._method)
 
 
 class Table:
@@ -277,32 +277,39 @@ class Table:
         """Keep a value; ``buffers`` is the memory that others may read, and ``tensors`` what they get by
         ``route``. ``None``: they cannot get those."""
         number, ranges = next(self._numbers), _core.ranges_of(buffers)
-        beside = None
+        out_of_band = None
         if route is not None and tensors:
             note = route.offer(number, list(tensors))
             if note is None:
                 return None
-            beside = OnRoute(route, note, list(tensors))
+            out_of_band = OnRoute(route, note, list(tensors))
         try:
             lying = ranges
             if tensors:
                 lying += b"".join([_RANGE.pack(*memory_at(one)) for one in tensors])
             self._lying[number] = lying
-            on = "" if beside is None else beside.route.name
+            on = "" if out_of_band is None else out_of_band.route.name
             if _core.checks_writes():
                 stored: Stored = Watched(
-                    self, number, value, buffers, ranges, lying, (transport, on, snapshot), beside
+                    self,
+                    number,
+                    value,
+                    buffers,
+                    ranges,
+                    lying,
+                    (transport, on, snapshot),
+                    out_of_band,
                 )
             else:
                 names = self._names.get((transport, on, snapshot))
                 if names is None:
                     names = self.names(transport, on, snapshot)
                 anchor = _core.Anchor(number, lying, names)
-                stored = Stored(self, number, value, buffers, ranges, anchor, beside)
+                stored = Stored(self, number, value, buffers, ranges, anchor, out_of_band)
         except BaseException:
             self._lying.pop(number, None)
-            if beside is not None:
-                beside.route.forget(number, beside.note, beside.tensors)
+            if out_of_band is not None:
+                out_of_band.route.forget(number, out_of_band.note, out_of_band.tensors)
             raise
         self._stored[number] = weakref.ref(stored)
         return stored
@@ -321,17 +328,17 @@ class Table:
         """Make the value of that number impossible to find. Its memory may still be read."""
         self._stored.pop(number, None)
 
-    def forget(self, number: int, beside: OnRoute | None = None) -> None:
+    def forget(self, number: int, out_of_band: OnRoute | None = None) -> None:
         """Forget the value of that number, which is garbage, with all that others have got of it
-        ``beside``."""
+        ``out_of_band``."""
         self.hide(number)
         self._lying.pop(number, None)
         # Any thread may have had it last: one that sends it, or that runs a method which took it.
         if self._told:
             for tell in self._told.copy():
                 tell()
-        if beside is not None:
-            beside.route.forget(number, beside.note, beside.tensors)
+        if out_of_band is not None:
+            out_of_band.route.forget(number, out_of_band.note, out_of_band.tensors)
 
     @contextmanager
     def telling(self, tell: Callable[[], object]) -> Iterator[None]:

@@ -29,7 +29,7 @@ from conveyor.exceptions import (
 from conveyor.flag import Flag
 from conveyor.runtime import ending
 from conveyor.runtime.messages import send_with_ticket
-from conveyor.runtime.process import RESULT_BIT, BellBits
+from conveyor.runtime.process import RESULT_BIT, DoorbellBits
 from conveyor.runtime.protocol import PID_MASK, ActorId, MethodInfo, NameTakenError, ProcessOptions
 from conveyor.runtime.waiting import wait_for_flag
 from conveyor.system_limits import CLOSED
@@ -153,7 +153,7 @@ class ActorRecord:
         self.incarnation = process_table.incarnation(slot)
         self.actor = actor
         self.process: Spawned | None = None
-        self.bits = BellBits(reserved=RESULT_BIT)
+        self.bits = DoorbellBits(reserved=RESULT_BIT)
         self.killed = ""  # how, if it was the driver's doing
         self.wanted_back = False  # although its end is orderly
         #: Set from the preparation of the process to the cleanup after its death.
@@ -186,11 +186,11 @@ class ActorRecord:
         #: Set once others may call it, behind the constructor's call, or there will be no process.
         self.usable = Flag()
         #: Set from the request to the engine until the process is there, or does not come: then `placed` is
-        #: set, and `start_error` says why not. `asked`: somebody has got that error.
+        #: set, and `start_error` says why not. `requested`: somebody has got that error.
         self.spawning: Spawning | None = None
         self.placed = Flag()
         self.start_error = ""
-        self.asked = False
+        self.requested = False
         self.headless = False  # the hosts have been told that its main thread is gone
         #: Set once the cause of the death is known, also for a thread that holds a lock which the rest of the
         #: cleanup needs.
@@ -314,7 +314,7 @@ class ActorRecord:
         """Return the error for users of this process. ``label`` names a (graph, node) that the driver may not
         know."""
         if self.start_error:
-            self.asked = True
+            self.requested = True
             return ActorStartError(self.start_error, self.id.name)
         page = self._last_snapshot or self._process_table.status(self.slot)
         # Not in the thread that brings the code: it would wait for itself.
@@ -714,8 +714,8 @@ class Table:
     def _can_be_forgotten(record: ActorRecord) -> bool:
         """Return whether the actor is dead, and nothing in this process asks for it."""
         actor = record.actor
-        asked_for = actor.handles > 0 or actor.graphs or not actor.held
-        return not asked_for and record.exited.is_set() and not record.under_way
+        requested_for = actor.handles > 0 or actor.graphs or not actor.held
+        return not requested_for and record.exited.is_set() and not record.under_way
 
     def reserve(self, record: ActorRecord) -> None:
         """Give the actor's next process the same slot, if it is free: processes that knew the old one then

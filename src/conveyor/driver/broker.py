@@ -157,9 +157,9 @@ class DriverBroker:
         if channel is None:
             return False
         own, there = channel.ends[side], channel.ends[other(side)]
-        asked = own.used and own.holder is None
+        requested = own.used and own.holder is None
         found = own.introduced or there.used or there.closed
-        return asked and not found and (there.holder is None or there.holder.alive)
+        return requested and not found and (there.holder is None or there.holder.alive)
 
     def close(self, number: int, side: Side) -> None:
         self.closed_by(None, number, side)
@@ -219,7 +219,7 @@ class DriverBroker:
                     ClosedWord(channel.segment, side).mark()
                 if channel.spread and there.holder is not None:
                     self._network.mark_closed_soon(there.holder, channel.spread, side)
-                self._ring(there.holder)
+                self._notify(there.holder)
             self._tidy(number, channel)
 
     def actor_ended(self, record: ActorRecord) -> None:
@@ -298,7 +298,7 @@ class DriverBroker:
             if not there.used:
                 return None
             self._introduce(channel, made)
-            self._ring(there.holder)
+            self._notify(there.holder)
         return channel
 
     def _introduce(self, channel: Channel, made: _Made) -> None:
@@ -415,8 +415,8 @@ class DriverBroker:
             return DRIVER_SLOT, self._table.process_table.incarnation(DRIVER_SLOT)
         return party.slot, party.incarnation
 
-    def _ring(self, party: Party) -> None:
-        self._table.process_table.ring(self._place(party)[0], _core.ATTENTION_BIT)
+    def _notify(self, party: Party) -> None:
+        self._table.process_table.notify(self._place(party)[0], _core.ATTENTION_BIT)
 
 
 def _check_alive(parties: Iterable[Party]) -> None:

@@ -144,7 +144,7 @@ class Deployment:
     def _check_wires(self, records: list[ActorRecord], where: Whereabouts) -> None:
         """Raise ``GraphError`` if an out-of-band part would go between nodes by a transport that cannot."""
         for edge in self._plan.edges:
-            if not edge.beside or not (hosts := where.of(edge).hosts):
+            if not edge.out_of_band or not (hosts := where.of(edge).hosts):
                 continue
             if self._transports[edge.route].capabilities.between_hosts:
                 continue
@@ -436,7 +436,7 @@ class Departures:
         self._awaited[caller, number] = acks
         process_table, slot = self._process_table, caller.slot
         for _, ack in acks:
-            self._watcher.watch(ack, lambda: process_table.ring(slot, _core.ATTENTION_BIT))
+            self._watcher.watch(ack, lambda: process_table.notify(slot, _core.ATTENTION_BIT))
 
     def staying(self, caller: ActorRecord, number: int) -> list[int]:
         """Return the slots of the actors that have not left yet. Raises the error that a living actor has met
@@ -476,11 +476,11 @@ class GraphDeployer:
         self._network = network
         self._cleanup = cleanup
         self._numbers = itertools.count(1)
-        self._layings: dict[int, Deployment] = {}
+        self._deployments: dict[int, Deployment] = {}
         self._graph_list = GraphList()
 
     def __len__(self) -> int:
-        return len(self._layings)
+        return len(self._deployments)
 
     def deploy(
         self,
@@ -512,10 +512,10 @@ class GraphDeployer:
         )
         try:
             deployment.begin()
-            self._layings[number] = deployment
+            self._deployments[number] = deployment
             self._graph_list.note(number, deployment.name, labels)
         except BaseException:
-            self._layings.pop(number, None)
+            self._deployments.pop(number, None)
             self._graph_list.forget(number)
             uninterrupted(deployment.unload)
             raise
@@ -524,7 +524,7 @@ class GraphDeployer:
     def redeploy(self, number: int, first: int, time_limit: TimeLimit) -> Deployment:
         """Bring dead actors of graph ``number`` back, as long as ``time_limit`` lasts, and deploy the graph
         anew, for executions from ``first`` on."""
-        deployment = self._layings.get(number)
+        deployment = self._deployments.get(number)
         if deployment is None:
             raise GraphTornDownError(f"graph {number} has been torn down")
         deployment.again(first, time_limit)
@@ -532,19 +532,19 @@ class GraphDeployer:
 
     def comes_back(self, number: int) -> bool:
         """Whether the dead actors of graph ``number`` are started again without being asked."""
-        deployment = self._layings.get(number)
+        deployment = self._deployments.get(number)
         return deployment is not None and deployment.comes_back()
 
     def end_unmade(self, number: int) -> None:
         """End the actors of graph ``number`` whose constructor has raised."""
-        deployment = self._layings.get(number)
+        deployment = self._deployments.get(number)
         for record in () if deployment is None else deployment.records:
             self._supervisor.end_unmade(record)
 
     def remote_status(self, number: int, question: Question, time_limit: float) -> RemoteStatus:
         """Return the status of graph ``number``'s actors on other nodes than the executor's, as these nodes
         report it."""
-        deployment = self._layings.get(number)
+        deployment = self._deployments.get(number)
         if deployment is None:
             return RemoteStatus(why="the graph has been torn down")
         return deployment.remote_status(
@@ -569,7 +569,7 @@ class GraphDeployer:
     def undeploy(self, number: int) -> list[tuple[Member, Ref]]:
         """Take graph ``number`` down; return the acknowledgements that are still to come."""
         self._process.limit_spin(number, None)
-        deployment = self._layings.get(number)
+        deployment = self._deployments.get(number)
         if deployment is None:
             return []
         try:
@@ -578,7 +578,7 @@ class GraphDeployer:
             uninterrupted(deployment.unload)  # what is left of it
             raise
         self._graph_list.forget(number)
-        self._layings.pop(number, None)  # last: whoever is interrupted before does it again
+        self._deployments.pop(number, None)  # last: whoever is interrupted before does it again
         return [*acks]
 
     def drop(self, number: int) -> None:
@@ -587,16 +587,16 @@ class GraphDeployer:
 
     def executor_ended(self, record: ActorRecord) -> None:
         """Drop the graphs that a process has executed, which has ended."""
-        for number, deployment in list(self._layings.items()):
+        for number, deployment in list(self._deployments.items()):
             if deployment.executor.slot == record.slot:
                 self.drop(number)
 
     def label(self, graph: int, node: int) -> str | None:
         """Return the name of a graph's task, also while the graph is being deployed."""
-        deployment = self._layings.get(graph)
+        deployment = self._deployments.get(graph)
         return None if deployment is None else deployment.labels.get(node)
 
     def clear(self) -> None:
         """Forget all graphs: the session is over."""
-        self._layings.clear()
+        self._deployments.clear()
         self._graph_list.close()

@@ -160,7 +160,7 @@ class Driver(CallingRuntime):
 
     def __init__(self, hosts: Hosts, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
         """``grace``: seconds that actors have for an orderly end."""
-        self._eventfd = self._arena_fd = self._garbage_event = self._life_event = -1
+        self._eventfd = self._arena_fd = self._garbage_event = self._liveness_event = -1
         self._hosts = hosts
         try:
             with explained("start a session"):
@@ -187,7 +187,7 @@ class Driver(CallingRuntime):
         self._eventfd = descriptors.event()
         self._arena_fd = _core.Arena.create_fd(arena.file)
         self._garbage_event = descriptors.event()
-        self._life_event = descriptors.event()
+        self._liveness_event = descriptors.event()
         process = Process(process_table, DRIVER_SLOT, self._eventfd, self._arena_fd, arena)
         super().__init__(process, Cleanup(_core.Waker(self._garbage_event), self._wake))
         process_table.alive_unwatched(DRIVER_SLOT)
@@ -196,7 +196,7 @@ class Driver(CallingRuntime):
         self.exports = Exports(
             os.urandom(8).hex(),
             self.inbox,
-            process.ring,
+            process.notify,
             self.watcher,
             self.process.identity,
             process_table.gone,
@@ -229,7 +229,7 @@ class Driver(CallingRuntime):
             hosts,
             self.cleanup,
             grace,
-            self._life_event,
+            self._liveness_event,
             self.remote_nodes,
         )
         ask_readers(self.exports.orphans, self.table, self.remote_nodes, process, self.cleanup)
@@ -280,7 +280,7 @@ class Driver(CallingRuntime):
         )
         hosts.start(self.supervisor.on_exit, home)
         hosts.watch(self._garbage_event, self._on_garbage)
-        hosts.watch(self._life_event, self._on_liveness_futexes)
+        hosts.watch(self._liveness_event, self._on_liveness_futexes)
         context.install(self)  # last: a caller that is interrupted now finds the driver there
 
     def _shutdown_steps(self, hosts: Hosts) -> LastSteps:
@@ -451,7 +451,7 @@ class Driver(CallingRuntime):
 
     def _on_liveness_futexes(self) -> None:
         with suppress(BlockingIOError):
-            os.eventfd_read(self._life_event)
+            os.eventfd_read(self._liveness_event)
         self.supervisor.on_liveness_futexes()
 
     # The end
@@ -515,12 +515,12 @@ class Driver(CallingRuntime):
         process_table.leave(DRIVER_SLOT)
         for record in self.table:
             if record.alive:
-                process_table.ring(record.slot, _core.ATTENTION_BIT)
+                process_table.notify(record.slot, _core.ATTENTION_BIT)
 
     def _end_hearing(self) -> None:
         self.cleanup.waker.close()
         self._hosts.unwatch(self._garbage_event)
-        self._hosts.unwatch(self._life_event)
+        self._hosts.unwatch(self._liveness_event)
         self.dispatcher.close()
 
     def _forget_all(self) -> None:
@@ -529,7 +529,7 @@ class Driver(CallingRuntime):
 
     def _close_descriptors(self) -> None:
         """Close each descriptor once, however often this is called."""
-        for name in ("_eventfd", "_arena_fd", "_garbage_event", "_life_event"):
+        for name in ("_eventfd", "_arena_fd", "_garbage_event", "_liveness_event"):
             fd = getattr(self, name)
             setattr(self, name, -1)
             if fd >= 0:

@@ -165,7 +165,7 @@ class GraphService:
         # A ref in the other process's argument has been replaced by its value already.
         return tuple(map(Itself.of, args)), {k: Itself.of(v) for k, v in kwargs.items()}
 
-    def _said(self, asked: Show) -> Any:
+    def _said(self, requested: Show) -> Any:
         graph = self._graph
         answers: dict[Question, Callable[..., Any]] = {
             "explain": graph.explain,
@@ -173,24 +173,24 @@ class GraphService:
             "stats": graph.stats,
             "is_teardown": lambda: graph.is_teardown,
         }
-        return answers[asked.question](*asked.args)
+        return answers[requested.question](*requested.args)
 
-    def _begin(self, asked: Execute, snapshot: _core.Snapshot, came: int, waiting: bool) -> Any:
+    def _begin(self, requested: Execute, snapshot: _core.Snapshot, came: int, waiting: bool) -> Any:
         """Begin an execution. ``came``: when it was asked for. ``waiting``: other executions come first."""
-        if asked.failed:
+        if requested.failed:
             return self._entry.refs_of(snapshot.decode())
         if waiting:
             raise CapacityError(f"{self._graph.name}: others of this handle wait for room")
-        args, kwargs = self._arguments(asked.whole, snapshot)
+        args, kwargs = self._arguments(requested.whole, snapshot)
         options: dict[str, Any] = {}
         passed = (_core.monotonic_ns() - came) / 1e9
-        if asked.left is not None:
+        if requested.left is not None:
             # A deadline that has passed is no wrong argument.
-            options["deadline"] = max(asked.left - passed, 1e-9)
-        if not asked.patient:
+            options["deadline"] = max(requested.left - passed, 1e-9)
+        if not requested.patient:
             return self._graph.try_execute(*args, **kwargs, **options)
-        if asked.time_limit is not None:
-            options["timeout"] = max(asked.time_limit - passed, 0.0)
+        if requested.time_limit is not None:
+            options["timeout"] = max(requested.time_limit - passed, 0.0)
         return self._graph.execute(*args, **kwargs, **options)
 
 

@@ -261,7 +261,7 @@ class DriverCollectives:
         self.end_waits()
         self._over = True
         if self._looking is not None:
-            self._process.ring()
+            self._process.notify()
             self._looking.join()
         for joined in list(self._joined):
             self.leave(joined)

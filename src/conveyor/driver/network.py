@@ -57,20 +57,20 @@ def look_at_remote(
     slot, is left out. ``number`` and ``layout`` are of the graph's segment. ``time_limit``: seconds that the
     nodes have, all together."""
     own = remote_nodes.host_of(executor)
-    asked: dict[int, list[LookedAt]] = {}
+    requested: dict[int, list[LookedAt]] = {}
     for actor, record in enumerate(records):
         host = HERE if record.host is None else record.host.number
         if host != own:
             looked_at = LookedAt(actor, record.reader, layout.recorders[actor])
-            asked.setdefault(host, []).append(looked_at)
-    names = {host: remote_nodes.name_of(host) for host in asked}
+            requested.setdefault(host, []).append(looked_at)
+    names = {host: remote_nodes.name_of(host) for host in requested}
     if time_limit <= 0:
         why = "it was not asked, by the thread that would hear its answer"
         return RemoteStatus(unknown=dict.fromkeys(names.values(), why))
     end = _core.monotonic() + time_limit
     looks = {
         host: Look(question, number, layout.offsets, tuple(actors))
-        for host, actors in asked.items()
+        for host, actors in requested.items()
     }
     answers = {
         host: remote_nodes.looks.look(host, look, layout.segment) for host, look in looks.items()
@@ -279,7 +279,7 @@ class Network:
             self._remote_nodes.mark_refused(deployed.caller, deployed.shared)
         else:
             Refusal(deployed.segment).mark()
-            self._process_table.ring(deployed.caller.slot, _core.ATTENTION_BIT)
+            self._process_table.notify(deployed.caller.slot, _core.ATTENTION_BIT)
         self._remote_nodes.forget(deployed.shared)
 
     def ended(self, record: ActorRecord) -> None:

@@ -46,7 +46,7 @@ from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.futures import Future, wait
 from conveyor.graph.edges import KNOWN_DEAD_WITHIN, Whereabouts
 from conveyor.graph.telemetry import (
-    HASTE,
+    BRIEF_TIME_LIMIT,
     TIME_LIMIT,
     Look,
     LookAtAll,
@@ -121,14 +121,14 @@ class StatusQueries:
             return ["its host was not asked"] * len(slots)
         hosts = {number: self._hosts.get(number) for number in map(self._host_of, slots)}
         answers = {n: host.look_at_all(LookAtAll(False)) for n, host in hosts.items() if host}
-        wait(answers.values(), HASTE)
+        wait(answers.values(), BRIEF_TIME_LIMIT)
         return [self._seen(slot, answers.get(self._host_of(slot))) for slot in slots]
 
     def _seen(self, slot: int, answer: Future[SeenAll] | None) -> ProcessSnapshot | str:
         if answer is None:
             return "it has ended"
         if not answer.done():
-            return f"its host has not answered for {HASTE:g} s"
+            return f"its host has not answered for {BRIEF_TIME_LIMIT:g} s"
         error = answer.exception()
         if error is not None:
             return str(error) or type(error).__name__
@@ -172,13 +172,13 @@ class StatusQueries:
         number = next(self._numbers)
         self._awaited[number] = to, then, untold
         if to != HERE:
-            asked = self._hosts[to].tell(TellWhenCome(host, frames, number))
+            requested = self._hosts[to].tell(TellWhenCome(host, frames, number))
         else:
-            asked = self._of_the_pump(lambda pump: pump.tell_when_come(host, frames, number))
-        asked.add_done_callback(partial(self._is_asked, number))
+            requested = self._of_the_pump(lambda pump: pump.tell_when_come(host, frames, number))
+        requested.add_done_callback(partial(self._is_requested, number))
 
-    def _is_asked(self, number: int, asked: Future[None]) -> None:
-        if asked.exception() is not None:
+    def _is_requested(self, number: int, requested: Future[None]) -> None:
+        if requested.exception() is not None:
             self._untold(number)
 
     def _untold(self, number: int) -> None:
@@ -211,9 +211,9 @@ class StatusQueries:
     def remote_stored(self, own: int = HERE) -> list[KeptAt]:
         """Return the values that processes of other nodes than ``own`` store for others, as far as these
         nodes answer in time."""
-        asked = [host.kept() for number, host in list(self._hosts.items()) if number != own]
+        requested = [host.kept() for number, host in list(self._hosts.items()) if number != own]
         found = [] if own == HERE else kept_on(self._process.process_table, self._process.slot)
-        for answer in wait(asked, TIME_LIMIT):
+        for answer in wait(requested, TIME_LIMIT):
             found += answer.result() if answer.exception() is None else []
         return found
 

@@ -57,7 +57,7 @@ from conveyor.runtime.process import RESULT_BIT, Place, Process, close_all
 from conveyor.runtime.waiting import TimeLimit
 from conveyor.system_limits import explained
 from conveyor.weak import WeakSet
-from conveyor.worker import messages as asked
+from conveyor.worker import messages
 from conveyor.worker.messages import (
     Done,
     Failed,
@@ -281,7 +281,7 @@ class Inquiries:
                 if isinstance(step, Look):
                     looks = {
                         host: self._shared(host) if step.shared else self._own(host, look)
-                        for host, look in step.asked.items()
+                        for host, look in step.requested.items()
                     }
                     step = inquiry.send({host: seen.result() for host, seen in looks.items()})
                 else:
@@ -485,7 +485,7 @@ class Dispatcher:
 
     # Actors
 
-    def _connect(self, caller: ActorRecord, request: asked.Connect) -> _Answer:
+    def _connect(self, caller: ActorRecord, request: messages.Connect) -> _Answer:
         # The node of the callee has to be known, since it makes an end of the link.
         find = self._supervisor.current if self._hosts.places else self._supervisor.callable
         while True:
@@ -497,18 +497,18 @@ class Dispatcher:
             except ActorRestartedError:  # it has died just now, and is waited for
                 if not caller.alive:
                     raise
-        return asked.Connected(number, callee.slot, callee.incarnation, bit), fds
+        return messages.Connected(number, callee.slot, callee.incarnation, bit), fds
 
-    def _why_refused(self, caller: ActorRecord, request: asked.WhyRefused) -> _Answer:
+    def _why_refused(self, caller: ActorRecord, request: messages.WhyRefused) -> _Answer:
         return caller.refusals.pop(request.number, None), []
 
-    def _disconnect(self, caller: ActorRecord, notice: asked.Disconnect) -> None:
+    def _disconnect(self, caller: ActorRecord, notice: messages.Disconnect) -> None:
         self._network.hang_up(caller, notice.number)
 
-    def _refuse(self, callee: ActorRecord, notice: asked.Refuse) -> None:
+    def _refuse(self, callee: ActorRecord, notice: messages.Refuse) -> None:
         self._network.refuse(callee, notice.tag, notice.error)
 
-    def _create(self, _caller: ActorRecord, request: asked.Create) -> _Answer:
+    def _create(self, _caller: ActorRecord, request: messages.Create) -> _Answer:
         constructor = request.constructor
         actor = Actor(
             request.class_name,
@@ -523,25 +523,25 @@ class Dispatcher:
         construct = None if constructor is None else constructor.start
         return self._supervisor.start(actor, construct, later=True).id, []
 
-    def _find(self, _caller: ActorRecord, request: asked.Find) -> _Answer:
+    def _find(self, _caller: ActorRecord, request: messages.Find) -> _Answer:
         found = self._table.find(request.name)
         self._table.share(found[0])
         return found, []
 
-    def _find_transport(self, _caller: ActorRecord, request: asked.FindTransport) -> _Answer:
+    def _find_transport(self, _caller: ActorRecord, request: messages.FindTransport) -> _Answer:
         return context.TRANSPORTS.get(request.name), []
 
-    def _add_transport(self, _caller: ActorRecord, request: asked.AddTransport) -> _Answer:
+    def _add_transport(self, _caller: ActorRecord, request: messages.AddTransport) -> _Answer:
         context.add_transport(request.name, request.registration)
         return None, []
 
-    def _kill(self, caller: ActorRecord, request: asked.Kill) -> _Answer:
+    def _kill(self, caller: ActorRecord, request: messages.Kill) -> _Answer:
         # An actor that ends itself must not wait for that.
         wait = request.actor != caller.id
         self._supervisor.kill(request.actor, request.no_restart, request.graceful, wait)
         return None, []
 
-    def _why_dead(self, _caller: ActorRecord, request: asked.WhyDead) -> _Answer:
+    def _why_dead(self, _caller: ActorRecord, request: messages.WhyDead) -> _Answer:
         labels = request.labels
         label = (lambda *node: labels.get(node)) if labels else None
         death = self._table.death_of(request.actor, request.slot, request.incarnation, label)
@@ -549,23 +549,23 @@ class Dispatcher:
 
     # Graphs
 
-    def _deploy(self, caller: ActorRecord, request: asked.Deploy) -> _Answer:
+    def _deploy(self, caller: ActorRecord, request: messages.Deploy) -> _Answer:
         executor = Place(caller.slot, caller.incarnation, RESULT_BIT)
         deployment = self._deployer.deploy(
             executor, request.config, request.plan, request.tasks, request.labels
         )
         return self._deployed(caller, deployment)
 
-    def _redeploy(self, caller: ActorRecord, request: asked.Redeploy) -> _Answer:
+    def _redeploy(self, caller: ActorRecord, request: messages.Redeploy) -> _Answer:
         time_limit = TimeLimit(request.timeout, request.left)
         return self._deployed(
             caller, self._deployer.redeploy(request.number, request.first, time_limit)
         )
 
-    def _comes_back(self, _caller: ActorRecord, request: asked.ComesBack) -> _Answer:
+    def _comes_back(self, _caller: ActorRecord, request: messages.ComesBack) -> _Answer:
         return self._deployer.comes_back(request.number), []
 
-    def _end_unmade(self, _caller: ActorRecord, request: asked.EndUnmade) -> _Answer:
+    def _end_unmade(self, _caller: ActorRecord, request: messages.EndUnmade) -> _Answer:
         self._deployer.end_unmade(request.number)
         return None, []
 
@@ -587,104 +587,107 @@ class Dispatcher:
         segment.close_fd()
         return deployment.channels(), [segment_fd, *fds]
 
-    def _undeploy(self, caller: ActorRecord, request: asked.Undeploy) -> _Answer:
+    def _undeploy(self, caller: ActorRecord, request: messages.Undeploy) -> _Answer:
         acks = self._deployer.undeploy(request.number)
         if request.wait:
             self._departures.expect(caller, request.number, acks)
         return None, []
 
-    def _look_at_remote(self, _caller: ActorRecord, request: asked.LookAtRemote) -> _Answer:
+    def _look_at_remote(self, _caller: ActorRecord, request: messages.LookAtRemote) -> _Answer:
         return self._deployer.remote_status(
             request.number, request.question, request.time_limit
         ), []
 
-    def _look_for_cycle(self, caller: ActorRecord, request: asked.LookForCycle) -> _Answer:
+    def _look_for_cycle(self, caller: ActorRecord, request: messages.LookForCycle) -> _Answer:
         return self._inquiries.look(caller, request.waits), []
 
-    def _staying(self, caller: ActorRecord, request: asked.Staying) -> _Answer:
+    def _staying(self, caller: ActorRecord, request: messages.Staying) -> _Answer:
         return self._departures.staying(caller, request.number), []
 
-    def _open(self, caller: ActorRecord, request: asked.Opening) -> _Answer:
+    def _open(self, caller: ActorRecord, request: messages.Opening) -> _Answer:
         return None, self._connections.open(caller, request)
 
-    def _introduce(self, caller: ActorRecord, request: asked.Introduce) -> _Answer:
+    def _introduce(self, caller: ActorRecord, request: messages.Introduce) -> _Answer:
         return self._network.introduce(caller, (request.slot, request.incarnation)), []
 
-    def _remote_stored(self, caller: ActorRecord, _request: asked.RemoteStored) -> _Answer:
+    def _remote_stored(self, caller: ActorRecord, _request: messages.RemoteStored) -> _Answer:
         return self._network.remote_stored(caller), []
 
     # Channels
 
-    def _open_channel(self, caller: ActorRecord, request: asked.OpenChannel) -> _Answer:
+    def _open_channel(self, caller: ActorRecord, request: messages.OpenChannel) -> _Answer:
         return self._broker.open_for(caller, request.depth), []
 
-    def _meet(self, caller: ActorRecord, request: asked.Meet) -> _Answer:
+    def _meet(self, caller: ActorRecord, request: messages.Meet) -> _Answer:
         found = self._broker.met_by(caller, request.number, request.side, request.alone)
         if found is None:
             return None, []
         party, given, spread = found
         if party is None:
             driver = DRIVER_SLOT, self._table.process_table.incarnation(DRIVER_SLOT)
-            return asked.Met(*driver, None, spread), given
-        return asked.Met(*party.reader, party.id, spread), given
+            return messages.Met(*driver, None, spread), given
+        return messages.Met(*party.reader, party.id, spread), given
 
-    def _hold_end(self, caller: ActorRecord, request: asked.HoldEnd) -> _Answer:
+    def _hold_end(self, caller: ActorRecord, request: messages.HoldEnd) -> _Answer:
         self._broker.held_by(caller, request.number, request.side)
         return None, []
 
-    def _close_end(self, caller: ActorRecord, request: asked.CloseEnd) -> _Answer:
+    def _close_end(self, caller: ActorRecord, request: messages.CloseEnd) -> _Answer:
         self._broker.closed_by(caller, request.number, request.side)
         return None, []
 
     # Collective groups
 
-    def _create_group(self, caller: ActorRecord, request: asked.CreateGroup) -> _Answer:
+    def _create_group(self, caller: ActorRecord, request: messages.CreateGroup) -> _Answer:
         return self._collectives.open(request.actors, creator=caller), []
 
-    def _join_group(self, caller: ActorRecord, request: asked.JoinGroup) -> _Answer:
+    def _join_group(self, caller: ActorRecord, request: messages.JoinGroup) -> _Answer:
         return self._collectives.joined_by(caller, request.number)
 
-    def _close_group(self, _caller: ActorRecord, request: asked.CloseGroup) -> _Answer:
+    def _close_group(self, _caller: ActorRecord, request: messages.CloseGroup) -> _Answer:
         self._collectives.close(request.number)
         return None, []
 
     #: The function that answers each kind of request.
     answers: ClassVar[Mapping[type[Request], Callable[[Dispatcher, ActorRecord, Any], _Answer]]] = {
-        asked.Connect: _connect,
-        asked.WhyRefused: _why_refused,
-        asked.Create: _create,
-        asked.Find: _find,
-        asked.FindTransport: _find_transport,
-        asked.AddTransport: _add_transport,
-        asked.Kill: _kill,
-        asked.WhyDead: _why_dead,
-        asked.HostsOf: lambda self, _, request: (self._supervisor.hosts_of(request.actors), []),
-        asked.HaveGpus: lambda self, _, request: (self._supervisor.have_gpus(request.actors), []),
-        asked.Deploy: _deploy,
-        asked.Redeploy: _redeploy,
-        asked.ComesBack: _comes_back,
-        asked.EndUnmade: _end_unmade,
-        asked.Undeploy: _undeploy,
-        asked.LookAtRemote: _look_at_remote,
-        asked.LookForCycle: _look_for_cycle,
-        asked.Staying: _staying,
-        asked.Introduce: _introduce,
-        asked.RemoteStored: _remote_stored,
-        asked.OpenRemoteMemory: _open,
-        asked.OpenRefs: _open,
-        asked.OpenGraph: _open,
-        asked.OpenChannel: _open_channel,
-        asked.HoldEnd: _hold_end,
-        asked.CloseEnd: _close_end,
-        asked.CreateGroup: _create_group,
-        asked.JoinGroup: _join_group,
-        asked.CloseGroup: _close_group,
-        asked.Meet: _meet,
+        messages.Connect: _connect,
+        messages.WhyRefused: _why_refused,
+        messages.Create: _create,
+        messages.Find: _find,
+        messages.FindTransport: _find_transport,
+        messages.AddTransport: _add_transport,
+        messages.Kill: _kill,
+        messages.WhyDead: _why_dead,
+        messages.HostsOf: lambda self, _, request: (self._supervisor.hosts_of(request.actors), []),
+        messages.HaveGpus: lambda self, _, request: (
+            self._supervisor.have_gpus(request.actors),
+            [],
+        ),
+        messages.Deploy: _deploy,
+        messages.Redeploy: _redeploy,
+        messages.ComesBack: _comes_back,
+        messages.EndUnmade: _end_unmade,
+        messages.Undeploy: _undeploy,
+        messages.LookAtRemote: _look_at_remote,
+        messages.LookForCycle: _look_for_cycle,
+        messages.Staying: _staying,
+        messages.Introduce: _introduce,
+        messages.RemoteStored: _remote_stored,
+        messages.OpenRemoteMemory: _open,
+        messages.OpenRefs: _open,
+        messages.OpenGraph: _open,
+        messages.OpenChannel: _open_channel,
+        messages.HoldEnd: _hold_end,
+        messages.CloseEnd: _close_end,
+        messages.CreateGroup: _create_group,
+        messages.JoinGroup: _join_group,
+        messages.CloseGroup: _close_group,
+        messages.Meet: _meet,
     }
     #: The function for each kind of notice.
     notices: ClassVar[Mapping[type[Notice], Callable[[Dispatcher, ActorRecord, Any], None]]] = {
-        asked.Disconnect: _disconnect,
-        asked.Refuse: _refuse,
+        messages.Disconnect: _disconnect,
+        messages.Refuse: _refuse,
     }
 
 
@@ -704,7 +707,7 @@ class Arrivals:
     def __init__(self, orphans: Orphans, remote_nodes: RemoteNodes, cleanup: Cleanup) -> None:
         self._orphans, self._remote_nodes, self._cleanup = orphans, remote_nodes, cleanup
         #: Ways that are being asked about, with the number of the question.
-        self._asked: dict[_Way, int] = {}
+        self._requested: dict[_Way, int] = {}
         #: Ways on which everything has come, while readers are asked because of that.
         self._come: set[_Way] = set()
         self._numbers = itertools.count(1)
@@ -716,8 +719,8 @@ class Arrivals:
         if not self._remote_nodes.comes(host, to) or way in self._come:
             return False
         # If the node is lost, the other one tells when it has given it up.
-        if way not in self._asked and not self._remote_nodes.is_lost(host):
-            self._asked[way] = number = next(self._numbers)
+        if way not in self._requested and not self._remote_nodes.is_lost(host):
+            self._requested[way] = number = next(self._numbers)
             self._cleanup.soon(partial(self._ask, way, number))  # the tickets' lock is held here
         return True
 
@@ -739,11 +742,11 @@ class Arrivals:
 
     def _ways(self, number: int) -> list[_Way]:
         """Return the way that a question is about; empty if it was given up meanwhile."""
-        return [way for way, asked in list(self._asked.items()) if asked == number]
+        return [way for way, requested in list(self._requested.items()) if requested == number]
 
     def _end(self, number: int) -> None:
         for way in self._ways(number):
-            self._asked.pop(way, None)
+            self._requested.pop(way, None)
 
     def come(self, number: int) -> None:
         """Have the readers asked: all frames of question ``number`` are there, or do not come any more."""
@@ -758,7 +761,7 @@ class Arrivals:
     def given_up(self) -> None:
         """Give up the questions that nobody answers any more: a node is lost, or another node has given it
         up."""
-        for way, number in list(self._asked.items()):
+        for way, number in list(self._requested.items()):
             _, host, to = way
             if self._remote_nodes.is_lost(to) or not self._remote_nodes.comes(host, to):
                 self._end(number)

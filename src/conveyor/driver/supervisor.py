@@ -263,30 +263,30 @@ class GracefulExit:
         A process that is still being started is not waited for: its starter sees that it is not wanted, and
         may be this very thread, interrupted by a signal handler that calls this.
         """
-        asked = [r for r in records if r.started and not r.exited.is_set()]
+        requested = [r for r in records if r.started and not r.exited.is_set()]
         if self.grace > 0 and not self._over:
-            for record in asked:
+            for record in requested:
                 self.ask(record)
-        return self.wait(asked, half)
+        return self.wait(requested, half)
 
     def ask(self, record: ActorRecord) -> None:
         with suppress(ConveyorError):  # dead already
             record.order(End())
 
     def wait(
-        self, asked: list[ActorRecord], half: Callable[[], object] = lambda: None
+        self, requested: list[ActorRecord], half: Callable[[], object] = lambda: None
     ) -> list[ActorRecord]:
         left: list[ActorRecord] = []
         grace = 0.0 if self._over else self.grace
         end = _core.monotonic() + grace
         over = False
         try:
-            if not _wait_for(asked, end - grace / 2):
+            if not _wait_for(requested, end - grace / 2):
                 half()
-                _wait_for(asked, end)
+                _wait_for(requested, end)
             over = True
         finally:  # also if Ctrl-C ends the grace period, and whoever has pressed it needs no warning
-            left = [record for record in asked if not record.exited.is_set()]
+            left = [record for record in requested if not record.exited.is_set()]
             if over and not self._over:
                 self._warn([record for record in left if record.alive])
             for record in left:
@@ -449,7 +449,7 @@ class Supervisor:
         # Lists, so that an interrupted caller finds what was made before it had the result.
         entered: list[ActorRecord] = []
         startups: list[Startup] = []
-        asked: list[Spawning] = []
+        requested: list[Spawning] = []
         handed_over: list[tuple[ActorRecord, Spawning]] = []
         try:
             uninterrupted(lambda: entered.append(self._table.enter(actor, replaces)))
@@ -462,9 +462,9 @@ class Supervisor:
             with explained(f"start actor {record.id.name}"):
                 spawned = self._spawn(record, startups[0], construct, replaces, pause)
                 if not isinstance(spawned, Spawned):
-                    asked.append(spawned)
+                    requested.append(spawned)
                     if not spawned.ask() and later:
-                        given = entered, startups, asked, handed_over
+                        given = entered, startups, requested, handed_over
                         uninterrupted(partial(self._begin_wait, *given))
                         return record
                     spawned = spawned.wait()
@@ -474,7 +474,7 @@ class Supervisor:
             for record, spawning in handed_over:
                 record.actor.over.set()
                 self._end_pending(record, spawning, "is not wanted any more")
-            for spawning in asked:
+            for spawning in requested:
                 spawning.give_up("is not wanted any more")
             for failed in entered:
                 if replaces is not None:  # it may have been called already
@@ -509,16 +509,16 @@ class Supervisor:
         self,
         entered: list[ActorRecord],
         startups: list[Startup],
-        asked: list[Spawning],
+        requested: list[Spawning],
         handed_over: list[tuple[ActorRecord, Spawning]],
     ) -> None:
         """Have another thread wait for the process. That thread owns the content of these lists from then on,
         as ``handed_over`` says."""
-        (record,), (startup,), (spawning,) = entered, startups, asked
+        (record,), (startup,), (spawning,) = entered, startups, requested
         record.spawning = spawning
         self._restarts.follow(partial(self._wait_for, record, spawning, startup))
         handed_over.append((record, spawning))
-        for own in (entered, startups, asked):
+        for own in (entered, startups, requested):
             own.clear()
         with self._table.lock:
             if record.spawning is not None:
@@ -546,12 +546,12 @@ class Supervisor:
             record.usable.set()
         with self._table.lock:
             if record.actor.held and record.actor.handles <= 0 and not record.actor.shared:
-                self._say_unasked(record)
+                self._log_start_error(record)
 
-    def _say_unasked(self, record: ActorRecord) -> None:
+    def _log_start_error(self, record: ActorRecord) -> None:
         """Log why the actor could not be started, if nobody has had the error."""
-        if record.start_error and not record.asked:
-            record.asked = True
+        if record.start_error and not record.requested:
+            record.requested = True
             logger.warning("%s", record.start_error)
 
     def _spawn(
@@ -658,7 +658,7 @@ class Supervisor:
             if graph is None:
                 known.handles -= 1
                 if known.handles <= 0 and not known.shared:
-                    self._say_unasked(record)
+                    self._log_start_error(record)
             elif graph in known.graphs:
                 known.graphs.discard(graph)
             else:
@@ -766,7 +766,7 @@ class Supervisor:
         self._restarts.join()
         self._watches.stop()
         for record in self._table:
-            self._say_unasked(record)
+            self._log_start_error(record)
             record.actor.kept = None  # refs among it hold on to channels
             if record.arena_fd >= 0:
                 self.death_cleanup.of(record, unborn=True)

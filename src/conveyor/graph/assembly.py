@@ -15,10 +15,10 @@ from conveyor.graph.lifecycle import Lifecycle, ProcessGraphInfo
 from conveyor.graph.result_source import GraphSource
 from conveyor.graph.results import DebugRef, GraphRef, Results
 from conveyor.graph.submission import (
-    BellWays,
     Entry,
     FastPath,
     Options,
+    SubmissionWaits,
     Submitter,
     reserved_inputs,
 )
@@ -46,27 +46,27 @@ def whole(executor: Executor, make: Callable[[Begun], CompiledGraph]) -> Compile
 
 
 def compiled_graph(
-    executor: Executor, plan: Plan, config: Config, accounts: WeakSet[ProcessGraphInfo]
+    executor: Executor, plan: Plan, config: Config, graph_infos: WeakSet[ProcessGraphInfo]
 ) -> CompiledGraph:
-    """Deploy the graph of ``plan``. Its account is entered among ``accounts``."""
-    return whole(executor, lambda begun: _compiled(executor, plan, config, accounts, begun))
+    """Deploy the graph of ``plan``. Its account is entered among ``graph_infos``."""
+    return whole(executor, lambda begun: _compiled(executor, plan, config, graph_infos, begun))
 
 
 def _compiled(
     executor: Executor,
     plan: Plan,
     config: Config,
-    accounts: WeakSet[ProcessGraphInfo],
+    graph_infos: WeakSet[ProcessGraphInfo],
     begun: Begun,
 ) -> CompiledGraph:
     results = Results(plan, executor.keep)
     lifecycle = supervise(executor, plan, config, begun)
-    account = ProcessGraphInfo(lifecycle)
-    source = GraphSource(account, results, executor)
+    graph_info = ProcessGraphInfo(lifecycle)
+    source = GraphSource(graph_info, results, executor)
     entry = GateEntry(lifecycle, results, source, DebugRef if config.debug else GraphRef)
-    accounts.add(account)
-    ways = BellWays(executor.process)
-    return assemble(account, entry, ways, lifecycle, fast_path=entry.fast_path)
+    graph_infos.add(graph_info)
+    ways = SubmissionWaits(executor.process)
+    return assemble(graph_info, entry, ways, lifecycle, fast_path=entry.fast_path)
 
 
 def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> Lifecycle:
@@ -82,24 +82,24 @@ def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> L
 
 
 def assemble(
-    account: ProcessGraphInfo,
+    graph_info: ProcessGraphInfo,
     entry: Entry[Any],
-    ways: BellWays,
+    ways: SubmissionWaits,
     upkeep: Upkeep,
     how: str = "",
     fast_path: FastPath | None = None,
 ) -> CompiledGraph:
     """Put the graph together from these parts. how: the way its actors run, if they are no processes.
     fast_path: see ``Submitter``."""
-    plan, config = account.plan, account.config
+    plan, config = graph_info.plan, graph_info.config
     options = Options(reserved_inputs(plan), config.submit_timeout, config.deadline)
     return CompiledGraph(
         GraphParts(
-            account.number,
-            account.name,
-            Submitter(account.name, entry, ways, options, fast_path),
+            graph_info.number,
+            graph_info.name,
+            Submitter(graph_info.name, entry, ways, options, fast_path),
             upkeep,
-            GraphView(account, how),
-            reducer_of(plan, account),
+            GraphView(graph_info, how),
+            reducer_of(plan, graph_info),
         )
     )

@@ -132,45 +132,45 @@ class View(Protocol):
 class GraphView:
     """Shows a graph that this process executes."""
 
-    def __init__(self, account: GraphInfo, how: str = "") -> None:
+    def __init__(self, graph_info: GraphInfo, how: str = "") -> None:
         """``how``: how the actors run, if they are no processes."""
-        self._account = account
+        self._graph_info = graph_info
         self._how = f", {how}" if how else ""
 
     @property
     def plan(self) -> Plan:
-        return self._account.plan
+        return self._graph_info.plan
 
     @property
     def config(self) -> Config:
-        return self._account.config
+        return self._graph_info.config
 
     def describe(self) -> str:
         plan = self.plan
         size = f"{counted(len(plan.tasks), 'task')} on {counted(len(plan.actors), 'actor')}"
-        return f"{size}{self._how}, {self._account.state}"
+        return f"{size}{self._how}, {self._graph_info.state}"
 
     def explain(self) -> str:
-        return explain(self.plan, self._account.name, self._account.hosts)
+        return explain(self.plan, self._graph_info.name, self._graph_info.hosts)
 
     def draw(self, *args: Any) -> str:
         visualize: Callable[..., str] = conveyor.observe.visualize
-        return visualize(self.plan, *args, self._account.name)
+        return visualize(self.plan, *args, self._graph_info.name)
 
     def status(self, stacks: bool = False) -> GraphStatus:
-        return self._account.status(stacks)
+        return self._graph_info.status(stacks)
 
     def stats(self) -> conveyor.observe.GraphStats:
-        return conveyor.observe.read_stats(self._account)
+        return conveyor.observe.read_stats(self._graph_info)
 
     def trace(self, path: str | os.PathLike[str], max_events: int) -> conveyor.observe.Trace:
-        return conveyor.observe.Trace(self._account, path, max_events)
+        return conveyor.observe.Trace(self._graph_info, path, max_events)
 
     def simulate(self, durations: Any, options: dict[str, Any]) -> conveyor.observe.Simulation:
-        return conveyor.observe.simulate_graph(self._account, durations, **options)
+        return conveyor.observe.simulate_graph(self._graph_info, durations, **options)
 
     def html(self, title: str) -> str:
-        return conveyor.observe.graph_html(self._account, title)
+        return conveyor.observe.graph_html(self._graph_info, title)
 
 
 G = TypeVar("G", bound="CompiledGraph[Any]")

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from conveyor import _core
 from conveyor.codec.frames import Sealed
-from conveyor.codec.promises import Keeper
+from conveyor.codec.promises import PromiseChecker
 from conveyor.config import Config
 from conveyor.exceptions import GraphError
 from conveyor.graph.failures import FailureRings
@@ -155,7 +155,7 @@ def transports_of(plan: Plan) -> dict[str, Transport]:
     """
     found: dict[str, Transport] = {}
     for edge in plan.edges:
-        if edge.beside and edge.route not in found:
+        if edge.out_of_band and edge.route not in found:
             transport = edge.transport or registry.get(edge.route)
             if transport is None:
                 raise GraphError(
@@ -363,7 +363,7 @@ def lay_out(
         top += _core.Segment.ring_bytes(slots_of(edge.depth), stride, len(edge.readers))
     wires: dict[int, int] = {}
     for edge in plan.edges:
-        if edge.beside:
+        if edge.out_of_band:
             wires[edge.id] = top
             top += wire_bytes(edge, stride)
     limits = LimitsPlace(top, slots_of(plan.depth), tasks)
@@ -417,9 +417,11 @@ def lay_out(
     )
 
 
-def keeper_of(source: str, promise: Promise, bundled: bool = False) -> Keeper:
+def checker_of(source: str, promise: Promise, bundled: bool = False) -> PromiseChecker:
     """Make the keeper of ``promise`` at the writer of the edge that carries ``source``."""
-    return Keeper(source, promise.device, promise.static_shape, promise.direct_return, bundled)
+    return PromiseChecker(
+        source, promise.device, promise.static_shape, promise.direct_return, bundled
+    )
 
 
 class InputPromises:
@@ -427,15 +429,15 @@ class InputPromises:
 
     def __init__(self, plan: Plan) -> None:
         #: By the place of the input.
-        self._keepers: dict[int, Keeper] = {}
+        self._checkers: dict[int, PromiseChecker] = {}
         for place, bundle in enumerate(plan.inputs):
             edge = plan.edges[bundle.edge]
             if edge.promise is not None:
                 bundled = bundle.keys != (None,)
-                self._keepers[place] = keeper_of(edge.source, edge.promise, bundled)
+                self._checkers[place] = checker_of(edge.source, edge.promise, bundled)
 
     def __bool__(self) -> bool:
-        return bool(self._keepers)
+        return bool(self._checkers)
 
     def packed(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the values that are sent in place of ``inputs``, the frames of the plan's input edges.
@@ -444,16 +446,16 @@ class InputPromises:
             TransportError: an input is not what was promised.
         """
         packed = list(inputs)
-        for place, keeper in self._keepers.items():
-            packed[place] = keeper.pack(packed[place])
+        for place, checker in self._checkers.items():
+            packed[place] = checker.pack(packed[place])
         return tuple(packed)
 
-    def fresh(self) -> list[Keeper]:
+    def fresh(self) -> list[PromiseChecker]:
         """Return the keepers that have seen no execution yet."""
-        return [keeper for keeper in self._keepers.values() if keeper.fresh]
+        return [checker for checker in self._checkers.values() if checker.fresh]
 
     @staticmethod
-    def forget(fresh: list[Keeper]) -> None:
+    def forget(fresh: list[PromiseChecker]) -> None:
         """Have these keepers forget the execution, which has not begun: it was not the first one."""
-        for keeper in fresh:
-            keeper.forget()
+        for checker in fresh:
+            checker.forget()

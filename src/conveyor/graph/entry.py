@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from conveyor import _core
 from conveyor.calls.unsendable import blame_input
 from conveyor.checks import check_deadline, deadline_in_words, in_seconds
-from conveyor.codec import afresh
+from conveyor.codec import copy_to_raise
 from conveyor.exceptions import (
     ArenaFullError,
     ConveyorError,
@@ -119,7 +119,7 @@ class Execution(Struct, eq=False, weakref=True):
         return self.overdue()
 
     def has_failed(self, ref: Ref) -> bool:
-        if not self.is_ready(ref):  # which has the bell rung at the deadline
+        if not self.is_ready(ref):  # which has the doorbell rung at the deadline
             return False
         return self._graph.has_failed(ref) or not self._graph.is_ready(ref)
 
@@ -205,7 +205,7 @@ class GateEntry:
         """``ref_type``: the class of the results of executions."""
         plan, config = lifecycle.plan, lifecycle.config
         self.takes_parts = takes_parts(plan)
-        self._supervision = lifecycle
+        self._lifecycle = lifecycle
         self._results = results
         self._source = source
         self._ref_type = ref_type
@@ -250,9 +250,7 @@ class GateEntry:
     @property
     def remote_status(self) -> bool:
         process_table = self._process.process_table
-        return any(
-            process_table.is_remote(member.slot) for member in self._supervision.epoch.members
-        )
+        return any(process_table.is_remote(member.slot) for member in self._lifecycle.epoch.members)
 
     @property
     def fast_path(self) -> FastPath:
@@ -279,7 +277,7 @@ class GateEntry:
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
         with self._holder if blocking else _core.Turn(self._lock, 0, self._holder) as taken:
-            if not taken or self._supervision.closed_or_failed():
+            if not taken or self._lifecycle.closed_or_failed():
                 return None
             try:
                 ref = self._submit_now(inputs, execution)
@@ -288,12 +286,12 @@ class GateEntry:
         return None if ref is None else self._refs(ref, passed)
 
     def is_down(self) -> bool:
-        return self._supervision.closed_or_failed()
+        return self._lifecycle.closed_or_failed()
 
     def revive(self, terms: Terms) -> None:
         time_limit = terms.revival()
         try:
-            self._supervision.restart_if_possible(time_limit)
+            self._lifecycle.restart_if_possible(time_limit)
         except WaitTimeoutError as error:
             if time_limit is terms.time_limit:
                 raise
@@ -314,7 +312,7 @@ class GateEntry:
         check_inputs(self._plan, self._name, args, kwargs)
 
     def until_done(self, need: Need, execution: Source) -> Need:
-        lifecycle, there = self._supervision, need.ready
+        lifecycle, there = self._lifecycle, need.ready
         self._check_session()
         lifecycle.check_open()
         self._check_time(execution)
@@ -326,7 +324,7 @@ class GateEntry:
         )
 
     def refs_of(self, error: BaseException) -> Any:
-        return self._results.failed(error, self._source, self._supervision.epoch.streams)
+        return self._results.failed(error, self._source, self._lifecycle.epoch.streams)
 
     def tell_room_blockers(self, then: Callable[[Blockers], object]) -> None:
         """Have ``then`` told, now or later, on any thread, which processes have to do something before there
@@ -342,8 +340,8 @@ class GateEntry:
         error: BaseException | None = None,
     ) -> Attempt:
         if error is not None:
-            return self._results.failed(error, execution, self._supervision.epoch.streams)
-        self._supervision.check_turn()
+            return self._results.failed(error, execution, self._lifecycle.epoch.streams)
+        self._lifecycle.check_turn()
         self._check_session()
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
@@ -383,7 +381,7 @@ class GateEntry:
                     self._check_time(source)
                     if wait is None and not is_final(error):
                         wait = self._process.shortage.begin(
-                            lambda: self._supervision.epoch.budget, blocks=blocking
+                            lambda: self._lifecycle.epoch.budget, blocks=blocking
                         )
                         wait.goes_on(error)
                         continue
@@ -401,14 +399,14 @@ class GateEntry:
                 began = _core.monotonic_ns()
                 self._waits |= blocking
                 yield need
-                epoch = self._supervision.epoch
+                epoch = self._lifecycle.epoch
                 epoch.recording.own.note_room(epoch.gate.submitted, began, blocking)
         finally:
             if wait is not None:
                 wait.end()
             if blocking and self._waits:
                 self._waits = False
-                self._process.ring()
+                self._process.notify()
 
     def _turn(self, source: Source) -> Need:
         return Need(
@@ -434,7 +432,7 @@ class GateEntry:
 
     def _memory(self, wait: MemoryWait, source: Source) -> Need:
         return Need(
-            _either(lambda: wait.ready() or self._supervision.closed_or_failed(), source),
+            _either(lambda: wait.ready() or self._lifecycle.closed_or_failed(), source),
             lambda _: wait.causes(),
             lambda: f"memory for another execution of {self._name}",
             lambda: wait.why,
@@ -447,10 +445,10 @@ class GateEntry:
             return self._submit(inputs, source) if taken else None
 
     def _submit(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
-        lifecycle = self._supervision
+        lifecycle = self._lifecycle
         while True:
             if lifecycle.closed_or_failed():
-                raise afresh(lifecycle.why())
+                raise copy_to_raise(lifecycle.why())
             ref = self._submit_now(inputs, source)
             # Otherwise a death, of this graph or of another, keeps the gate shut.
             if ref is not None or self._process.process_table.deaths == lifecycle.epoch.gate.deaths:
@@ -463,7 +461,7 @@ class GateEntry:
             raise blame_input(error, self._plan, self._name, inputs) from error.__cause__
 
     def _send(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
-        door, deadline = self._supervision.door, source.deadline
+        door, deadline = self._lifecycle.door, source.deadline
         if len(inputs) == 1:
             return door.start(inputs[0], source, self._ref_type, deadline)
         return door.start_many(inputs, source, self._ref_type, deadline)
@@ -481,17 +479,17 @@ class GateEntry:
                 self._promises.forget(fresh)
 
     def _may_submit(self) -> bool:
-        return self._supervision.closed_or_failed() or self._supervision.epoch.gate.has_room
+        return self._lifecycle.closed_or_failed() or self._lifecycle.epoch.gate.has_room
 
     def _refs(self, first: GraphRef, passed: Mapping[int, Ref]) -> Any:
         """Return the results of ``execute``, given the ref to the first edge that the executor reads."""
         if self._single:
             return first
         made = first._with_siblings(self._outputs)
-        return self._results.arrange(made, passed, self._supervision.epoch.streams)
+        return self._results.arrange(made, passed, self._lifecycle.epoch.streams)
 
     def _check_session(self) -> None:
-        if type(self._supervision.closed) is SessionEndedError:
+        if type(self._lifecycle.closed) is SessionEndedError:
             raise ending.ended()
 
     # Deadlines

@@ -26,7 +26,14 @@ from conveyor.exceptions import (
 )
 from conveyor.graph.compiled import CompiledGraph, GraphParts, parts_of
 from conveyor.graph.status import GraphStatus
-from conveyor.graph.submission import BellWays, Need, Options, Submitter, Terms, reserved_inputs
+from conveyor.graph.submission import (
+    Need,
+    Options,
+    SubmissionWaits,
+    Submitter,
+    Terms,
+    reserved_inputs,
+)
 from conveyor.plan.model import Plan
 from conveyor.refs.imports import Outcome
 from conveyor.runtime import context
@@ -104,15 +111,15 @@ class HeldUp(FromOwner, frozen=True):
     blockers: Blockers
 
 
-def reducer_of(plan: Plan, account: object) -> Callable[[CompiledGraph], tuple[Any, ...]]:
-    """Return the function that pickles a graph of this plan, in its owner. ``account``: the graph's."""
+def reducer_of(plan: Plan, graph_info: object) -> Callable[[CompiledGraph], tuple[Any, ...]]:
+    """Return the function that pickles a graph of this plan, in its owner. ``graph_info``: the graph's."""
     # Whether its input is one argument that travels as it is.
     whole = plan.whole_input and plan.shape is None
     options = reserved_inputs(plan)
 
     def reduce(graph: CompiledGraph) -> tuple[Any, ...]:
         runtime = context.running()
-        if runtime is None or not runtime.share_graph(graph, account):
+        if runtime is None or not runtime.share_graph(graph, graph_info):
             raise RuntimeStateError(f"{graph.name} cannot be pickled: its session has ended")
         session, number = runtime.exports.session, parts_of(graph).number
         return load, (session, number, graph.name, whole, options)
@@ -135,18 +142,18 @@ class SharedGraphs:
     """The graphs of a session of which others may have handles: they live until they are torn down, and are
     known as long as somebody holds them."""
 
-    def __init__(self, accounts: Collection[object]) -> None:
-        """``accounts``: of all graphs of the session."""
-        self._accounts = accounts
+    def __init__(self, graph_infos: Collection[object]) -> None:
+        """``graph_infos``: of all graphs of the session."""
+        self._graph_infos = graph_infos
         self._shared: dict[int, CompiledGraph] = {}
         self._known: WeakValues[int, CompiledGraph] = WeakValues()
 
-    def share(self, graph: CompiledGraph, account: object, closed: bool) -> bool:
+    def share(self, graph: CompiledGraph, graph_info: object, closed: bool) -> bool:
         """Note that a handle of ``graph`` is about to leave. Return False if the graph is of another session;
         ``closed``: this one has ended."""
         if graph.is_teardown and not closed:
             raise _torn_down(graph.name)
-        if graph.is_teardown or account not in self._accounts:
+        if graph.is_teardown or graph_info not in self._graph_infos:
             return False
         number = parts_of(graph).number
         self._shared[number] = self._known[number] = graph
@@ -182,14 +189,14 @@ _HAS_PLAN = (
 class _Request:
     """A request to the owner that is not answered yet."""
 
-    __slots__ = ("answer", "asked", "connection", "held_up", "number")
+    __slots__ = ("answer", "connection", "held_up", "number", "requested")
 
     def __init__(self, number: int, connection: Connection) -> None:
         self.number = number
         self.connection = connection
         self.answer: Answered | None = None
         # The blockers of the request: the last question about them, and the last answer.
-        self.asked = -1
+        self.requested = -1
         self.held_up: HeldUp | None = None
 
     def is_answered(self) -> bool:
@@ -201,8 +208,8 @@ class _Request:
         told = self.held_up
         if told is not None and told.question == question:
             return told.blockers
-        if self.asked != question:
-            self.asked = question
+        if self.requested != question:
+            self.requested = question
             self.connection.send(Whom(self.number, question))
         return None
 
@@ -212,7 +219,7 @@ class Requests:
     alive."""
 
     def __init__(self, ring: Callable[[], object]) -> None:
-        self.ring = ring
+        self.notify = ring
         self.pending: dict[int, _Request] = {}
 
     def on_message(self, message: FromOwner, _fds: list[int]) -> None:
@@ -222,7 +229,7 @@ class Requests:
         request = self.pending.get(answer.number)
         if request is not None:
             request.answer = answer
-            self.ring()
+            self.notify()
         else:
             _let_go(answer)
 
@@ -230,7 +237,7 @@ class Requests:
         request = self.pending.get(told.number)
         if request is not None:
             request.held_up = told
-            self.ring()
+            self.notify()
 
     #: The function for each kind of message.
     handlers: ClassVar[Mapping[type[FromOwner], Callable[[Requests, Any], None]]] = {
@@ -252,9 +259,9 @@ class Owner:
     def __init__(self, name: str, process: Process, connect: Callable[[], Any]) -> None:
         """``name``: the graph's. ``connect()`` returns the socket of a connection to its owner."""
         self.name = name
-        self.ways = BellWays(process)
+        self.ways = SubmissionWaits(process)
         process_table, slot = process.process_table, process.slot
-        self._requests = Requests(lambda: process_table.ring(slot, _core.ATTENTION_BIT))
+        self._requests = Requests(lambda: process_table.notify(slot, _core.ATTENTION_BIT))
         self._numbers = itertools.count(1)
         # Reentrant: a signal handler may use the handle while its thread waits for the connection.
         self._lock = threading.RLock()
@@ -282,7 +289,7 @@ class Owner:
         if self._connection is not None and not self._connection.ended:
             return self._connection
         requests = self._requests
-        connection = Connection(self._connect(), "graph", requests.on_message, requests.ring)
+        connection = Connection(self._connect(), "graph", requests.on_message, requests.notify)
         if self._connection is not None and not self._connection.ended:
             connection.hang_up()  # a signal handler has opened one meanwhile
             return self._connection

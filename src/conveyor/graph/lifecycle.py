@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from conveyor import _core
-from conveyor.codec import afresh, completed
+from conveyor.codec import completed, copy_to_raise
 from conveyor.config import Config
 from conveyor.exceptions import (
     ActorDiedError,
@@ -127,7 +127,7 @@ def _look_closer(_value: Any, _source: Ended, _type: type[Ref], _deadline: int =
 
 def _refuse(_value: Any, source: Ended, _type: type[Ref], _deadline: int = 0) -> NoReturn:
     # Not a method: the lifecycle would refer to itself, and its channels would stay until a collection.
-    raise afresh(source.why())
+    raise copy_to_raise(source.why())
 
 
 class Lifecycle:
@@ -234,7 +234,7 @@ class Lifecycle:
     def check_open(self) -> None:
         """Raise the error that has ended the graph, if it was closed."""
         if self.closed is not None:
-            raise afresh(self.closed)
+            raise copy_to_raise(self.closed)
 
     def check_block(self) -> None:
         """Accept a ``with`` block: any process tears down the graphs that it has compiled."""
@@ -291,7 +291,7 @@ class Lifecycle:
                 return
             cause = self.failure
             if self.closed is not None or cause is None:
-                raise afresh(self.why())
+                raise copy_to_raise(self.why())
             with self.holder:  # after whoever was submitting just now
                 left = self.epoch
                 first = left.gate.submitted
@@ -299,7 +299,7 @@ class Lifecycle:
             epoch = self._make_epoch(deployed, first)
             with self.holder, self._failing:
                 if self.closed is not None:  # meanwhile: what was deployed goes with the rest
-                    raise afresh(self.closed)
+                    raise copy_to_raise(self.closed)
                 self._past.append((first, _as_past(cause)))
                 del self._past[:-_PAST_KEPT]
                 self._use(epoch)
@@ -359,7 +359,7 @@ class Lifecycle:
         epoch = self.epoch
         # Other threads may wait for a result that will not come, or for room with the lock held.
         epoch.gate.closed = True
-        self.process.process_table.ring(self.process.slot, _core.ATTENTION_BIT)
+        self.process.process_table.notify(self.process.slot, _core.ATTENTION_BIT)
         if type(error) is SessionEndedError:
             # Tasks that have not begun are skipped, so that the actors can end.
             for number in range(epoch.gate.completed, epoch.gate.submitted):

@@ -13,7 +13,7 @@ from conveyor.graph.executor import Epoch, Executor
 from conveyor.graph.lifecycle import ProcessGraphInfo
 from conveyor.graph.results import Results
 from conveyor.graph.status import RingProgress, replace_rings
-from conveyor.graph.telemetry import HASTE, RemoteStatus
+from conveyor.graph.telemetry import BRIEF_TIME_LIMIT, RemoteStatus
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import EMPTY, Ref, cancelled_error, final
 from conveyor.refs.together import get_or_wait
@@ -141,7 +141,7 @@ class RemoteBlockers:
             self._told = [(of, again) for of, again in self._told if of > question]
         for again in told:
             again()
-        self._executor.process.ring()
+        self._executor.process.notify()
         self._ask()
 
 
@@ -169,23 +169,23 @@ class GraphSource:
     #: On the monotonic clock; 0: none. An ``Execution`` has one.
     deadline = 0
 
-    def __init__(self, account: ProcessGraphInfo, results: Results, executor: Executor) -> None:
-        self.account = account
-        self.name = account.name
-        self.plan = account.plan
-        self.cancel_with_await = account.config.cancel_with_await
-        self.get_timeout = account.config.get_timeout
+    def __init__(self, graph_info: ProcessGraphInfo, results: Results, executor: Executor) -> None:
+        self.graph_info = graph_info
+        self.name = graph_info.name
+        self.plan = graph_info.plan
+        self.cancel_with_await = graph_info.config.cancel_with_await
+        self.get_timeout = graph_info.config.get_timeout
         self.alarm = executor.process.alarm
-        self._supervision = account.lifecycle
+        self._lifecycle = graph_info.lifecycle
         self._results = results
         self._executor = executor
         self._process = executor.process
-        self._remote_blockers = RemoteBlockers(executor, account.number)
+        self._remote_blockers = RemoteBlockers(executor, graph_info.number)
 
     @property
     def gate(self) -> _core.Gate:
         """The gate of the present epoch, which gives the results of executions that begin now."""
-        return self._supervision.epoch.gate
+        return self._lifecycle.epoch.gate
 
     # Waiting
 
@@ -200,9 +200,9 @@ class GraphSource:
             return self._wait(ref, time_limit, wait)
 
     def _wait(self, ref: Ref, time_limit: TimeLimit, wait: Wait | None) -> Any:
-        gate, inbox, lifecycle = ref._gate, self._process.inbox, self._supervision
+        gate, inbox, lifecycle = ref._gate, self._process.inbox, self._lifecycle
         while ref._outcome is EMPTY:
-            seen, asked = inbox.count, inbox.asked
+            seen, requested = inbox.count, inbox.requested
             deaths = self._process.process_table.deaths
             if wait is not None and wait.serve is not None:
                 wait.serve()
@@ -216,7 +216,7 @@ class GraphSource:
                 raise final(ended or lifecycle.past_error(ref._number) or lifecycle.why())
             step = time_limit.step()
             if wait is not None:
-                step = sooner(step, wait.look(asked))
+                step = sooner(step, wait.look(requested))
             value = get_or_wait(ref, inbox, seen, step, deaths, wait is not None)
             if value is not EMPTY:
                 return value
@@ -234,17 +234,17 @@ class GraphSource:
 
     def _is_lost(self, ref: Ref) -> bool:
         """Return whether a result that has not come will not come."""
-        lifecycle = self._supervision
+        lifecycle = self._lifecycle
         return lifecycle.past_error(ref._number) is not None or lifecycle.closed_or_failed()
 
     def why(self) -> ConveyorError:
         """Return the error for users of the graph, which is closed or has failed."""
-        return self._supervision.why()
+        return self._lifecycle.why()
 
     # Who is waited for
 
     def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
-        if ref._number < self._supervision.epoch.first:
+        if ref._number < self._lifecycle.epoch.first:
             return ()
         return self._held_up(ref._number, [self._results.edges[ref._reader]], question, again)
 
@@ -259,7 +259,7 @@ class GraphSource:
     def _held_up(
         self, number: int, edges: Sequence[int], question: int, again: Again | None
     ) -> Blockers | None:
-        epoch = self._supervision.epoch
+        epoch = self._lifecycle.epoch
         progress = RingProgress.read(self.plan, epoch.segment, epoch.offsets, epoch.first)
         if epoch.hosts:
             holder, known = self._remote_blockers.holder(
@@ -273,7 +273,7 @@ class GraphSource:
             return ()
         actor, source, at = holder
         text = f"{source} of {self.name} (execution {at})"
-        return ((epoch.members[actor].slot, steps_of(self.account.number), text),)
+        return ((epoch.members[actor].slot, steps_of(self.graph_info.number), text),)
 
     # Ending early
 
@@ -284,7 +284,7 @@ class GraphSource:
     def end(self, number: int, refs: Sequence[Ref], error: BaseException) -> None:
         """End execution ``number``, for which nobody waits any more. ``error`` is the outcome of ``refs``,
         which are all that the execution has; tasks that have not begun are skipped."""
-        epoch = self._supervision.epoch
+        epoch = self._lifecycle.epoch
         epoch.limits.cancel(number)
         for ref in refs:
             if ref._outcome is EMPTY:
@@ -293,17 +293,17 @@ class GraphSource:
                 ref._gate.interrupt()
         for member, bit in zip(epoch.members, epoch.bits, strict=True):
             if member.alive:  # a coroutine may be running there
-                self._process.process_table.ring(member.slot, bit)
+                self._process.process_table.notify(member.slot, bit)
 
     def stopped(self, ref: Ref, overdue: bool) -> BaseException:
-        if type(self._supervision.closed) is SessionEndedError:  # so it was cancelled
+        if type(self._lifecycle.closed) is SessionEndedError:  # so it was cancelled
             return ending.error()
         return cancelled_error(self.execution(ref))
 
     def report(self, number: int) -> tuple[int, list[int]]:
         """Return the task that execution ``number``, which has a deadline, has skipped first, and the tasks
         that have run."""
-        return self._supervision.epoch.limits.report(number)
+        return self._lifecycle.epoch.limits.report(number)
 
     # In words
 
@@ -316,14 +316,14 @@ class GraphSource:
 
     def doing(self) -> str:
         """Return in words what each actor of the graph is doing now."""
-        return self.account.status(time_limit=HASTE).summary()
+        return self.graph_info.status(time_limit=BRIEF_TIME_LIMIT).summary()
 
     # In debug mode
 
     def note_got(self, ref: Ref) -> None:
         """Note that the program has got ``ref``."""
         edge = self._results.edges[ref._reader]
-        self._executor.origins().note(self.account.number, edge, ref._number)
+        self._executor.origins().note(self.graph_info.number, edge, ref._number)
 
     def explain_held(self, error: ArenaFullError) -> str:
         """Say where the program got the results that fill an arena."""

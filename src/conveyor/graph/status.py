@@ -144,7 +144,7 @@ class RingProgress(Struct, frozen=True):
                 info = self.plan.edges[edge]
                 source = info.source
                 if self.rings[edge][0] > taken:
-                    if not info.beside:
+                    if not info.out_of_band:
                         return begun + self.first, None
                     # The frame is taken when what goes beside it has come.
                     source = f"the tensors of {source}"

@@ -254,7 +254,7 @@ class Submitter(Generic[T]):
         self,
         name: str,
         entry: Entry[T],
-        ways: BellWays,
+        ways: SubmissionWaits,
         options: Options,
         fast_path: FastPath | None = None,
     ) -> None:
@@ -323,7 +323,7 @@ class Submitter(Generic[T]):
         )
 
 
-class BellWays:
+class SubmissionWaits:
     """Ways to wait on this process's doorbell."""
 
     def __init__(self, process: Process) -> None:

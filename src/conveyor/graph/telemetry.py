@@ -93,8 +93,8 @@ NONE = Offset(0, 0, 0)
 def estimate(samples: Sequence[tuple[int, int, int]]) -> Offset:
     """Estimate an offset from questions to another clock, of which there is at least one: when it was asked,
     what it said, when that was here. The one with the shortest round trip counts."""
-    asked, says, answered = min(samples, key=lambda sample: sample[2] - sample[0])
-    middle = (asked + answered) // 2
+    requested, says, answered = min(samples, key=lambda sample: sample[2] - sample[0])
+    middle = (requested + answered) // 2
     # The middle is rounded down, so the other side may be one nanosecond further away.
     return Offset(middle, says - middle, answered - middle)
 
@@ -315,7 +315,7 @@ class Recording:
 
 
 #: Seconds that nodes have to answer: a user's question, one for an error's text, one with stacks.
-TIME_LIMIT, HASTE, STACKS = 2.0, 0.25, 12.0
+TIME_LIMIT, BRIEF_TIME_LIMIT, STACKS = 2.0, 0.25, 12.0
 
 Histogram: TypeAlias = "tuple[int, int, list[tuple[int, int, int]]]"
 """(total, largest, [(least value, first value beyond, count), ...]), in nanoseconds."""

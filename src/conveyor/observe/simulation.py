@@ -322,12 +322,12 @@ def memory_bandwidth() -> float:
 def _given(plan: Plan, durations: Durations) -> Callable[[int, int], float]:
     labels = [task.label for task in plan.tasks]
     if callable(durations):
-        asked = durations
+        requested = durations
 
         def ask(task: int, execution: int) -> float:
             label = labels[task]
             return checked(
-                asked(label, execution),
+                requested(label, execution),
                 f"the duration of {label} in execution {execution}",
                 LONGEST,
             )
@@ -563,8 +563,8 @@ def _events(name: str, plan: Plan, timeline: Timeline) -> Iterator[dict[str, Any
         yield _metadata("process_sort_index", _pid(place), 0, {"sort_index": _pid(place)})
         yield _metadata("thread_name", _pid(place), _pid(place), {"name": name})
     # Transfers run beside the actor's work, so the transfers of each edge have a track of their own.
-    beside = {(s.place, s.number): s.label for s in timeline.spans if s.kind == "transfer"}
-    for (place, edge), label in beside.items():
+    out_of_band = {(s.place, s.number): s.label for s in timeline.spans if s.kind == "transfer"}
+    for (place, edge), label in out_of_band.items():
         track = {"name": f"tensors of {printable(label)}"}
         yield _metadata("thread_name", _pid(place), _transfers(plan, edge), track)
 

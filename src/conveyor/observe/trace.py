@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple
 from conveyor import _core
 from conveyor.graph.compiled import GraphInfo
 from conveyor.graph.telemetry import (
-    HASTE,
+    BRIEF_TIME_LIMIT,
     TIME_LIMIT,
     Alignment,
     Events,
@@ -74,7 +74,7 @@ class Trace:
                 self._partial.unlink()
             self._stack.close()
             with suppress(Exception):  # other nodes may have begun, and would not end otherwise
-                graph.remote_status(Question(trace="end"), HASTE)
+                graph.remote_status(Question(trace="end"), BRIEF_TIME_LIMIT)
             raise
         return self
 

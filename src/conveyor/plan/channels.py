@@ -75,7 +75,7 @@ def choose(
     if transport in _ACCELERATORS:
         transport = _accelerated(source, hint, default)
     promise = Promise(_kind(hint.device), hint.static_shape, hint.direct_return)
-    reason = _ASKED
+    reason = _REQUESTED
     if not isinstance(transport, str):
         name = f"communicator {_name_of(source, transport)}"
         wanted = None if promise == Promise() else promise
@@ -110,7 +110,7 @@ def for_executor(source: str, route: Route, *, alone: bool) -> Route:
     """
     if route.in_frame:
         return route
-    if alone and route.reason == _ASKED:
+    if alone and route.reason == _REQUESTED:
         raise GraphError(
             f"{source}: with_tensor_transport(transport={route.name!r}) asks for a transport in which only "
             f"actors take part, and here the executor of the graph writes or reads: leave the mark out"
@@ -124,7 +124,7 @@ def for_items(source: str, route: Route) -> Route:
     Raises:
         GraphError: it is none that they can take, or promises something about one value.
     """
-    if not route.in_frame and route.reason == _ASKED:
+    if not route.in_frame and route.reason == _REQUESTED:
         raise GraphError(
             f"{source}: with_tensor_transport(transport={route.name!r}) is about a generator, whose items "
             f"the executor reads, and in that transport only actors take part: leave the mark out"
@@ -277,7 +277,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 #: The reason of what a user has named.
-_ASKED = "asked for by with_tensor_transport"
+_REQUESTED = "asked for by with_tensor_transport"
 
 #: There where the kernel has a driver for GPUs.
 _GPUS = "/dev/nvidiactl"
@@ -547,7 +547,7 @@ class Channels:
         if route.communicator is not None:
             members = [self._flow.actors[actor] for actor in (writer, *readers)]
             transport = self._communicators.transport(label, route, members)
-        beside = not route.in_frame
+        out_of_band = not route.in_frame
         name = route.name if transport is None else transport.name
         promise = route.promise
         self.edges.append(
@@ -559,7 +559,7 @@ class Channels:
                 depth,
                 name,
                 route.reason,
-                beside,
+                out_of_band,
                 promise,
                 transport,
                 route.streams,

@@ -176,11 +176,9 @@ def _route(edge: Edge, hosts: Mapping[int, str]) -> str:
     if not there:
         return f"{edge.route}, depth {edge.depth}: {edge.reason}"
     near = "; shm to those on its own host" if own in others else ""
-    beside = f"; its tensors by {edge.route}, {edge.reason}" if edge.beside else ""
+    out_of_band = f"; its tensors by {edge.route}, {edge.reason}" if edge.out_of_band else ""
     stays = f"; {edge.reason}" if edge.stays is not None else ""
-    return (
-        f"network link, depth {edge.depth}: from {own} to {', '.join(there)}{near}{beside}{stays}"
-    )
+    return f"network link, depth {edge.depth}: from {own} to {', '.join(there)}{near}{out_of_band}{stays}"
 
 
 def _streams(plan: Plan, edge: Edge) -> str:
@@ -220,8 +218,8 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def _overlap(plan: Plan) -> list[str]:
     """Say what stands early, and why nothing else does."""
     sends = "every send stands right behind the task that makes its value: it waits for nothing"
-    beside = [edge for edge in plan.edges if edge.beside]
-    if not beside:
+    out_of_band = [edge for edge in plan.edges if edge.out_of_band]
+    if not out_of_band:
         return [
             sends,
             "nothing is received early: all values travel in their frames, which their writers copy and "
@@ -229,7 +227,7 @@ def _overlap(plan: Plan) -> list[str]:
         ]
     early = {(one.actor, one.edge): one for one in early_receives(plan)}
     lines = [sends]
-    for edge in beside:
+    for edge in out_of_band:
         for reader in edge.readers:
             one = early.get((reader, edge.id))
             what = f"#{edge.id} {edge.source} at {_name(plan, reader)}"

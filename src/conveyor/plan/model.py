@@ -285,7 +285,7 @@ class Edge(Struct, frozen=True):
     depth: int
     route: str
     reason: str
-    beside: bool = False
+    out_of_band: bool = False
     promise: Promise | None = None
     transport: Any = None
     streams: str | None = None

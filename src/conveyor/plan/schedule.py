@@ -171,8 +171,8 @@ def place_tries(
 ) -> tuple[Program, ...]:
     """Place the tries of receives. With ``on``, a receive whose tensors travel beside its frame is tried
     ahead of the tasks that were bound after its maker; else none is tried."""
-    beside = {edge.id for edge in edges if edge.beside}
-    if not beside:
+    out_of_band = {edge.id for edge in edges if edge.out_of_band}
+    if not out_of_band:
         return tuple(programs)
     turn = {task: place for place, task in enumerate(order)}
     maker = {
@@ -181,7 +181,7 @@ def place_tries(
         for part in stages(program)
         for send in part.sends
     }
-    tried = beside if on else set()
+    tried = out_of_band if on else set()
     return tuple([_placed(program, tried, maker, turn) for program in programs])
 
 
@@ -271,7 +271,7 @@ class _Placing:
             if missing[edge] not in registers:  # nor has it come with another part of the input
                 self.send(edge)
                 self.receive(edge, missing[edge], actor)
-                if self.channels.edges[edge].beside:
+                if self.channels.edges[edge].out_of_band:
                     awaited.append(Await(edge, registers[missing[edge]]))
         # Behind all receives: what travels beside the frames does so side by side.
         self.steps[actor] += awaited

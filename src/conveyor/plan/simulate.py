@@ -296,7 +296,7 @@ class _Actor(_Process):
                     return missing
                 self.wait(come[0], "data", come[1], edge.source, edge.id, n)
                 self.work("receive", edge.source, edge.id, n, 0.0)
-                if edge.beside:
+                if edge.out_of_band:
                     self._transfer(edge.id, self.now)
             case Try():
                 return self._try(self.tried.setdefault(step.edge, _Tried()), step.edge)
@@ -318,7 +318,7 @@ class _Actor(_Process):
                 self.work("compute", task.label, task.id, n, seconds)
             case Send():
                 edge = run.plan.edges[step.edge]
-                copies = not edge.beside and not step.only_done
+                copies = not edge.out_of_band and not step.only_done
                 seconds = run.costs.copy(edge.id) if copies else 0.0
                 sent = self.work("send", edge.source, edge.id, n, seconds)
                 run.publish(edge.id, n, self.now, sent)

@@ -151,7 +151,7 @@ class ActorExports(Imports):
 
         def note() -> None:
             gone.append(True)
-            self.ring()
+            self.notify()
 
         connection.soon(note)
         wait_until(
@@ -278,15 +278,15 @@ class ActorExports(Imports):
         answers = self._confirmed.get(message.number)
         if answers is not None:
             answers.append(message)
-            self.ring()
+            self.notify()
 
     def _forget(self, message: Forget, _fds: list[int]) -> None:
         self._needed.pop(message.export, None)
         self._kept.pop(message.export, None)
 
     def _whom(self, message: Whom, _fds: list[int]) -> None:
-        asked = message.export, message.question, message.asker
-        tell_of(self._needed.get(message.export), lambda said: self._send(Tell(*asked, said)))
+        requested = message.export, message.question, message.asker
+        tell_of(self._needed.get(message.export), lambda said: self._send(Tell(*requested, said)))
 
     def _answer(self, message: Answer, _fds: list[int]) -> None:
         self.told(message.export, message.question, message.blockers)
@@ -296,7 +296,7 @@ class ActorExports(Imports):
 
     def _on_end(self) -> None:
         self.all_fail(RuntimeStateError(_gone(self._connection)))
-        self.ring()
+        self.notify()
 
     #: Handler for each kind of message.
     handlers: ClassVar[

@@ -97,7 +97,7 @@ class Orphans:
             self._ask(reader, number, tuple(makers))
 
     def _new(self) -> dict[Reader, tuple[int, set[Reader]]]:
-        asked = {(reader, one) for reader, ones in self._questions.values() for one in ones}
+        requested = {(reader, one) for reader, ones in self._questions.values() for one in ones}
         tickets: dict[Reader, set[int]] = {}
         makers: dict[Reader, set[Reader]] = {}
         for ticket, maker, readers in self._tickets.made_by_actors():
@@ -105,7 +105,7 @@ class Orphans:
                 continue
             host = 0 if maker.node is None else maker.node.number
             for reader in readers:
-                if (reader, ticket) in asked or self._arrives(host, maker.reader, reader):
+                if (reader, ticket) in requested or self._arrives(host, maker.reader, reader):
                     continue
                 tickets.setdefault(reader, set()).add(ticket)
                 makers.setdefault(reader, set()).add(maker.reader)
@@ -119,8 +119,8 @@ class Orphans:
     def settle(self, question: int, reader: Reader) -> None:
         """Use up the tickets of a question that is answered: nobody comes with them."""
         with self._lock:
-            asked, tickets = self._questions.get(question, (None, ()))
-            if asked != reader:
+            requested, tickets = self._questions.get(question, (None, ()))
+            if requested != reader:
                 return
             del self._questions[question]
             for ticket in tickets:
@@ -128,7 +128,7 @@ class Orphans:
 
     def reader_ended(self, reader: Reader) -> None:
         """Forget the questions to a dead reader, which answers nothing. Called with the lock."""
-        for number in [n for n, (asked, _) in self._questions.items() if asked == reader]:
+        for number in [n for n, (requested, _) in self._questions.items() if requested == reader]:
             del self._questions[number]
 
 
@@ -282,8 +282,8 @@ class Peer:
         self._exports.peer_asks(self, message.export, message.question)
 
     def _tell(self, message: Tell, _fds: list[int]) -> None:
-        asked = message.export, message.question, message.asker
-        self._exports.peer_answers(*asked, message.blockers)
+        requested = message.export, message.question, message.asker
+        self._exports.peer_answers(*requested, message.blockers)
 
     def _made(self, message: Made, fds: list[int]) -> None:
         self._exports.settled(message.export, Outcome.received(message, fds))
@@ -383,7 +383,7 @@ class Exports(Imports):
                 ref = self.copy(export)
                 entry.holders.add(None)
                 assert isinstance(ref, ImportedRef)
-                ref._parcel = entry.outcome
+                ref._node_message = entry.outcome
                 if entry.outcome is None:
                     self._watch(export, entry)
             self._tickets.use(ticket, (self._me,))

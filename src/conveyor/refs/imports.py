@@ -144,7 +144,7 @@ class Arrived(FromRendezvous, frozen=True):
     parts: Parts
 
 
-class Asked:
+class Requested:
     """About one ref, by this process."""
 
     __slots__ = ("_answered", "_blockers", "_last", "_told")
@@ -238,8 +238,13 @@ def _value_at_hand(ref: Ref, most: int) -> Any:
     """Return the ref's value, if it can travel with the ref; else ``EMPTY``. It has at most ``most`` bytes,
     its encoding runs none of the user's code, and nothing is kept for it."""
     value = ref._outcome
-    if value is EMPTY and type(ref) is ImportedRef and ref._parcel is not None and ref._parcel.ok:
-        value = ref._parcel.snapshot
+    if (
+        value is EMPTY
+        and type(ref) is ImportedRef
+        and ref._node_message is not None
+        and ref._node_message.ok
+    ):
+        value = ref._node_message.snapshot
     kind = type(value)
     if kind is _core.Snapshot:
         small = value.size <= most and value.goes_as_it_is
@@ -322,13 +327,13 @@ def load_pickled(session: str, export: ExportId, ticket: int) -> Ref:
 class ImportedRef(Ref):
     """A copy of a ref whose original is elsewhere, or gone."""
 
-    __slots__ = ("_parcel", "asked", "export")
+    __slots__ = ("_node_message", "export", "requested")
 
     def __init__(self, table: Imports, export: ExportId) -> None:
         super().__init__(table, -1)
         self.export = export
-        self._parcel: Outcome | None = None
-        self.asked = Asked()
+        self._node_message: Outcome | None = None
+        self.requested = Requested()
 
     def to_send(self) -> Any:
         sent = super().to_send()
@@ -338,12 +343,12 @@ class ImportedRef(Ref):
 
     def _settle(self, timeout: float | None) -> Any:
         # Any number of threads may come here: the first one's counts.
-        parcel = self._source.wait_for(self, timeout)
+        node_message = self._source.wait_for(self, timeout)
         if self._outcome is EMPTY:
-            if parcel.ok:
-                self._arrived(parcel.snapshot)
+            if node_message.ok:
+                self._arrived(node_message.snapshot)
             else:
-                self._fail(parcel.error(), parcel.error)
+                self._fail(node_message.error(), node_message.error)
         return self._outcome
 
 
@@ -465,7 +470,7 @@ class Imports:
         Outcome.prepare()
         self.session = session
         self._inbox = inbox
-        self.ring = ring
+        self.notify = ring
         # Reentrant: a copy may become garbage in the middle of anything.
         self.lock = threading.RLock()
         self._copies: WeakValues[ExportId, ImportedRef] = WeakValues()
@@ -525,9 +530,9 @@ class Imports:
             ref = self.known(export)
             if ref is None:
                 ref = ImportedRef(self, export)
-                ref._parcel, ref._outcome = outcome, value
+                ref._node_message, ref._outcome = outcome, value
                 self._copies[export] = ref  # when it is whole: Ctrl-C may come in between
-        if type(ref) is ImportedRef and ref._parcel is None:
+        if type(ref) is ImportedRef and ref._node_message is None:
             self.arrived(export, outcome)
         return ref
 
@@ -539,18 +544,18 @@ class Imports:
     def arrived(self, export: ExportId, outcome: Outcome) -> None:
         with self.lock:
             ref = self._copies.get(export)
-            if ref is None or ref._parcel is not None:
+            if ref is None or ref._node_message is not None:
                 return
-            ref._parcel = outcome
-            told = ref.asked.end()
-        self.ring()
+            ref._node_message = outcome
+            told = ref.requested.end()
+        self.notify()
         for again in told:
             again()
 
     def all_fail(self, error: BaseException) -> None:
         """Fail all copies without an outcome: nothing will come any more."""
         with self.lock:
-            waiting = [ref for ref in self._copies.values() if ref._parcel is None]
+            waiting = [ref for ref in self._copies.values() if ref._node_message is None]
         if waiting:
             outcome = Outcome.failed(error)
             for ref in waiting:
@@ -562,7 +567,7 @@ class Imports:
         assert isinstance(ref, ImportedRef)
         runtime = context.running()
         if (
-            ref._parcel is None
+            ref._node_message is None
             and context.inherited()
             and getattr(runtime, "exports", None) is not self
         ):
@@ -573,26 +578,26 @@ class Imports:
         with wait_registry.waiting(ask, True, time_limit.bounded) as wait:
             wait_within(
                 self._inbox,
-                lambda: ref._parcel is not None,
+                lambda: ref._node_message is not None,
                 time_limit,
                 lambda: self.describe(ref),
                 lambda: "it is made in another process",
                 wait,
             )
-        assert ref._parcel is not None
-        return ref._parcel
+        assert ref._node_message is not None
+        return ref._node_message
 
     def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
         """Return the answer of the process that made the ref. It comes after the outcome, if that is
         there."""
         assert isinstance(ref, ImportedRef)
-        said = ref.asked.known(question)
+        said = ref.requested.known(question)
         if said is None and again is not None:
             with self.lock:  # so nothing comes in between
-                said = () if ref._parcel is not None else ref.asked.known(question)
+                said = () if ref._node_message is not None else ref.requested.known(question)
                 if said is None:
-                    ref.asked.tell(question, again)
-        if said is None and ref.asked.begin(question):
+                    ref.requested.tell(question, again)
+        if said is None and ref.requested.begin(question):
             self.ask(ref.export, question)
         return said
 
@@ -604,17 +609,17 @@ class Imports:
         """Note the answer to a question."""
         with self.lock:
             ref = self._copies.get(export)
-            told = ref.asked.answer(question, blockers) if ref is not None else ()
-        self.ring()
+            told = ref.requested.answer(question, blockers) if ref is not None else ()
+        self.notify()
         for again in told:
             again()
 
     def is_ready(self, ref: Ref) -> bool:
-        return ref._parcel is not None  # type: ignore[attr-defined]
+        return ref._node_message is not None  # type: ignore[attr-defined]
 
     def has_failed(self, ref: Ref) -> bool:
-        parcel: Outcome | None = ref._parcel  # type: ignore[attr-defined]
-        return parcel is not None and not parcel.ok
+        node_message: Outcome | None = ref._node_message  # type: ignore[attr-defined]
+        return node_message is not None and not node_message.ok
 
     def cancel(self, ref: Ref) -> bool:
         raise RuntimeStateError(f"{ref!r} can only be cancelled in the process that made it")

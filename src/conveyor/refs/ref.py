@@ -18,14 +18,14 @@ from conveyor.codec import (
     Reader,
     add_reducers,
     add_sibling,
-    afresh,
     claims,
     completed,
+    copy_to_raise,
     decode_error,
     direct,
     drop_picklers,
 )
-from conveyor.codec.direct import Located, Unfetched, keep_beside
+from conveyor.codec.direct import Located, Unfetched, keep_out_of_band
 from conveyor.codec.encoded import DIRECT
 from conveyor.codec.frames import decode
 from conveyor.exceptions import ConstructorError, SerializationError, SessionEndedError
@@ -92,7 +92,7 @@ class Failure:
             self.error = completed(self.error)
             if type(self.error) is SessionEndedError:
                 return ending.ended()
-            return afresh(self.error)
+            return copy_to_raise(self.error)
         error = self._again()
         for other in (self._frame and self._frame.others) or ():
             add_sibling(error, other)
@@ -195,7 +195,7 @@ def stays_remote(sent: Any) -> bool:
     if type(sent) is not Unfetched and type(snapshot) is not _core.Snapshot:
         return True
     where = located(sent)
-    return where is not None and not where.beside
+    return where is not None and not where.out_of_band
 
 
 if TYPE_CHECKING:
@@ -765,13 +765,13 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Any]:
             return same, (what,)  # nobody would keep it, or its readers cannot get all of it
         # The object that keeps the value, where the frame does not do so by itself.
         if type(what) is Unfetched:
-            keeper, meta = what._keeper, what.meta
+            holder, meta = what._holder, what.meta
         elif type(what) is Holding:
-            keeper, meta = what.ref, what.snapshot.meta
+            holder, meta = what.ref, what.snapshot.meta
         else:
             assert type(what) is _core.Snapshot
-            keeper, meta = what, what.meta
-        keep_beside(notes, keeper)
+            holder, meta = what, what.meta
+        keep_out_of_band(notes, holder)
         # Memory of the frame: who has it, has the frame.
         return Arriving, (meta, PickleBuffer(bytes(8)))
 

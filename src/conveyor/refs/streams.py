@@ -16,7 +16,7 @@ from conveyor.codec import Reader
 from conveyor.exceptions import SerializationError
 from conveyor.later import import_later
 from conveyor.refs.ref import EMPTY, Ref, Source, asyncio_waits, blockers_of
-from conveyor.refs.together import look_at_company
+from conveyor.refs.together import look_at_others
 from conveyor.runtime import context
 from conveyor.runtime.process import Process
 from conveyor.runtime.wait_graph import Blockers
@@ -116,7 +116,7 @@ class Items:
                 self._kept.setdefault(reader.tag, deque()).append(item)
                 others = True
         if others:  # another thread may sleep until one of these comes
-            self._process.ring()
+            self._process.notify()
         return found
 
     def _tidy(self) -> None:
@@ -256,7 +256,7 @@ class StreamRef(Ref[list[ItemT]]):
             nonlocal item
             item = self._take_next()
             if item is EMPTY:
-                look_at_company(self)
+                look_at_others(self)
             return item is not EMPTY
 
         with runtime.wait_registry.waiting(self._blockers, True, time_limit.bounded) as wait:
@@ -375,7 +375,7 @@ class StreamRef(Ref[list[ItemT]]):
             self._collecting.release()
             running = context.running()
             if running is not None:
-                running.process.ring()  # who waits for that looks again
+                running.process.notify()  # who waits for that looks again
 
     def gather(self) -> bool:
         """Whether ``to_send`` would not wait. From now on items are taken as they come, until all are here:
@@ -465,7 +465,7 @@ class _Gathering:
             self.go_on_later(runtime)
         else:
             stream._is_whole = True
-        runtime.process.ring()  # who waits for an item, or for all of them, looks again
+        runtime.process.notify()  # who waits for an item, or for all of them, looks again
 
 
 class ExecutionStream(StreamRef):

@@ -32,7 +32,7 @@ class CompanionFailed(Exception):
         self.companion = companion
 
 
-class _Company(threading.local):
+class _Together(threading.local):
     """Refs that the thread gets together, and all parts that they are made of, by identity. The parts are
     collected when a wait is long."""
 
@@ -40,20 +40,20 @@ class _Company(threading.local):
     parts: dict[int, Companion] | None = None
 
 
-_company = _Company()
+_together = _Together()
 
 
 def get_together(refs: Sequence[Companion], get: Callable[[], T]) -> T:
     """Return the result of ``get()``, which gets all refs of ``refs`` one after the other."""
-    before = _company.refs, _company.parts
+    before = _together.refs, _together.parts
     while True:
-        _company.refs, _company.parts = refs, None
+        _together.refs, _together.parts = refs, None
         try:
             return get()
         except CompanionFailed as failed:
             first = failed.companion
         finally:
-            _company.refs, _company.parts = before
+            _together.refs, _together.parts = before
         first.get(0)  # raises, unless its value has come just now
 
 
@@ -86,10 +86,10 @@ def get_or_wait(
     return gate.take(ref._number, ref._reader)
 
 
-def look_at_company(ref: Ref) -> None:
+def look_at_others(ref: Ref) -> None:
     """End the wait for ``ref``, which is not done, if another that is got with it has failed."""
     parts = _parts()
-    if id(ref) not in parts and all(ref is not other for other in _company.refs):
+    if id(ref) not in parts and all(ref is not other for other in _together.refs):
         return  # it is got by code that runs while one of them is decoded
     for part in parts.values():
         if part is not ref and part.has_failed():
@@ -97,9 +97,9 @@ def look_at_company(ref: Ref) -> None:
 
 
 def _parts() -> dict[int, Companion]:
-    refs, parts = _company.refs, _company.parts
+    refs, parts = _together.refs, _together.parts
     if len(refs) < 2:
         return {}
     if parts is None:
-        _company.parts = parts = {id(part): part for ref in refs for part in ref.parts()}
+        _together.parts = parts = {id(part): part for ref in refs for part in ref.parts()}
     return parts

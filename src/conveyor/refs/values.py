@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.codec import SENT, SentDefinitions, add_reducers, claims
-from conveyor.codec.direct import keep_beside
+from conveyor.codec.direct import keep_out_of_band
 from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
@@ -56,8 +56,8 @@ def is_there(ref: Ref) -> bool:
 
 def at_hand(ref: Ref) -> bool:
     """Whether what is sent for it is there, and is had without waiting for a thread that is just taking it:
-    that may be this very one, or one that waits for a lock which the caller has. If there is one, the bell
-    rings when it has the result."""
+    that may be this very one, or one that waits for a lock which the caller has. If there is one, the
+    doorbell rings when it has the result."""
     if isinstance(ref, StreamRef):
         return ref.gather()
     return ref.done() and all(_is_free(part) for part in ref.parts())
@@ -202,7 +202,7 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
 
     def reduce_holding(holding: Holding) -> Any:
         if holding.snapshot.keeps and _stays(notes.get(SENT), holding.snapshot):
-            keep_beside(notes, holding.ref)
+            keep_out_of_band(notes, holding.ref)
         return same, (holding.snapshot,)
 
     def reduce_snapshot(snapshot: _core.Snapshot) -> Any:
@@ -211,7 +211,7 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
         if parts is None or (snapshot.keeps and not _stays(sent, snapshot)):
             return same, (snapshot.decode(),)
         if snapshot.keeps:
-            keep_beside(notes, snapshot)
+            keep_out_of_band(notes, snapshot)
         codec, meta, buffers = parts
         return decode, (codec, meta, [PickleBuffer(b) for b in buffers or ()])
 

@@ -82,7 +82,7 @@ class Watcher:
 
     def __init__(self, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
         self._inbox = inbox
-        self._ring = ring
+        self._notify = ring
         # Nothing of others is called, and no ref is asked, while it is held: callbacks take locks of
         # their own. Reentrant, because finalizers may run in the middle of anything.
         self._lock = threading.RLock()
@@ -121,7 +121,7 @@ class Watcher:
             if not self._closed:
                 self._watched[key] = (weakref.ref(ref), callback)
                 if self._thread is not None:
-                    self._ring()  # it may sleep already, and the ref be done just now
+                    self._notify()  # it may sleep already, and the ref be done just now
                     return key
                 try:
                     self._thread = threads.serve(self._run, "watcher")
@@ -142,14 +142,14 @@ class Watcher:
             self._closed = True
             thread = self._thread
         if thread is not None:
-            self._ring()
+            self._notify()
             thread.join()
 
     def _close(self, fd: int, key: object) -> None:
         # In a finalizer: without the lock. Nobody writes any more, because who does holds the ref.
         self._watched.pop(key, None)
         os.close(fd)
-        self._ring()  # the thread may have nothing left to do
+        self._notify()  # the thread may have nothing left to do
 
     def _run(self) -> None:
         while True:

@@ -173,7 +173,7 @@ class Awaits:
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = inf
         self._not_before = 0.0
-        self._asked = 0
+        self._requested = 0
         # How often the driver has answered reports.
         self._answers = 0
 
@@ -214,8 +214,8 @@ class Awaits:
         """React to a ring of the doorbell, for whatever reason."""
         waits = self._wait_registry.coroutines
         answered = self._wait_registry.reports.answers != self._answers
-        asked = self._inbox.asked != self._asked
-        if waits and (asked or answered or any(wait.pending for wait in waits)):
+        requested = self._inbox.requested != self._requested
+        if waits and (requested or answered or any(wait.pending for wait in waits)):
             self._look_at(self.loop.time())
 
     def _look_at(self, when: float) -> None:
@@ -231,17 +231,17 @@ class Awaits:
     def _look(self) -> None:
         self._timer, self._looks_at = None, inf
         began, now = thread_time(), self.loop.time()
-        before = self._asked, self._answers
-        asked, self._answers = (
-            self._inbox.asked,
+        before = self._requested, self._answers
+        requested, self._answers = (
+            self._inbox.requested,
             self._wait_registry.reports.answers,
         )  # before anything is looked for
-        self._asked, wait_registry = asked, self._wait_registry
+        self._requested, wait_registry = requested, self._wait_registry
         noted = wait_registry.noted
         with wait_registry.at_once():
-            found, due = self._examine(asked, now, (asked, self._answers) != before)
+            found, due = self._examine(requested, now, (requested, self._answers) != before)
             wait_registry.coroutines = [of.wait for of in found if of.wait is not None]
-            self._note_full(asked, now)
+            self._note_full(requested, now)
         for of in due:
             self._judge(of, now)
         if wait_registry.noted is not noted:
@@ -266,7 +266,7 @@ class Awaits:
         of.look_at = now + (LONGEST_REFRESH if wait.pending or pause is None else pause)
 
     def _examine(
-        self, asked: int, now: float, all_due: bool
+        self, requested: int, now: float, all_due: bool
     ) -> tuple[list[Activity], list[Activity]]:
         """Return the activities that are kept from going on, as far as is known, and those among them that
         were due for a look just now."""
@@ -298,7 +298,7 @@ class Awaits:
                     self._wait_registry, of.work, ask, True, of.label, refresh=of.first_look
                 )
                 of.futures = futures
-            of.wait.resolve(asked, now)
+            of.wait.resolve(requested, now)
             found.append(of)
             due.append(of)
         return found, due
@@ -331,7 +331,7 @@ class Awaits:
                 ahead += [part for part in one._children if not part.done()] or [None]
         return tuple(found) or None
 
-    def _note_full(self, asked: int, now: float) -> None:
+    def _note_full(self, requested: int, now: float) -> None:
         """Note that a call that cannot begin waits for those that run."""
         running, queued = self._full() or ((), ())
         if not queued or any(of.wait is None for of in running):
@@ -347,7 +347,7 @@ class Awaits:
                 of.wait = _passive(wait_registry, of.work, turn, of.label)
             waits.append(of.wait)
         for wait in waits:
-            wait.resolve(asked, now)
+            wait.resolve(requested, now)
         wait_registry.coroutines += waits
 
 

@@ -29,12 +29,12 @@ from conveyor import _core
 from conveyor.exceptions import DeadlockError
 from conveyor.runtime.deadlock_detector import Waiting
 from conveyor.runtime.wait_graph import (
-    BESIDE,
     BOUNDED,
     CALLS,
     FULL,
     LOOP,
     ONE,
+    OUT_OF_BAND,
     PLACE,
     STARTING,
     STEPS,
@@ -73,7 +73,7 @@ class Reports:
 
     def __init__(self, wait_registry: WaitRegistry, ring: Callable[[], object]) -> None:
         self._wait_registry = wait_registry
-        self._ring = ring
+        self._notify = ring
         self._ask: AskDriver | None = None
         # Guarded by the lanes' lock, as all that follows.
         self._asking = self._failed = False
@@ -129,7 +129,7 @@ class Reports:
                 for wait in self._wait_registry.noted_waits():
                     if (wait.work, wait.stamp) == (found.work, found.stamp):
                         wait.found = found
-        self._ring()
+        self._notify()
         if failed:
             import logging  # slow to import, and rarely needed
 
@@ -215,7 +215,7 @@ class Wait:
         changes: bool,
         text: str,
         lane: int | None = None,
-        mode: int = BESIDE,
+        mode: int = OUT_OF_BAND,
         refresh: float = FIRST_REFRESH,
         bounded: bool = False,
     ) -> None:
@@ -252,7 +252,7 @@ class Wait:
         self._recheck = _FIRST_RECHECK
         # With their incarnations and the stamps of their notes.
         self._suspects: dict[Node, tuple[int, int]] = {}
-        self._asked: dict[int, int] = {}
+        self._requested: dict[int, int] = {}
 
     @property
     def pending(self) -> bool:
@@ -260,21 +260,21 @@ class Wait:
         answered; or the driver has answered its question."""
         return self._pending is not None or self.found is not None
 
-    def look(self, asked: int) -> float | None:
+    def look(self, requested: int) -> float | None:
         """Look for a cycle, after the awaited result has been looked for in vain. Returns seconds after
-        which to look again; ``None``: when the doorbell rings. ``asked``: the number of the inbox's last
+        which to look again; ``None``: when the doorbell rings. ``requested``: the number of the inbox's last
         question before the result was looked for. Raises ``DeadlockError``."""
         now = _core.monotonic()
         if now < self._begins:
             return self._begins - now
-        self.resolve(asked, now)
+        self.resolve(requested, now)
         return self._again(now) if self.bounded else self.judge(now)
 
-    def resolve(self, asked: int, now: float) -> None:
+    def resolve(self, requested: int, now: float) -> None:
         """Do the first half of a look: note who is waited for, seen anew where that is due."""
-        while self._pending is not None or asked != self.answered or now >= self._refresh_at:
+        while self._pending is not None or requested != self.answered or now >= self._refresh_at:
             if self._pending is None:
-                self._pending = self._wait_registry.next_question(), asked
+                self._pending = self._wait_registry.next_question(), requested
             question, then = self._pending
             blockers = self._ask(question)
             if blockers is None:
@@ -336,14 +336,18 @@ class Wait:
                 return False
             stamps = {n: (process_table.incarnation(n[0]), note.stamp) for n, note in notes.items()}
             if stamps == self._suspects:
-                if all(_since(note.answered, self._asked[node[0]]) for node, note in notes.items()):
+                if all(
+                    _since(note.answered, self._requested[node[0]]) for node, note in notes.items()
+                ):
                     error = self._deadlock(notes)
                     # Before anybody else looks: one error opens the cycle.
                     self._wait_registry.end(self)
                     raise error
                 return True
             self._suspects = stamps
-            self._asked = {slot: process_table.ask(slot) for slot in {slot for slot, _ in stamps}}
+            self._requested = {
+                slot: process_table.ask(slot) for slot in {slot for slot, _ in stamps}
+            }
             return True
 
     def _is_mine(self, node: Node) -> bool:
@@ -380,15 +384,15 @@ def sooner(one: float | None, other: float | None) -> float | None:
     return min(one, other)
 
 
-def _since(answered: int, asked: int) -> bool:
-    return (answered - asked) & 0xFFFFFFFF < 1 << 31
+def _since(answered: int, requested: int) -> bool:
+    return (answered - requested) & 0xFFFFFFFF < 1 << 31
 
 
 def _advice(kinds: Collection[tuple[int, int]]) -> str:
     """Advise how to resolve the deadlock. ``kinds``: mode and work of all that take part."""
     modes = {mode for mode, _ in kinds}
     calls = any(lane_of(work) == CALLS for _, work in kinds)
-    async_step = any(mode == BESIDE and lane_of(work) == STEPS for mode, work in kinds)
+    async_step = any(mode == OUT_OF_BAND and lane_of(work) == STEPS for mode, work in kinds)
     ways = []
     if STARTING in modes:
         ways.append("do not wait in a constructor for the actor itself")
@@ -441,7 +445,7 @@ class WaitRegistry:
         #: Counts how often that has changed, but for the questions that are answered.
         self.version = 0
         #: Reports of the waits to the driver.
-        self.reports = Reports(self, lambda: process_table.ring(slot, _core.ATTENTION_BIT))
+        self.reports = Reports(self, lambda: process_table.notify(slot, _core.ATTENTION_BIT))
         self._inbox = inbox
         self._mode = -1
         #: The thread that runs the actor's loop.
@@ -523,12 +527,12 @@ class WaitRegistry:
             self._questions += 1
             return self._questions
 
-    def update(self, wait: Wait, blockers: Blockers, asked: int) -> None:
-        """Note that ``wait`` waits for ``blockers``, and has looked in vain since question ``asked``."""
+    def update(self, wait: Wait, blockers: Blockers, requested: int) -> None:
+        """Note that ``wait`` waits for ``blockers``, and has looked in vain since question ``requested``."""
         with self.lock:
             if blockers != wait.blockers:
                 wait.blockers, wait.stamp = blockers, next(self._stamps)
-            wait.answered = asked
+            wait.answered = requested
             self._note()
 
     @contextmanager

@@ -32,7 +32,7 @@ def look_at_waits(
     """Answer a round on the node that has that process table; on any thread. ``pump``: the node's own, if it
     has one."""
     has = pump is None or all(pump.has(host, frames) for host, frames in look.has.items())
-    asked = {
+    requested = {
         slot: process_table.ask(slot)
         for slot, incarnation in look.ask
         if not process_table.gone(slot, incarnation)
@@ -49,7 +49,7 @@ def look_at_waits(
     for host, *frames in pump.due() if pump is not None and not look.has and not look.ask else ():
         due.setdefault(host, []).append((frames[0], frames[1], frames[2]))
     sent: dict[int, Frames] = {host: tuple(frames) for host, frames in due.items()}
-    return WaitsThere(has, asked, processes, sent)
+    return WaitsThere(has, requested, processes, sent)
 
 
 def due_to(pump: _core.HostPump, host: int) -> Frames:
@@ -81,7 +81,7 @@ class WaitsThere(Struct, frozen=True):
     what was published there."""
 
     has: bool
-    asked: dict[int, int]
+    requested: dict[int, int]
     processes: dict[int, tuple[int, tuple[Row, ...] | None]]
     due: dict[int, Frames]
 
@@ -114,7 +114,7 @@ class Look(Struct, frozen=True):
     """Round of questions, each to a node. ``shared``: answers to another's questions will do, if that round
     begins after this."""
 
-    asked: dict[int, LookAtWaits]
+    requested: dict[int, LookAtWaits]
     shared: bool = False
 
 
@@ -289,10 +289,10 @@ def _confirmed(
     asking: dict[int, set[Reader]] = {}
     for (slot, _), (incarnation, _) in stamps.items():
         asking.setdefault(host_of(slot), set()).add((slot, incarnation))
-    asked: dict[int, int] = {}
+    requested: dict[int, int] = {}
     told = yield Look({h: LookAtWaits(ask=tuple(sorted(whom))) for h, whom in asking.items()})
     for there in told.values():
-        asked |= there.asked
+        requested |= there.requested
     while True:
         now = _Seen(doomed)
         now.add((yield Look({host: LookAtWaits() for host in hosts})))
@@ -301,7 +301,7 @@ def _confirmed(
             if again is None or again.stamps(now) != stamps:
                 return False
             if all(
-                slot in asked and _since(note.answered, asked[slot])
+                slot in requested and _since(note.answered, requested[slot])
                 for (slot, _), note in again.notes.items()
             ):
                 return True
@@ -310,8 +310,8 @@ def _confirmed(
         yield Pause()
 
 
-def _since(answered: int, asked: int) -> bool:
-    return (answered - asked) & 0xFFFFFFFF < 1 << 31
+def _since(answered: int, requested: int) -> bool:
+    return (answered - requested) & 0xFFFFFFFF < 1 << 31
 
 
 def _verdict(seen: _Seen, cycle: _Cycle, process: Reader) -> Verdict:

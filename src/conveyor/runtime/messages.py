@@ -30,7 +30,7 @@ from conveyor.runtime.process import close_all
 from conveyor.system_limits import NO_MEMORY, PASSING, explained, hint
 
 #: Version of the messages between processes. It changes with every change of a message's meaning or fields.
-PROTOCOL = 8
+MESSAGES_VERSION = 8
 #: Descriptors that one message on a socket may carry.
 MAX_FDS = 250
 #: The size of the number that comes with descriptors and tells which frame they belong to.
@@ -59,7 +59,7 @@ def greeting() -> bytes:
     """Return the first bytes that this process sends to another one."""
     from conveyor import __version__  # the package is whole by now
 
-    return f"conveyor {__version__} protocol {PROTOCOL}\n".encode()
+    return f"conveyor {__version__} protocol {MESSAGES_VERSION}\n".encode()
 
 
 def check_greeting(said: bytes) -> bytes:

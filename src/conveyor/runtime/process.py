@@ -209,9 +209,9 @@ class Pinning:
 
     def _run(self) -> None:
         while True:
-            asked = self._words.wait(self.pinned.pause())
-            left = self.pinned.tidy(asked)
-            if asked:
+            requested = self._words.wait(self.pinned.pause())
+            left = self.pinned.tidy(requested)
+            if requested:
                 self._words.answer()
             if self._closed and not left:
                 return
@@ -272,7 +272,7 @@ class Keeping:
 
     def __init__(self, ring: Callable[[], object]) -> None:
         """``ring`` wakes those who wait in this process for something to be let go of."""
-        self._ring = ring
+        self._notify = ring
         self._wait = _core.KeptWait()
         self._lock = threading.RLock()  # a signal handler may send something, too
         self._thread: threading.Thread | None = None
@@ -311,10 +311,10 @@ class Keeping:
         while self._wait.wait():
             _core.let_go_of_kept()
             if not self._closed:
-                self._ring()
+                self._notify()
 
 
-#: The bell bit of replies, of results and of channels. Nobody is called for it: who waits looks itself.
+#: The doorbell bit of replies, of results and of channels. Nobody is called for it: who waits looks itself.
 RESULT_BIT = 1
 
 #: Rings for calls: outstanding calls of one caller to one actor (the second: if the actor says that it
@@ -443,12 +443,12 @@ class Process:
         self.loop_over = False
         #: Hears of what a step of a graph has raised here, before anybody else does.
         self.on_failure: Callable[[BaseException], object] = lambda _: None
-        self.alarm = Alarm(lambda: process_table.ring(slot, _core.ATTENTION_BIT))
+        self.alarm = Alarm(lambda: process_table.notify(slot, _core.ATTENTION_BIT))
         self.wait_registry = WaitRegistry(self.inbox, process_table, slot)
         # As long as the arena's thread waits for more leases to end.
         self.sweeper = Sweeper(self.inbox, arena.idle / 3)
         #: Lets go of what is kept for others.
-        self.keeping = Keeping(self.ring)
+        self.keeping = Keeping(self.notify)
         self.arena = _core.Arena(arena_fd, arena.file, arena.cap, process_table, slot, arena.idle)
         #: Values that wait for memory at a cap.
         self.shortage = Shortage(
@@ -508,9 +508,9 @@ class Process:
         name = self.name_host
         return found if name is None else [with_node(one, name) for one in found]
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Have whoever waits in this process look again."""
-        self.process_table.ring(self.slot, _core.ATTENTION_BIT)
+        self.process_table.notify(self.slot, _core.ATTENTION_BIT)
 
     def reads(self, part: Reading) -> None:
         """Have ``part`` leave its channels when the session ends: what is mapped of its writers' arenas
@@ -701,7 +701,7 @@ def _close_opened() -> None:
         opened.OPENED.close()
 
 
-class BellBits:
+class DoorbellBits:
     """Allocator of the bits of one process's doorbell. Belongs to the driver, which sets up all channels."""
 
     def __init__(self, reserved: int) -> None:
@@ -713,9 +713,9 @@ class BellBits:
     def take(self) -> int:
         if self._returned:
             return self._returned.pop()
-        if self._next == _core.BELL_BITS:
+        if self._next == _core.DOORBELL_BITS:
             raise RuntimeStateError(
-                f"an actor can be in at most {_core.BELL_BITS - 1} compiled graphs and links to actors "
+                f"an actor can be in at most {_core.DOORBELL_BITS - 1} compiled graphs and links to actors "
                 f"that call it, together, and this one is: tear down graphs that are not needed, or "
                 f"spread the work over more actors"
             )

@@ -104,7 +104,7 @@ class Shortage:
             self._tell()
             others = self._ordered
         if wait.order is not None and others:
-            self.ring()  # another one's turn has come
+            self.notify()  # another one's turn has come
 
     def _tell(self) -> None:
         """Tell the other processes what waits here."""
@@ -179,9 +179,9 @@ class Shortage:
             for one in tuple(self.waits)
         )
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Have all that waits in this process look."""
-        self._process_table.ring(self._inbox.slot, _core.ATTENTION_BIT)
+        self._process_table.notify(self._inbox.slot, _core.ATTENTION_BIT)
 
     def has_later(self, wait: MemoryWait) -> bool:
         """Whether another one may go now that ``wait`` has tried in vain."""
@@ -244,8 +244,8 @@ class Shortage:
         """Whether the session ends."""
         return self._process_table.leaving(DRIVER)
 
-    def ring_at(self, wait: MemoryWait) -> None:
-        """Ring this process's bell at the deadline of ``wait``."""
+    def notify_at(self, wait: MemoryWait) -> None:
+        """Ring this process's doorbell at the deadline of ``wait``."""
         with suppress(SystemLimitError):  # no thread is to be had: then the next ring will do
             self._alarm.add(wait)
 
@@ -371,11 +371,11 @@ class MemoryWait:
         ):
             if _core.monotonic_ns() >= self._not_before:
                 return True
-            self._ring_at(self._not_before)
+            self._notify_at(self._not_before)
         # That takes its time, and each ring asks.
         now = _core.monotonic_ns()
         if now < self._looks_at:
-            self._ring_at(self._looks_at)
+            self._notify_at(self._looks_at)
             return False
         self._looks_at = now + _LEAST_NS
         self._is_over = self._is_in_vain()
@@ -403,7 +403,7 @@ class MemoryWait:
         if self._in_vain and self._wanted:
             self._shortage.in_vain += 1
         if self._shortage.has_later(self):
-            self._shortage.ring()
+            self._shortage.notify()
         return not is_final(error) and not self._in_vain
 
     def note(self, error: ArenaFullError) -> None:
@@ -432,17 +432,17 @@ class MemoryWait:
         if not self._wanted:
             return True
         if until:
-            self._ring_at(until)
+            self._notify_at(until)
         now = _core.monotonic_ns()
         if self._shortage.blockers(self._held()):
             self._hoped_at = now
             if (ends := self._program_until(self._news_at)) > now:
-                self._ring_at(ends)  # from then on it may be part of a cycle
+                self._notify_at(ends)  # from then on it may be part of a cycle
             return False
         since = max(self._hoped_at, self._news_at)
         vain_at = max(since + _SETTLE_NS, self._program_until(since))
         # The program may wait by then, or hold none any more.
-        self._ring_at(min(vain_at, now + _LOOK_NS))
+        self._notify_at(min(vain_at, now + _LOOK_NS))
         return now >= vain_at
 
     def _program_until(self, since: int) -> int:
@@ -463,11 +463,11 @@ class MemoryWait:
         self._waiting_since = self._waiting_since or _core.monotonic_ns()
         return max(since, self._waiting_since) + shortage.less(_WAITING_NS)
 
-    def _ring_at(self, time: int) -> None:
+    def _notify_at(self, time: int) -> None:
         now = _core.monotonic_ns()
         if time > now and not now < self.deadline <= time:
             self.deadline = time
-            self._shortage.ring_at(self)
+            self._shortage.notify_at(self)
 
 
 def _in_event_loop() -> bool:

@@ -48,7 +48,7 @@ class Fetching(Struct, frozen=True):
     """
 
     value: str
-    keeper: str
+    holder: str
     done: int
     total: int
     seconds: float
@@ -62,7 +62,7 @@ class Fetching(Struct, frozen=True):
         much = f"{self.done:,} of {self.total:,} bytes" if self.total else "held back"
         more = f"; and {self.others} others" if self.others else ""
         return (
-            f"fetching a value that {self.keeper} keeps{where}, which has not come yet "
+            f"fetching a value that {self.holder} keeps{where}, which has not come yet "
             f"({self.value}: {much}, since {self.seconds:.1f} s{more})"
         )
 
@@ -266,11 +266,11 @@ def _fetching(process_table: _core.ProcessTable, slot: int) -> Fetching | None:
     found = process_table.fetching(slot)
     if found is None:
         return None
-    keeper, number, done, total, others, since_ns = found
+    holder, number, done, total, others, since_ns = found
     seconds = (_core.monotonic_ns() - since_ns) / 1e9
-    name = process_table.name(keeper)
+    name = process_table.name(holder)
     # Who waits is of the process table's own host, and it may be a device that has not made the values yet.
-    far = keeper if process_table.is_remote(keeper) else None
+    far = holder if process_table.is_remote(holder) else None
     return Fetching(f"{number:016x}", name, done, total, seconds, others, far)
 
 
@@ -289,7 +289,7 @@ def status_of(page: ProcessSnapshot, label: Label | None = None) -> ActorStatus:
         page.name,
         page.pid,
         page.state,
-        fetches_from=None if page.fetching is None else page.fetching.keeper,
+        fetches_from=None if page.fetching is None else page.fetching.holder,
         fetching=page.fetching,
         decoding=page.decoding,
         stack=page.stack,

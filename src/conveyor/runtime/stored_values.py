@@ -24,7 +24,7 @@ class KeptAt(Struct, frozen=True):
     of it.
     """
 
-    keeper: str
+    holder: str
     slot: int
     values: Sequence[tuple[int, int, int, bytes]]
     held: Sequence[int]

@@ -62,7 +62,7 @@ def lane_of(work: int) -> int:
 #: How a work is run: one thing at a time; calls in threads; on an event loop, which is blocked; not yet;
 #: beside others, as a coroutine or in a thread; when one of those has ended, of which there are as many as
 #: there may be. Or how it is kept: by a wait that has a deadline, so no cycle of waits leads through it.
-ONE, THREADS, LOOP, STARTING, BESIDE, FULL, BOUNDED = range(7)
+ONE, THREADS, LOOP, STARTING, OUT_OF_BAND, FULL, BOUNDED = range(7)
 
 #: Works that have to be done before a wait ends: (slot, work, description). Any of them may end it. Empty: it
 #: is not known which, so it counts as nobody that waits.
@@ -71,11 +71,11 @@ Blockers: TypeAlias = "tuple[tuple[int, int, str], ...]"
 #: Start of the description where the driver has to answer, which is said to do so by them.
 FOR_THE_DRIVER = "the driver, "
 
-#: Asks for the blockers of a wait. ``None``: the answer comes from another process, and the bell rings
+#: Asks for the blockers of a wait. ``None``: the answer comes from another process, and the doorbell rings
 #: when it is there. The number tells one question from the next: a later one has a greater number.
 Ask: TypeAlias = "Callable[[int], Blockers | None]"
 #: Is called, on any thread, when such an answer is there, or it is worth asking again: for who does not wait
-#: for the bell.
+#: for the doorbell.
 Again: TypeAlias = "Callable[[], object]"
 
 

@@ -28,7 +28,7 @@ class Alarm:
     for in general: by ``conveyor.wait``, an event loop, or a descriptor. ``get`` watches the clock itself."""
 
     def __init__(self, ring: Callable[[], object]) -> None:
-        self._ring = ring
+        self._notify = ring
         # By itself, since a signal handler that raises may leave a condition held that was entered: its
         # entering is Python's. Then no deadline would be seen any more, nor the session's end.
         self._lock = threading.RLock()
@@ -77,7 +77,7 @@ class Alarm:
                     self._changed.wait(left / 1e9)
                     continue
                 due.clear()
-            self._ring()
+            self._notify()
 
 
 class _Passing(threading.local):
@@ -170,7 +170,7 @@ def wait_until(
     who: Callable[[], str],
     wait: Wait | None = None,
 ) -> None:
-    """Sleep on this process's bell until ``ready()``; it is asked after every ring. ``wait``: of one of
+    """Sleep on this process's doorbell until ``ready()``; it is asked after every ring. ``wait``: of one of
     an actor's lanes, which takes part in finding deadlocks."""
     wait_within(inbox, ready, TimeLimit(timeout), what, who, wait)
 
@@ -186,14 +186,14 @@ def wait_within(
     """Like :func:`wait_until`, as one part of a wait whose time is ``time_limit``."""
     while True:
         seen = inbox.count
-        asked = inbox.asked
+        requested = inbox.requested
         if wait is not None and wait.serve is not None:
             wait.serve()
         if ready():
             return
         step = time_limit.step()
         if wait is not None:
-            step = sooner(step, wait.look(asked))
+            step = sooner(step, wait.look(requested))
         if not inbox.wait(seen, step):
             if ready():
                 return

@@ -145,7 +145,12 @@ class _Peer:
 
     def make(self, number: int) -> Any:
         made = self._sample(number)
-        return {"one": made, "again": [made], "other": self._sample(number + 1), "text": "beside"}
+        return {
+            "one": made,
+            "again": [made],
+            "other": self._sample(number + 1),
+            "text": "out_of_band",
+        }
 
     def give_back(self, value: Any) -> Any:
         return value["one"], value["again"][0] is value["one"], value["other"]

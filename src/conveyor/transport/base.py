@@ -116,7 +116,7 @@ class Wire(Protocol):
         takes would not wake it."""
         ...
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Have :meth:`Endpoint.progress` called soon. Any thread may call this."""
         ...
 

@@ -436,7 +436,7 @@ class Gathering(Endpoint):
         self.begun: tuple[int, int] | None = None
         self.gone: dict[int, str] = {}
         self.broken: BaseException | None = None
-        line.join(self, self._renewed, wire.ring)
+        line.join(self, self._renewed, wire.notify)
         if line.settled:
             self._renewed(line.generation)
 
@@ -444,9 +444,9 @@ class Gathering(Endpoint):
         """Tell all other ranks, as the writer."""
         self._wire.send((what, self.line.generation, transfer, why))
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Have the program look again."""
-        self._wire.ring()
+        self._wire.notify()
 
     def progress(self) -> None:
         """Note the writer's messages, and advance the communicator's queue. Raises an error that was noted
@@ -501,10 +501,10 @@ class CommunicatorEndpoint(Endpoint):
         #: By transfer, at the writer: the tensors, the readers that have not got them, and the future.
         self._sent: dict[int, tuple[list[Any], set[int], Future[None]]] = {}
         #: By transfer, at a reader: what comes, and the future.
-        self._asked: dict[int, tuple[Sequence[TensorSpec], Future[list[Any]]]] = {}
+        self._requested: dict[int, tuple[Sequence[TensorSpec], Future[list[Any]]]] = {}
         #: By rank at the edge, the generation that the other ends have.
         self._generations = [0] * len(ranks)
-        line.join(self, self._renewed, wire.ring)
+        line.join(self, self._renewed, wire.notify)
         if line.settled:
             self._renewed(line.generation)
 
@@ -522,13 +522,13 @@ class CommunicatorEndpoint(Endpoint):
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
         """Ask for a transfer: tell the writer, or begin here if this end has the lower rank."""
-        asked: Future[list[Any]] = Future()
-        self._asked[transfer] = specs, asked
+        requested: Future[list[Any]] = Future()
+        self._requested[transfer] = specs, requested
         if self._begins(0):
             self._add(transfer, 0)
         else:
             self._tell("ask", transfer, self._wire.rank)
-        return asked
+        return requested
 
     def progress(self) -> None:
         """Read the messages of the other ends, and advance the communicator's queue. Raises an error that was
@@ -540,7 +540,7 @@ class CommunicatorEndpoint(Endpoint):
                 continue
             if rank == 0 and told != self._wire.rank:  # it is another reader's
                 continue
-            known = transfer in (self._asked if rank == 0 else self._sent)
+            known = transfer in (self._requested if rank == 0 else self._sent)
             if what == "gone":
                 self._gone(transfer, rank)
             elif not known:
@@ -558,9 +558,9 @@ class CommunicatorEndpoint(Endpoint):
             _, (_, _, sent) = self._sent.popitem()
             if not sent.done():
                 sent.set_exception(reason)
-        while self._asked:
-            _, (_, asked) = self._asked.popitem()
-            asked.set_exception(reason)
+        while self._requested:
+            _, (_, requested) = self._requested.popitem()
+            requested.set_exception(reason)
         self._line.leave(self)
 
     def close(self) -> None:
@@ -581,7 +581,7 @@ class CommunicatorEndpoint(Endpoint):
         if self._wire.rank == 0:
             call = functools.partial(_send, self._sent[transfer][0], rank)
         else:
-            call = functools.partial(_receive, self._asked[transfer][0], rank)
+            call = functools.partial(_receive, self._requested[transfer][0], rank)
 
         def may_begin() -> bool:
             return self._generations[peer] == self._line.generation
@@ -599,12 +599,12 @@ class CommunicatorEndpoint(Endpoint):
             self._tell("gone", transfer, peer or self._wire.rank)
         if self._wire.rank == 0:
             self._served(transfer, peer, error)
-        elif transfer in self._asked:
-            _, asked = self._asked.pop(transfer)
+        elif transfer in self._requested:
+            _, requested = self._requested.pop(transfer)
             if error is None:
-                asked.set_result(made)
+                requested.set_result(made)
             else:
-                asked.set_exception(error)
+                requested.set_exception(error)
 
     def _served(self, transfer: int, peer: int, error: BaseException | None) -> None:
         """Note that a reader has got the tensors, or never will."""
@@ -623,7 +623,7 @@ class CommunicatorEndpoint(Endpoint):
         """Drop a transfer that the other end has given up."""
         why = f"{self._wire.members[peer]} has given up {self._wire.edge}"
         if self._wire.rank:
-            self._asked.pop(transfer, None)  # why it does not come, the frames' own wire tells
+            self._requested.pop(transfer, None)  # why it does not come, the frames' own wire tells
         else:
             self._served(transfer, peer, None)
         self._line.forget(self, (transfer, peer), why)

@@ -48,9 +48,9 @@ def _listed(folder: str) -> list[str]:
 
 def _v4() -> dict[bytes, str]:
     entries = array.array("B", bytes(_MOST * _ENTRY))
-    asked = struct.pack("iL", len(entries), entries.buffer_info()[0])
+    requested = struct.pack("iL", len(entries), entries.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        size, _ = struct.unpack("iL", fcntl.ioctl(any_socket, _SIOCGIFCONF, asked))
+        size, _ = struct.unpack("iL", fcntl.ioctl(any_socket, _SIOCGIFCONF, requested))
     told = entries.tobytes()
     found = {}
     for at in range(0, size, _ENTRY):

@@ -17,7 +17,7 @@ class ShmEndpoint(Endpoint):
         self._wire = wire
         #: By transfer, tensors that have come before they were asked for.
         self._early: dict[int, list[Any]] = {}
-        self._asked: dict[int, Future[list[Any]]] = {}
+        self._requested: dict[int, Future[list[Any]]] = {}
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
         """Prepare to send tensors as one message on the wire."""
@@ -32,29 +32,29 @@ class ShmEndpoint(Endpoint):
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
         """Ask for a transfer, and forget older ones that have come and were not asked for."""
-        asked = self._asked[transfer] = Future()
+        requested = self._requested[transfer] = Future()
         # Nobody will ask for what is older: its execution has failed.
         for older in [number for number in self._early if number < transfer]:
             del self._early[older]
         self.progress()
-        return asked
+        return requested
 
     def drop(self, transfer: int) -> None:
         """Forget a transfer that was asked for."""
-        self._asked.pop(transfer, None)
+        self._requested.pop(transfer, None)
 
     def progress(self) -> None:
         """Take the messages on the wire, and complete the transfers that were asked for."""
         for _, (transfer, tensors) in self._wire.receive():
             self._early[transfer] = tensors
-        for transfer in self._asked.keys() & self._early.keys():
-            self._asked.pop(transfer).set_result(self._early.pop(transfer))
+        for transfer in self._requested.keys() & self._early.keys():
+            self._requested.pop(transfer).set_result(self._early.pop(transfer))
 
     def abort(self, reason: BaseException) -> None:
         """Fail all transfers that were asked for."""
-        while self._asked:
-            _, asked = self._asked.popitem()
-            asked.set_exception(reason)
+        while self._requested:
+            _, requested = self._requested.popitem()
+            requested.set_exception(reason)
 
     def close(self) -> None:
         """Release the tensors that nobody has asked for."""

@@ -34,7 +34,7 @@ class PendingTransfers:
         """Forget a transfer that nobody wants any more."""
         self._waiting.pop(transfer, None)
 
-    def due(self, announced: Iterable[int]) -> list[int]:
+    def decided(self, announced: Iterable[int]) -> list[int]:
         """Return the announced transfers whose fate is known: they are wanted, or it is certain that they are
         not."""
         return [transfer for transfer in announced if transfer <= self._last]

@@ -122,7 +122,7 @@ class ActorRuntime(CallingRuntime):
     def __init__(self, worker_state: WorkerState, requests: socket.socket) -> None:
         process, hello = worker_state.process, worker_state.hello
         # The main loop calls `tidy` for that.
-        super().__init__(process, Cleanup(_core.Waker(process.inbox), process.ring))
+        super().__init__(process, Cleanup(_core.Waker(process.inbox), process.notify))
         self.places = hello.places
         self.own_actor = self._me = ActorId(hello.number, hello.name)
         self.requests = self._requests = RequestClient(requests)
@@ -149,7 +149,7 @@ class ActorRuntime(CallingRuntime):
             hello.session,
             hello.number,
             process.inbox,
-            process.ring,
+            process.notify,
             lambda: self.watcher,
             lambda: self._open(OpenRefs()),
             lambda: process.process_table.is_remote(hello.driver_slot),

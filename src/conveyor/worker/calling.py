@@ -66,7 +66,7 @@ class CallingRuntime:
         self.cleanup = cleanup
         self.pid = os.getpid()
         self.pump = Pump(process.inbox)
-        self.watcher = Watcher(process.inbox, process.ring)
+        self.watcher = Watcher(process.inbox, process.notify)
         self.retrying: WeakValues[int, Retrying] = WeakValues()
         #: By the number of the actor.
         self.links: dict[int, Link] = {}
@@ -111,7 +111,7 @@ class CallingRuntime:
         for link in links:
             link.gate.closed = True
         # Before anything that needs a link's lock: who has one may wait for somebody.
-        self.process.ring()
+        self.process.notify()
         for link in links:
             link.fail_pending()
         for functions in list(self._functions.values()):

@@ -210,7 +210,7 @@ class Calls:
         mailbox = Mailbox(self._process, segment, caller, arena, bit, self.one_by_one)
         self._mailboxes.append(mailbox)
         # Frames may have come before the handler was there.
-        self._process.process_table.ring(self._process.slot, bit)
+        self._process.process_table.notify(self._process.slot, bit)
         return lambda: self._serve(mailbox)
 
     def hang_up(self, bit: int) -> None:
@@ -263,7 +263,7 @@ class Calls:
         changed."""
         self._stopping = True
         if any(m.arriving is None and not m.reader.empty for m in self._mailboxes):
-            self._process.ring()
+            self._process.notify()
             return False
         if self._running or any(m.arriving is not None for m in self._mailboxes):
             return False
@@ -275,7 +275,7 @@ class Calls:
     def _count(self, change: int) -> None:
         with self._running_lock:
             self._running += change
-        self._inbox.count_beside(change)
+        self._inbox.count_concurrent(change)
 
     def _serve(self, mailbox: Mailbox) -> None:
         reader, limits = mailbox.reader, mailbox.limits
@@ -314,7 +314,7 @@ class Calls:
                 self._start(mailbox, tag, *call[1], **(call[2] or {}))
             else:
                 self._early.append((mailbox, tag, call))
-        self._process.process_table.ring(self._process.slot, mailbox.bit)
+        self._process.process_table.notify(self._process.slot, mailbox.bit)
 
     def _start(self, mailbox: Mailbox, tag: int, cls: Any, /, *args: Any, **kwargs: Any) -> None:
         self._process.inbox.running_call("__init__", tag)
@@ -445,7 +445,7 @@ class Calls:
             self._leave(error, call[0], tag)
         finally:
             self._count(-1)
-            self._process.ring()
+            self._process.notify()
 
     async def _call_async(
         self,
@@ -494,7 +494,7 @@ class Calls:
             self._count(-1)
             mailbox.reply_error(tag, _core.CANCELLED)
         if self._stopping:
-            self._process.ring()
+            self._process.notify()
 
     def _cancel_running(self, mailbox: Mailbox) -> None:
         # Before the look: a cancellation that comes meanwhile is looked for next time.

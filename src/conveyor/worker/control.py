@@ -84,7 +84,7 @@ class Control:
         """Ring the programs that wait for inputs: inputs may have come."""
         for part in list(self._parts.values()):
             if part.inputs.awaited:
-                self._process.process_table.ring(self._process.slot, part.program.bit)
+                self._process.process_table.notify(self._process.slot, part.program.bit)
 
     def serve_first(self) -> None:
         """Serve the orders that are there, between two things that the actor does."""
@@ -199,7 +199,7 @@ class Control:
             self._parts[graph] = part
             self._process.limit_spin(graph, assignment.spin_us)
             self._worker_state.handlers[assignment.bit] = part.producers.handler(part.program)
-            self._process.process_table.ring(self._process.slot, assignment.bit)
+            self._process.process_table.notify(self._process.slot, assignment.bit)
             self._link.replies.send(None, tag)
 
     def _unload(self, order: Unload, _tag: int) -> None:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from conveyor import _core
-from conveyor.codec import afresh, decode_error, encode_error
+from conveyor.codec import copy_to_raise, decode_error, encode_error
 from conveyor.codec.out_of_band import Head, OutgoingValue
-from conveyor.codec.promises import Keeper, Promised
+from conveyor.codec.promises import PromiseChecker, Promised
 from conveyor.dag.collective.calls import Offer, Together
 from conveyor.exceptions import GraphTornDownError, TransportError
 from conveyor.graph.edges import Assignment, EdgeEndpoint, WriteEnd
@@ -51,7 +51,7 @@ class EdgeWire:
         """``ring`` has the program look again, from any thread."""
         source = assignment.sources[end.edge]
         name, carries = assignment.name, f"beside {source}"
-        self.ring = ring
+        self.notify = ring
         self.rank = end.rank
         self.members = end.members
         self.overlap = end.overlap
@@ -101,11 +101,11 @@ class EdgeWire:
 
     def receive(self) -> list[tuple[int, Any]]:
         """Take the messages that have come; see :meth:`conveyor.transport.Wire.receive`."""
-        self.pump()
+        self.exchange()
         come, self._come = self._come, []
         return come
 
-    def pump(self) -> None:
+    def exchange(self) -> None:
         """Take the messages that have come, and send those that there is room for by now. A message that
         cannot be taken or sent raises, once."""
         come: list[tuple[int, Any]] = []
@@ -177,30 +177,30 @@ class Endpoints:
         limits: _core.Limits,
         recorder: _core.Recorder,
         budget: _core.MemoryBudget | None,
-        keepers: Mapping[int, Keeper],
+        checkers: Mapping[int, PromiseChecker],
     ) -> None:
-        """``keepers``: by edge, for the edges with a promise about their values."""
+        """``checkers``: by edge, for the edges with a promise about their values."""
         self.outbound: dict[int, Outbound] = {}
         self.inbound: dict[int, Inbound] = {}
         self._name = assignment.name
 
-        def ring() -> None:
-            process.process_table.ring(process.slot, assignment.bit)
+        def notify() -> None:
+            process.process_table.notify(process.slot, assignment.bit)
 
-        self.alarm = Alarm(ring)
+        self.alarm = Alarm(notify)
         try:
             for end in assignment.endpoints:
-                wire = EdgeWire(process, segment, assignment, end, budget, ring)
+                wire = EdgeWire(process, segment, assignment, end, budget, notify)
                 if end.rank == 0:
                     label = assignment.sources[end.edge]
                     sender = assignment.actor_name, label
                     place = assignment.recorder.sends.index(end.edge)
-                    sent = functools.partial(recorder.count_beside, place)
-                    keeper = keepers.get(end.edge)
-                    outbound = Outbound(wire, end, ring, program, sender, sent, keeper)
+                    sent = functools.partial(recorder.count_out_of_band, place)
+                    checker = checkers.get(end.edge)
+                    outbound = Outbound(wire, end, notify, program, sender, sent, checker)
                     self.outbound[end.edge] = outbound
                 else:
-                    inbound = Inbound(wire, end, ring, limits, self.alarm)
+                    inbound = Inbound(wire, end, notify, limits, self.alarm)
                     self.inbound[end.edge] = inbound
         except BaseException:
             self.close()
@@ -228,7 +228,7 @@ class _Link:
         self.wire = wire
         self.transport = end.transport
         self.name = str(end.transport.name)
-        self._ring = ring
+        self._notify = ring
         #: Why nothing can be moved any more.
         self._broken: BaseException | None = None
         try:
@@ -247,7 +247,7 @@ class _Link:
         if self._broken is not None:
             return
         try:
-            self.wire.pump()
+            self.wire.exchange()
             self.endpoint.progress()
         except Exception as error:
             self.breaks(error)
@@ -285,15 +285,15 @@ class Outbound(_Link):
         program: _core.Program,
         sender: tuple[str, str],
         sent: Callable[[int], None],
-        keeper: Keeper | None,
+        checker: PromiseChecker | None,
     ) -> None:
-        """``sender``: the actor and what the edge carries, for errors. ``sent(bytes)`` counts. ``keeper``
+        """``sender``: the actor and what the edge carries, for errors. ``sent(bytes)`` counts. ``checker``
         checks values against what was promised of them."""
         super().__init__(wire, end, ring)
         self._program = program
         self._sender = sender
         self._sent = sent
-        self._keeper = keeper
+        self._checker = checker
         able = end.transport.capabilities
         self._kinds = able.devices if able.others_in_frame else None
         #: Tensors whose frame is not published yet, with the transfer and the size in bytes.
@@ -302,12 +302,12 @@ class Outbound(_Link):
         self._failed: deque[tuple[int, BaseException]] = deque()
 
     def pack(self, value: Any) -> OutgoingValue:
-        """Return the parcel that is sent in place of ``value``."""
+        """Return the frame that is sent in place of ``value``."""
         self._withdraw()  # the last one could not be published
-        if self._keeper is not None:
-            packed = self._keeper.pack(value)
+        if self._checker is not None:
+            packed = self._checker.pack(value)
             if type(packed) is Promised:
-                return OutgoingValue(value, self._accepts, self._offer, self._keeper, self._kinds)
+                return OutgoingValue(value, self._accepts, self._offer, self._checker, self._kinds)
         return OutgoingValue(value, self._accepts, self._offer, None, self._kinds)
 
     def posted(self) -> None:
@@ -323,7 +323,7 @@ class Outbound(_Link):
             error = _failure_of(future)
             if error is not None:
                 self._failed.append((transfer, error))
-                self._ring()
+                self._notify()
 
         try:
             sending.begin().add_done_callback(ended)
@@ -380,7 +380,7 @@ class Outbound(_Link):
         transfer = self._program.execution
         try:
             if self._broken is not None:
-                raise afresh(self._broken)
+                raise copy_to_raise(self._broken)
             sending: Any = self.endpoint.send(tensors, transfer)
             if not isinstance(sending, Sending):
                 raise TypeError(f"send() has returned a {type(sending).__name__}, no Sending")
@@ -436,12 +436,12 @@ class Inbound(_Link):
             return Coming(head, execution, None, deadline)
         try:
             if self._broken is not None:
-                raise afresh(self._broken)
+                raise copy_to_raise(self._broken)
             tensors: Any = self.endpoint.receive(head.tensors, head.note, execution)
             notify = getattr(tensors, "add_done_callback", None)
             if notify is None:
                 raise TypeError(f"receive() has returned a {type(tensors).__name__}, no Future")
-            notify(lambda _: self._ring())
+            notify(lambda _: self._notify())
         except Exception as error:
             head.give_up()
             raise self.error("tensors could not be received", error) from error
@@ -634,7 +634,7 @@ class GraphCollective:
         self._own.line.add(Job(self._own, key, run, None, may_begin, began, ended))
         if self.deadline:
             self._alarm.add(self)
-        self._own.ring()  # messages that the others have sent until now get a turn of their own
+        self._own.notify()  # messages that the others have sent until now get a turn of their own
 
     def cancel(self) -> None:
         """Give the operation up: nobody waits for the execution any more."""
@@ -667,7 +667,7 @@ class GraphCollective:
         if self._outcome is not None:
             return
         self._outcome = value, error
-        self._own.ring()
+        self._own.notify()
         if error is not None and self._own.broken is None:
             self._own.tell("gone", self._execution, in_words(error))
 

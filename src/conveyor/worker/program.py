@@ -29,7 +29,7 @@ from conveyor.codec import SentDefinitions, encode_error
 from conveyor.codec.direct import Direct
 from conveyor.codec.frames import Sealed
 from conveyor.exceptions import ArenaFullError, ConveyorError
-from conveyor.graph.edges import Assignment, keeper_of, make_budget
+from conveyor.graph.edges import Assignment, checker_of, make_budget
 from conveyor.graph.failures import FailureTeller
 from conveyor.plan import fill
 from conveyor.plan.model import (
@@ -60,7 +60,7 @@ from conveyor.worker.out_of_band import Endpoints, Meetings
 if TYPE_CHECKING:
     import asyncio
 
-    from conveyor.codec.promises import Keeper
+    from conveyor.codec.promises import PromiseChecker
     from conveyor.runtime.process import Process
     from conveyor.worker.instance import WorkerState
 
@@ -162,7 +162,7 @@ class Producer:
         self._items = iterator(self._label, items)
         self._running[:] = (self,)
         # The program is suspended when this returns, and goes on in a turn of its own.
-        self._ring()
+        self._notify()
 
     def go_on(self) -> None:
         """Send as many items as there is credit for."""
@@ -190,7 +190,7 @@ class Producer:
             except BaseException as error:
                 self._end(error)
                 return
-        self._ring()
+        self._notify()
 
     def cancel(self) -> None:
         """End the generator with an error: the execution has been cancelled, or another of its tasks has
@@ -227,9 +227,9 @@ class Producer:
         self._writer.wants_room()
         return self._writer.has_room
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         process = self._worker_state.process
-        process.process_table.ring(process.slot, self._program.bit)
+        process.process_table.notify(process.slot, self._program.bit)
 
     async def _send_all(self, made: AsyncIterator[Any] | Coroutine[Any, Any, Any]) -> None:
         from conveyor.runtime.aio import wait_until
@@ -311,7 +311,7 @@ class Steps(Struct, frozen=True):
     limits: _core.Limits
     readers: Mapping[int, _core.Reader]
     writers: Mapping[int, _core.Writer]
-    keepers: Mapping[int, Keeper]
+    checkers: Mapping[int, PromiseChecker]
     endpoints: Endpoints
     meetings: Meetings
     producers: Producers
@@ -403,9 +403,9 @@ class Steps(Struct, frozen=True):
 
     def _add_send(self, step: Send, last: bool) -> None:
         """``last``: no later step reads the register that is sent."""
-        beside = self.endpoints.outbound.get(step.edge)
-        keeper = self.keepers.get(step.edge)
-        pack = None if keeper is None else keeper.pack
+        out_of_band = self.endpoints.outbound.get(step.edge)
+        checker = self.checkers.get(step.edge)
+        pack = None if checker is None else checker.pack
         if step.edge in self.assignment.stays:
             pack = functools.partial(_staying, *self.assignment.stays[step.edge])
         self.program.add_send(
@@ -415,8 +415,8 @@ class Steps(Struct, frozen=True):
             step.only_done,
             self.assignment.sources[step.edge],
             step.edge in self.assignment.recorder.outputs,
-            pack if beside is None else beside.pack,
-            None if beside is None else beside.posted,
+            pack if out_of_band is None else out_of_band.pack,
+            None if out_of_band is None else out_of_band.posted,
         )
 
 
@@ -658,11 +658,11 @@ def make_part(worker_state: WorkerState, assignment: Assignment, segment: _core.
     readers = _open_readers(process, assignment, segment, tasks)
     budget = make_budget(assignment.memory_bytes)
     writers = _open_writers(process, assignment, segment, budget)
-    keepers = {
-        edge: keeper_of(assignment.sources[edge], promise)
+    checkers = {
+        edge: checker_of(assignment.sources[edge], promise)
         for edge, promise in assignment.promises.items()
     }
-    endpoints = Endpoints(process, segment, assignment, program, limits, recorder, budget, keepers)
+    endpoints = Endpoints(process, segment, assignment, program, limits, recorder, budget, checkers)
     meetings = Meetings(assignment.program, tasks, endpoints, program, limits, running)
     if assignment.endpoints:
         program.set_progress(meetings.progress)
@@ -683,7 +683,7 @@ def make_part(worker_state: WorkerState, assignment: Assignment, segment: _core.
             limits,
             readers,
             writers,
-            keepers,
+            checkers,
             endpoints,
             meetings,
             producers,
@@ -731,18 +731,18 @@ class RungFor:
         import asyncio  # slow to import, and here by now
 
         if self._task is None or self._task.done():
-            self._task = asyncio.ensure_future(self._ring())
+            self._task = asyncio.ensure_future(self._notify())
 
     def end(self) -> None:
         self._wait.end()
         if self._task is not None:
             self._task.cancel()
 
-    async def _ring(self) -> None:
+    async def _notify(self) -> None:
         from conveyor.runtime.aio import wait_until
 
         await wait_until(self._wait.ready)
-        self._process.process_table.ring(self._process.slot, self._bit)
+        self._process.process_table.notify(self._process.slot, self._bit)
 
 
 def _open_readers(

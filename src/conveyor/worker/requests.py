@@ -103,7 +103,7 @@ class WorkerBroker:
         """Tell the other end that this process could not open its own, and will not be introduced again."""
         if fds:
             ClosedWord(_core.Segment.attach(fds[0]), side).mark()
-            self._process.process_table.ring(met.slot, _core.ATTENTION_BIT)
+            self._process.process_table.notify(met.slot, _core.ATTENTION_BIT)
         if met.spread:
             self._requests.ask(CloseEnd(number, side))
 
@@ -219,8 +219,8 @@ class NotedRequests:
         with process.wait_registry.waiting(lambda _: blockers) as wait:
 
             def look(is_over: Callable[[], bool]) -> float | None:
-                asked = process.inbox.asked
-                return None if wait is None or is_over() else wait.look(asked)
+                requested = process.inbox.requested
+                return None if wait is None or is_over() else wait.look(requested)
 
             return self._requests.ask(request, abandoned, look)
 
@@ -435,7 +435,7 @@ class RequestClient:
         """Wake the waiters, since their reader stops: they look whether somebody reads. Later requests look
         by themselves."""
         for awaited in list(self._awaited.values()):
-            awaited.ring()
+            awaited.notify()
 
     def _receive(self) -> None:
         try:
@@ -460,7 +460,7 @@ class RequestClient:
             close_all(fds)
             awaited.then(self._no_answer() if reply is None else _outcome(reply))
         else:
-            awaited.ring()
+            awaited.notify()
 
     def _give_up(self, awaited: _Awaited) -> None:
         """Stop waiting for a reply. A later reply is disposed of."""
@@ -514,7 +514,7 @@ class _Awaited:
         self.bell.acquire()
         self._settled = threading.Lock()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake the waiter: the request is over, or the waiter is to look whether anybody reads."""
         with suppress(RuntimeError):  # he has been, and does not know yet
             self.bell.release()

@@ -195,7 +195,7 @@ class Worker:
         """Begin the end of the actor. Not called in a forked child, which leaves by ``sys.exit``."""
         process = self.process
         process.loop_over = True  # who waits for a call of the actor itself looks again
-        process.ring()
+        process.notify()
         if not self._ending or self._left is not None:
             limit_grace(self.hello.name, self.hello.grace)
 
@@ -330,7 +330,7 @@ class Meanwhile:
     def end(self) -> None:
         process = self._worker.process
         for bit in self._left:
-            process.process_table.ring(process.slot, bit)
+            process.process_table.notify(process.slot, bit)
 
 
 def _sleep_in_the_futex(inbox: _core.Inbox) -> None:

@@ -372,7 +372,7 @@ def test_in_time_is_in_time():
     assert [get(graph.execute(i)) for i in range(20)] == list(range(20))
 
 
-def test_a_result_that_came_too_late_is_none_whenever_it_is_asked_for():
+def test_a_result_that_came_too_late_is_none_whenever_it_is_requested_for():
     a = Stage.remote()
     with InputNode() as inp:
         graph = a.sleep.bind(inp).compile()

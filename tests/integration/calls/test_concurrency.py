@@ -79,7 +79,7 @@ def test_it_holds_for_an_actor_that_has_been_started_again(local):
     assert Caller().wake_many(sleepers) == MANY
 
 
-def test_more_than_a_link_ever_holds_may_be_asked_for(engine):
+def test_more_than_a_link_ever_holds_may_be_requested_for(engine):
     sleepers = conveyor.remote(Sleepers).options(max_concurrency=100_000).remote()
     refs = [sleepers.sleep.remote() for _ in range(1000)]
     sleepers.wake.remote()

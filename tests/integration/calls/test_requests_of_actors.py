@@ -94,13 +94,13 @@ class Held:
 
     def __init__(self, answer):
         self.answer = answer
-        self.asked, self.go = threading.Event(), threading.Event()
+        self.requested, self.go = threading.Event(), threading.Event()
 
     def __call__(self, dispatcher, caller, request):
-        if self.asked.is_set():
+        if self.requested.is_set():
             return self.answer(dispatcher, caller, request)
         answer = self.answer(dispatcher, caller, request)
-        self.asked.set()
+        self.requested.set()
         assert self.go.wait(WAIT)
         return answer
 
@@ -136,7 +136,7 @@ def test_a_handler_that_raises_takes_no_answer_from_a_later_request(held, wait_u
     pid, before = get(asker.pid.remote()), get(asker.files.remote())
     slow = held(what)
     result = asker.interrupted.remote(what, other, kind)
-    assert slow.asked.wait(WAIT)
+    assert slow.requested.wait(WAIT)
     os.kill(pid, signal.SIGUSR1)
     # The other request is answered although the first one's answer is still to come.
     assert get(result) == "other"
@@ -174,7 +174,7 @@ def test_a_handler_may_ask_while_its_own_thread_waits_for_an_answer(
     pid = get(asker.pid.remote())
     slow = held(what)
     result = asker.ask.remote(what, other)
-    assert slow.asked.wait(WAIT)
+    assert slow.requested.wait(WAIT)
     os.kill(pid, signal.SIGUSR1)
     wait_until(told.exists, what="the handler to have its answer")
     assert not slow.go.is_set()
@@ -190,7 +190,7 @@ def test_answers_come_in_any_order(held):
     get([a.echo.remote(0) for a in (other, *named)])
     slow = held("find")
     first = asker.ask.remote("find", other)
-    assert slow.asked.wait(WAIT)
+    assert slow.requested.wait(WAIT)
     assert get(asker.ask.remote("call", other)) == "called"
     slow.go.set()
     assert get(first) == "found"

@@ -507,7 +507,7 @@ def test_a_get_of_all_items_that_times_out_loses_none(local, latches):
         assert stream.get(timeout=WAIT) == [0, 1, 2, 3, 4, "end"]
 
 
-def test_the_end_waits_for_effects_no_longer_than_asked(local, latches):
+def test_the_end_waits_for_effects_no_longer_than_requested(local, latches):
     source, other = (conveyor.remote(Source).remote() for _ in range(2))
     go, inp = latches(), InputNode()
     dag = MultiOutputNode([source.count.bind(inp)], effects=[other.hold.bind(go.path)])

@@ -61,7 +61,7 @@ def summed(size=4, timeout=WAIT):
     return sorted(set(array.tolist()))
 
 
-def test_it_has_the_rank_that_was_asked_for(pair):
+def test_it_has_the_rank_that_was_requested_for(pair):
     (group,) = collective.get_collective_groups()
     assert collective.get_rank() == group.driver_rank == 1
     assert collective.get_collective_group_size("ours") == 3

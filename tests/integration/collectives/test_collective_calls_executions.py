@@ -184,7 +184,7 @@ def test_nor_is_it_where_the_graph_has_been_restarted_since(local, wait_until):
                 get(ref)
 
 
-def test_what_the_class_of_an_error_says_of_its_cause_is_not_asked(local):
+def test_what_the_class_of_an_error_says_of_its_cause_is_not_requested(local):
     with InputNode() as inp:
         dag = MultiOutputNode([Rank.remote().refuses.bind(inp) for _ in range(2)])
     with dag.compile() as graph, pytest.raises(NoCauseError, match="of the step"):

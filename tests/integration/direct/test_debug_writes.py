@@ -132,9 +132,9 @@ def test_a_write_while_it_is_read_is_told(local_watched, latches):
     conveyor.wait([ref])
     get(ref)
 
-    def busy(keeper, path):
+    def busy(holder, path):
         while not os.path.exists(path):
-            keeper.array += 1
+            holder.array += 1
 
     enough = latches()
     writes = ann.__ray_call__.remote(busy, enough.path)
@@ -160,7 +160,7 @@ def test_parts_are_not_looked_at(local_watched):
     assert get(part) == [[1.0] * 4]
 
 
-def test_where_it_is_asked_for(monkeypatch):
+def test_where_it_is_requested_for(monkeypatch):
     monkeypatch.setenv("CONVEYOR_DEBUG_WRITES", "1")
     conveyor.init()
     assert _core.checks_writes()
@@ -200,9 +200,9 @@ def test_every_byte_and_its_place_count():
 
 
 def test_what_lies_in_an_arena_is_looked_at_as_well(local_watched):
-    keeper = Keeper.remote()
-    ref = keeper.in_arena.remote()
+    holder = Keeper.remote()
+    ref = holder.in_arena.remote()
     assert get(ref).sum() == 50_000
-    get(keeper.write.remote())
+    get(holder.write.remote())
     with pytest.raises(SharedWriteError, match="in_arena"):
         get(ref)

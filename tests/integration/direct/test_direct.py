@@ -174,7 +174,7 @@ def test_a_call_that_waits_its_turn_keeps_it(pair, tmp_path, wait_until):
     nothing_is_stored(maker, wait_until)
 
 
-def test_a_result_that_nobody_has_asked_for_is_freed(pair, wait_until):
+def test_a_result_that_nobody_has_requested_for_is_freed(pair, wait_until):
     maker, _ = pair
     maker.make.remote()
     nothing_is_stored(maker, wait_until)

@@ -279,4 +279,4 @@ def test_kills_at_any_time(session, seed, wait_until):
         for giver in givers:
             conveyor.kill(giver)
     get([reader.drop.remote() for reader in readers])
-    wait_until(lambda: not [one for one in conveyor.objects() if one.keeper.startswith("Churning")])
+    wait_until(lambda: not [one for one in conveyor.objects() if one.holder.startswith("Churning")])

@@ -55,7 +55,7 @@ class Holder:
             "half": torch.ones(4, device="sim").bfloat16(),
             "every other": base[:, ::2],
             "empty": torch.empty(0, 3, device="sim"),
-            "text": "beside",
+            "text": "out_of_band",
         }
 
     @conveyor.method(tensor_transport="auto", snapshot=True)
@@ -192,7 +192,7 @@ def test_a_value_of_many_kinds(pair):
     assert value["half"].dtype is torch.bfloat16
     assert value["every other"].tolist() == [[0, 2], [4, 6], [8, 10]]
     assert tuple(value["empty"].shape) == (0, 3)
-    assert value["text"] == "beside"
+    assert value["text"] == "out_of_band"
     whole, row, turned = value["views"]
     row[0] = 50  # they lie in one storage, as they did
     assert whole[1, 0].item() == turned[0, 1].item() == 50

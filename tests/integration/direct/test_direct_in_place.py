@@ -241,7 +241,7 @@ def test_the_memory_is_not_used_again_while_somebody_has_it(maker, reader):
     assert (value == 2.0).all()
     assert get(reader.total.remote()) == 2.0 * count
     assert any(
-        "driver" in one.holders for one in conveyor.objects() if one.keeper.startswith("Maker")
+        "driver" in one.holders for one in conveyor.objects() if one.holder.startswith("Maker")
     )
 
 

@@ -477,7 +477,7 @@ def test_targets_of_what_has_not_stayed(rt, actors):
             rt.experimental.set_target_for_ref(ref, [buffer])
 
 
-def test_targets_where_the_object_store_is_asked_for(rt, actors):
+def test_targets_where_the_object_store_is_requested_for(rt, actors):
     # Ray ignores them then; here the way makes no difference.
     ref, buffer = actors[0].make.remote(), torch.zeros(4)
     rt.experimental.set_target_for_ref(ref, [buffer])

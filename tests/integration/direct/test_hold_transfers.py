@@ -58,7 +58,7 @@ def test_who_fetches_waits_for_the_end(pair, wait_until):
     ref, theirs = made(ann), made(bob)
     with hold_transfers(ann):
         total = bob.total.remote(ref)
-        asked = bob.total_with.remote([ref], None)
+        requested = bob.total_with.remote([ref], None)
         wait_until(lambda: inside.status_of("bob").fetches_from == "ann")
         assert "fetching a value that ann keeps, which has not come yet" in str(
             inside.status_of("bob")
@@ -66,9 +66,9 @@ def test_who_fetches_waits_for_the_end(pair, wait_until):
         # The keeper takes no part, and what others keep can be had.
         assert get(ann.total.remote(ref)) == 1000
         assert get(theirs).sum() == 1000
-        assert conveyor.wait([total, asked], timeout=0)[0] == []
+        assert conveyor.wait([total, requested], timeout=0)[0] == []
     assert get(total) == 1000
-    assert get(asked) == [1000]
+    assert get(requested) == [1000]
     assert inside.status_of("bob").fetches_from is None
     assert get(ref).sum() == 1000
 

@@ -82,7 +82,7 @@ def test_the_loop_runs_on(ann, begin):
             await until(fetching)
             await call_lock(100)
             assert not task.done()
-            assert fetching().keeper == "ann"
+            assert fetching().holder == "ann"
         assert int((await task)[0]) == 0
         assert not fetching()
         assert [int(item[0]) async for item in stream] == [1, 2]

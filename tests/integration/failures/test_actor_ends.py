@@ -202,7 +202,7 @@ def test_what_runs_is_done_and_what_is_queued_is_not_begun(busy, latches, tmp_pa
     assert (tmp_path / "ran").read_text() == "1"
 
 
-def test_a_graceful_end_is_no_reason_to_restart_unless_that_is_asked_for(busy):
+def test_a_graceful_end_is_no_reason_to_restart_unless_that_is_requested_for(busy):
     before = conveyor.get(busy.ping.remote())
     conveyor.kill(busy, graceful=True, no_restart=False)
     after = conveyor.get(busy.ping.remote())
@@ -640,7 +640,7 @@ def test_the_hook_is_looked_up_on_the_class(scripts):
         import conveyor
         class Proxy:
             def __getattr__(self, name):
-                print("asked for", name)
+                print("requested for", name)
                 raise KeyError(name)
             def ping(self):
                 return "pong"
@@ -662,7 +662,7 @@ def test_the_hook_is_looked_up_on_the_class(scripts):
             conveyor.kill(actor, graceful=True)
         """)
     lines = [line.rpartition(") ")[2] for line in out.splitlines()]
-    assert [line for line in lines if "asked" not in line] == ["static", "hook"]
+    assert [line for line in lines if "requested" not in line] == ["static", "hook"]
     assert "asked for __conveyor_exit__" not in lines
     assert scripts.stderr == ""
 

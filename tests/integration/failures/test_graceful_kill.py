@@ -123,11 +123,11 @@ def test_a_call_that_has_begun_is_done_and_others_are_refused(
     begun = Background(lambda: get(busy.hold.remote(inside.path, go.path)))
     wait_until(lambda: inside.is_open)
     killer = Background(lambda: conveyor.kill(busy, graceful=True))
-    asked = Background(lambda: refusals(busy, graph))
+    requested = Background(lambda: refusals(busy, graph))
     until_its_end_has_begun(engine, wait_until)
     go.open()
     assert begun.join().value == "result", begun.error
-    assert len(asked.join().value or ()) == 4, asked.error
+    assert len(requested.join().value or ()) == 4, requested.error
     assert killer.join().error is None
     assert log(tmp_path) == ["echo", "begun", "done", "hook"]
     assert len(refusals(busy, graph)) == 4

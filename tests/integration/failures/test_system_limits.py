@@ -40,7 +40,7 @@ assert now == hard and soft == min(hard, 65536), (soft, hard)
     )
 
 
-def test_it_is_left_alone_where_that_is_asked_for_and_the_error_says_what_to_do(scripts):
+def test_it_is_left_alone_where_that_is_requested_for_and_the_error_says_what_to_do(scripts):
     scripts.run(
         ACTORS
         + """
@@ -355,7 +355,7 @@ def test_who_calls_an_actor_that_cannot_be_introduced_is_told(fresh_session, spa
 
 
 def test_refused_callers_take_nothing_of_an_actor(fresh_session, wait_until):
-    """Neither bits of its bell, of which there are 1024, nor descriptors of the driver."""
+    """Neither bits of its doorbell, of which there are 1024, nor descriptors of the driver."""
     full, caller = Tight.options(name="full").remote(), Tight.remote()
     conveyor.get(full.fill.remote(0))
 

@@ -50,7 +50,7 @@ def error_of(get_it):
     return str(caught.value), caught.value.signal
 
 
-def test_an_error_that_was_asked_for_early_says_how_it_ended_once_that_is_known(
+def test_an_error_that_was_requested_for_early_says_how_it_ended_once_that_is_known(
     monkeypatch, latches, wait_until
 ):
     late, held, on_exit = [], threading.Event(), Supervisor.on_exit

@@ -53,8 +53,8 @@ class AsyncKeeper(Keeper):
 
 
 @pytest.fixture(params=[Keeper, AsyncKeeper])
-def keeper(request, engine):
-    return conveyor.remote(request.param).options(name="keeper").remote()
+def holder(request, engine):
+    return conveyor.remote(request.param).options(name="holder").remote()
 
 
 def refused(call, kind=SerializationError):
@@ -65,36 +65,36 @@ def refused(call, kind=SerializationError):
     return str(raised.value).splitlines()[0]
 
 
-def test_arguments_of_a_call(keeper):
+def test_arguments_of_a_call(holder):
     bad = {"x": lock()}
-    text = refused(lambda: keeper.keep.remote(1, bad))
+    text = refused(lambda: holder.keep.remote(1, bad))
     assert text.startswith(
         f"argument 1 of keeper.keep, a dict, cannot be sent: its part args[1]['x'] {LOCK}"
     )
-    text = refused(lambda: keeper.keep.remote(1, k=[bad]))
+    text = refused(lambda: holder.keep.remote(1, k=[bad]))
     assert text.startswith(
         "argument 'k' of keeper.keep, a list, cannot be sent: its part kwargs['k'][0]['x'] is"
     )
-    text = refused(lambda: keeper.items.remote(bad))
+    text = refused(lambda: holder.items.remote(bad))
     assert text.startswith("argument 0 of keeper.items, a dict, cannot be sent: its part args[0]")
-    text = refused(lambda: keeper.__ray_call__.remote(lambda self, x: x, lock()))
+    text = refused(lambda: holder.__ray_call__.remote(lambda self, x: x, lock()))
     assert text.startswith(
         "argument 1 of keeper.__ray_call__, a _thread.lock, cannot be sent: Type"
     )
 
 
 def test_more_arrays_than_one_value_takes(local):
-    keeper = conveyor.remote(Keeper).options(name="keeper").remote()
+    holder = conveyor.remote(Keeper).options(name="holder").remote()
     arrays = [np.ones(1) for _ in range((1 << 16) + 1)]
     told = (
         r"a value with 65537 tensors and arrays cannot be sent, as one takes 65536 .*numpy\.stack"
     )
-    assert re.match(told, refused(lambda: get(keeper.keep.remote(arrays))))
-    many = keeper.__ray_call__.remote(
+    assert re.match(told, refused(lambda: get(holder.keep.remote(arrays))))
+    many = holder.__ray_call__.remote(
         lambda self, n: [__import__("numpy").ones(1) for _ in range(n)], (1 << 16) + 1
     )
     assert re.match(told, refused(lambda: get(many)))
-    assert get(keeper.keep.remote(arrays[: 1 << 16])) == 1
+    assert get(holder.keep.remote(arrays[: 1 << 16])) == 1
 
 
 def test_an_argument_beside_one_that_is_not_there_yet(local, latches):
@@ -109,51 +109,51 @@ def test_an_argument_beside_one_that_is_not_there_yet(local, latches):
                 await asyncio.sleep(0.002)
 
     late = Late.remote().wait.remote(go.path)
-    keeper = conveyor.remote(Keeper).options(name="keeper").remote()
-    assert refused(lambda: keeper.keep.remote(late, lock())).startswith(
+    holder = conveyor.remote(Keeper).options(name="holder").remote()
+    assert refused(lambda: holder.keep.remote(late, lock())).startswith(
         "argument 1 of keeper.keep, a _thread.lock, cannot"
     )
     go.open()
     get(late)
 
 
-def test_results_of_calls(keeper):
-    text = refused(lambda: get(keeper.result.remote()))
+def test_results_of_calls(holder):
+    text = refused(lambda: get(holder.result.remote()))
     assert text.startswith(
         f"the result of keeper.result, a dict, cannot be sent: its part ['x'][0] {LOCK}"
     )
-    text = refused(lambda: get(keeper.two.remote()))
+    text = refused(lambda: get(holder.two.remote()))
     assert text.startswith("result 1 of keeper.two, a dict, cannot be sent: its part ['b'] is of")
 
 
-def test_results_that_are_to_stay(keeper):
+def test_results_that_are_to_stay(holder):
     stays = {"tensor_transport": "auto"}
-    text = refused(lambda: get(keeper.result.options(**stays).remote()))
+    text = refused(lambda: get(holder.result.options(**stays).remote()))
     assert text.startswith(
         f"the result of keeper.result, a dict, cannot be sent: its part ['x'][0] {LOCK}"
     )
-    text = refused(lambda: get(keeper.two.options(**stays).remote()))
+    text = refused(lambda: get(holder.two.options(**stays).remote()))
     assert text.startswith("result 1 of keeper.two, a dict, cannot be sent: its part ['b'] is of")
-    stream = keeper.items.options(**stays).remote()
+    stream = holder.items.options(**stays).remote()
     assert next(stream) == 1
     assert refused(lambda: next(stream)).startswith(
         "an item of keeper.items, a dict, cannot be sent: its part ['a'] is of type _thread.lock"
     )
 
 
-def test_an_item_of_a_stream(keeper):
-    stream = keeper.items.remote()
+def test_an_item_of_a_stream(holder):
+    stream = holder.items.remote()
     assert next(stream) == 1
     with pytest.raises(SerializationError) as raised:
         next(stream)
     text = "an item of keeper.items, a dict, cannot be sent: its part ['a'] is of type _thread.lock"
     assert str(raised.value).startswith(text)
-    assert raised.value.node == "keeper.items"
+    assert raised.value.node == "holder.items"
 
 
-def test_what_a_graph_is_executed_with(keeper):
+def test_what_a_graph_is_executed_with(holder):
     bad = {"x": lock()}
-    with compiled(keeper.keep.bind, name="whole") as graph:
+    with compiled(holder.keep.bind, name="whole") as graph:
         for execute in (
             graph.execute,
             graph.try_execute,
@@ -168,7 +168,7 @@ def test_what_a_graph_is_executed_with(keeper):
             "argument 0 of whole.execute, a dict, cannot be sent: its part args[0]"
         )
         assert get(graph.execute(1)) == 1
-    with compiled(lambda inp: keeper.keep.bind(inp[0], inp["b"][1]), name="parts") as graph:
+    with compiled(lambda inp: holder.keep.bind(inp[0], inp["b"][1]), name="parts") as graph:
         text = refused(lambda: graph.execute(bad, b=[0, 1]))
         assert text.startswith(
             "argument 0 of parts.execute, a dict, cannot be sent: its part args[0]"
@@ -181,10 +181,10 @@ def test_what_a_graph_is_executed_with(keeper):
         assert get(graph.execute(lock, b=[lock(), 1])) == 2  # only parts are sent
 
 
-def test_constants_of_a_graph(keeper):
+def test_constants_of_a_graph(holder):
     with InputNode() as inp:
-        whole = keeper.keep.bind(inp, {"c": lock()})
-        nested = keeper.keep.bind(1, k={"n": inp, "c": [lock()]})
+        whole = holder.keep.bind(inp, {"c": lock()})
+        nested = holder.keep.bind(1, k={"n": inp, "c": [lock()]})
     text = refused(lambda: whole.compile(name="first", ignore_unused=True))
     assert text.startswith(
         "argument 1 of keeper.keep in first, a dict, cannot be sent: its part args[1]['c'] is of"
@@ -196,20 +196,20 @@ def test_constants_of_a_graph(keeper):
     )
 
 
-def test_results_and_items_of_a_graph(keeper):
-    with keeper.result.bind().compile() as graph:
+def test_results_and_items_of_a_graph(holder):
+    with holder.result.bind().compile() as graph:
         with pytest.raises(SerializationError, match=r"its part \['x'\]\[0\] is of") as raised:
             get(graph.execute())
-        assert raised.value.node == "keeper.result"
-    with MultiOutputNode(list(keeper.two.bind())).compile() as graph:
+        assert raised.value.node == "holder.result"
+    with MultiOutputNode(list(holder.two.bind())).compile() as graph:
         _first, second = graph.execute()
         with pytest.raises(SerializationError, match=r"its part \['b'\] is of") as raised:
             get(second)
-        assert raised.value.node == "keeper.two[1]"
-    with keeper.items.bind().compile() as graph:
+        assert raised.value.node == "holder.two[1]"
+    with holder.items.bind().compile() as graph:
         with pytest.raises(SerializationError, match=r"its part \['a'\] is of") as raised:
             list(graph.execute())
-        assert raised.value.node == "keeper.items"
+        assert raised.value.node == "holder.items"
 
 
 def test_a_class_and_its_constructor(engine):
@@ -282,13 +282,13 @@ def test_inside_of_an_actor(local):
             dag.compile(name="inner")
 
     caller = Caller.remote()
-    keeper = conveyor.remote(Keeper).options(name="keeper").remote()
+    holder = conveyor.remote(Keeper).options(name="holder").remote()
     for call, text in (
-        (lambda: caller.calls.remote(keeper), "argument 0 of keeper.keep, a dict"),
+        (lambda: caller.calls.remote(holder), "argument 0 of keeper.keep, a dict"),
         (lambda: caller.executes.remote(graph), "argument 0 of outer.execute, a dict"),
-        (lambda: caller.compiles.remote(keeper), "argument 1 of keeper.keep in inner, a dict"),
+        (lambda: caller.compiles.remote(holder), "argument 1 of keeper.keep in inner, a dict"),
     ):
-        with compiled(keeper.keep.bind, name="outer") as graph:
+        with compiled(holder.keep.bind, name="outer") as graph:
             assert refused(lambda call=call: get(call())).startswith(f"{text}, cannot be sent")
 
 
@@ -303,13 +303,13 @@ class Says:
 
 
 def test_what_refuses_by_itself_is_not_looked_into(local):
-    keeper = conveyor.remote(Keeper).options(name="keeper").remote()
-    text = refused(lambda: keeper.keep.remote({"x": Says()}))
+    holder = conveyor.remote(Keeper).options(name="holder").remote()
+    text = refused(lambda: holder.keep.remote({"x": Says()}))
     assert "its part args[0]['x'] is of type test_unsendable.Says: ValueError: not this one" in text
 
 
 def test_a_long_path_is_cut_and_says_how_deep_it_goes(local):
-    keeper = conveyor.remote(Keeper).options(name="keeper").remote()
+    holder = conveyor.remote(Keeper).options(name="holder").remote()
 
     def nested(levels, inside):
         for _ in range(levels):
@@ -317,12 +317,12 @@ def test_a_long_path_is_cut_and_says_how_deep_it_goes(local):
         return inside
 
     steps = "[0]" * 8 + "…" + "[0]" * 3
-    text = refused(lambda: keeper.keep.remote(nested(20, lock())))
+    text = refused(lambda: holder.keep.remote(nested(20, lock())))
     assert f"its part args[0]{steps} (20 levels deep) is of type _thread.lock" in text
-    text = refused(lambda: keeper.keep.remote(nested(200, lock())))
+    text = refused(lambda: holder.keep.remote(nested(200, lock())))
     assert f"args[0]{steps} (50 levels deep, where the search ends) is of type list" in text
     deep = nested(100_000, 1)
-    text = refused(lambda: keeper.keep.remote(deep))
+    text = refused(lambda: holder.keep.remote(deep))
     assert (
         "a list, cannot be sent: it is nested too deeply to be pickled (maximum recursion" in text
     )

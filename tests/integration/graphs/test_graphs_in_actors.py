@@ -279,10 +279,10 @@ def test_whoever_waits_for_a_member_is_told_what_it_runs_by_name(
     pending = member.pid.remote()
     with pytest.raises(WaitTimeoutError, match=r"running m\.hold_and_end"):
         conveyor.get(pending, timeout=0.05)
-    asked = asker.ask.remote(member, 20)
-    assert not conveyor.wait([asked], timeout=0.1)[0]
+    requested = asker.ask.remote(member, 20)
+    assert not conveyor.wait([requested], timeout=0.1)[0]
     open(path, "w").close()
-    for ref in (pending, asked, run):
+    for ref in (pending, requested, run):
         with pytest.raises(ActorDiedError, match=r"while running m\.hold_and_end") as raised:
             conveyor.get(ref, timeout=60)
         assert raised.value.node is not None

@@ -98,7 +98,7 @@ def test_it_is_hidden_as_the_simulation_says(slow):
             made = graph.simulate(
                 {"make": 0, "made": 0, "work": BUSY, "join": 0},
                 # The delay is told as what copying a value takes.
-                sizes={e.source: DELAY for e in graph.plan.edges if e.beside},
+                sizes={e.source: DELAY for e in graph.plan.edges if e.out_of_band},
                 bandwidth=1,
                 executions=5,
             )

@@ -114,7 +114,7 @@ def test_ctrl_c_while_results_are_dropped_keeps_no_ref_in_them(learning, wait_un
     wait_until(lambda: exports.tidy() or exports.kept == 0, what="the end of exported refs")
 
 
-def test_a_result_that_was_asked_for_in_vain_leaves_nothing(latches):
+def test_a_result_that_was_requested_for_in_vain_leaves_nothing(latches):
     maker, go = Maker.remote(), latches()
     with InputNode() as inp:
         graph = maker.late.bind(inp, go.path).compile()
@@ -122,12 +122,12 @@ def test_a_result_that_was_asked_for_in_vain_leaves_nothing(latches):
     for ref in refs:
         with pytest.raises(WaitTimeoutError):
             ref.get(timeout=0.02)
-    assert inside.gate_of(graph).asked == 4
+    assert inside.gate_of(graph).requested == 4
     del ref, refs[3]  # it is dropped before it comes
-    assert inside.gate_of(graph).asked == 3
+    assert inside.gate_of(graph).requested == 3
     assert refs[2].cancel()
-    assert inside.gate_of(graph).asked == 2
+    assert inside.gate_of(graph).requested == 2
     go.open()
     assert get(refs[:2]) == [0, 1]
-    assert inside.gate_of(graph).asked == 0
+    assert inside.gate_of(graph).requested == 0
     graph.teardown()

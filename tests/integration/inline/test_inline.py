@@ -322,11 +322,11 @@ def test_an_async_call_that_sleeps_lets_its_caller_go_on():
     actor, other = Async.remote(), Async.remote()
     background = actor.for_ever.remote()
     together = [actor.meet.remote(20) for _ in range(20)]
-    asked = other.ask.remote(actor, "wait")
-    assert not asked.done()
+    requested = other.ask.remote(actor, "wait")
+    assert not requested.done()
     assert conveyor.get(together) == [20] * 20
     actor.come.remote()
-    assert conveyor.get(asked, timeout=60) == "met"
+    assert conveyor.get(requested, timeout=60) == "met"
     assert not background.done()
     conveyor.kill(actor)
     with pytest.raises(ActorDiedError, match="kill"):

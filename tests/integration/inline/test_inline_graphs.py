@@ -195,14 +195,14 @@ def test_what_an_interrupt_leaves_behind_is_not_run(actors):
 
     works["now"] = interrupt
     with InputNode() as inp:
-        dag = MultiOutputNode([b.do.bind("behind", a.do.bind(inp)), b.do.bind("beside", inp)])
+        dag = MultiOutputNode([b.do.bind("behind", a.do.bind(inp)), b.do.bind("out_of_band", inp)])
     with dag.compile(depth=1) as graph:
         for _ in range(3):  # each has its place
             with pytest.raises(KeyboardInterrupt):
                 graph.execute("now")
         assert log == ["now"] * 3
-        assert conveyor.get(graph.execute("later")) == ["behind", "beside"]
-        assert log[3:] == ["later", "behind", "beside"]
+        assert conveyor.get(graph.execute("later")) == ["behind", "out_of_band"]
+        assert log[3:] == ["later", "behind", "out_of_band"]
         status = graph.status()
         assert (status.submitted, status.completed) == (4, 4)
         assert graph.stats().tasks[0].running.count == 4  # it was not deployed anew for that

@@ -575,7 +575,7 @@ def test_items_of_streams_wait(make):
     assert found == list(map(float, range(COUNT)))
 
 
-def test_memory_that_is_asked_for_waits():
+def test_memory_that_is_requested_for_waits():
     (actor,) = actors()
     refs = []
     for i in range(COUNT):
@@ -593,7 +593,7 @@ def test_an_attempt_that_has_waited_keeps_no_values(wait_until):
     gc.disable()
     try:
         in_turn([actor.more.remote(value(i)) for i in range(COUNT)])
-        test_memory_that_is_asked_for_waits()
+        test_memory_that_is_requested_for_waits()
         with pytest.raises(ArenaFullError):
             get([actor.make.remote(i) for i in range(FULL + 2)])
         arrays = [conveyor.empty(SIZE // 8) for _ in range(7)]  # all is free

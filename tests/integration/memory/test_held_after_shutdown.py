@@ -233,9 +233,9 @@ class TestValuesStay:
     def test_arrays(self):
         actor, other = Actor.remote(), Actor.remote()
         graph = compiled(lambda x: actor.make.bind(x))
-        beside = compiled(lambda x: other.make.bind(x))
+        out_of_band = compiled(lambda x: other.make.bind(x))
         kept = [get(graph.execute(i)) for i in range(3)]
-        assert get(beside.execute(1)).nbytes == SIZE
+        assert get(out_of_band.execute(1)).nbytes == SIZE
         end()
         assert sum(memory != 0 for memory in arenas().values()) == 1
         assert len(descriptors()) == 1  # a fork needs the file of what is held
@@ -244,7 +244,7 @@ class TestValuesStay:
         assert (kept[0] == 0).all()
         del kept
         assert nothing_is_left()
-        del graph, beside
+        del graph, out_of_band
 
     def test_results_that_had_come(self, wait_until):
         actor = Actor.remote()

@@ -168,14 +168,14 @@ def test_the_error_names_every_holder_and_channel(maker, other):
 
             error = until_full(step)
         found = {(h.process, h.graph): h for h in error.held}
-        keeper = next(name for name, number in found if name != "driver")
+        holder = next(name for name, number in found if name != "driver")
         # The reader in the actor holds them all, the driver every other, and some from calls.
         assert set(found) == {
             ("driver", None),
             ("driver", inside.number_of(graph)),
-            (keeper, inside.number_of(graph)),
+            (holder, inside.number_of(graph)),
         }
-        all_numbers = found[keeper, inside.number_of(graph)].executions
+        all_numbers = found[holder, inside.number_of(graph)].executions
         assert all_numbers == tuple(range(len(all_numbers)))
         assert set(found["driver", inside.number_of(graph)].executions) >= {1, 3, 5}
         assert not {0, 2} & set(found["driver", inside.number_of(graph)].executions)
@@ -206,7 +206,7 @@ def test_a_graph_has_a_cap_of_its_own(maker, other, place):
         method, arguments = maker.make, range
     else:
         method, arguments = other.keep, lambda n: [np.full(N, float(i)) for i in range(n)]
-    with one(method, memory_bytes=cap, name="small") as graph, one(other.echo) as beside:
+    with one(method, memory_bytes=cap, name="small") as graph, one(other.echo) as out_of_band:
         held = []
 
         def step(i):
@@ -218,7 +218,7 @@ def test_a_graph_has_a_cap_of_its_own(maker, other, place):
         [by] = error.held
         assert (by.graph, by.executions) == (inside.number_of(graph), (0, 1, 2))
         # The memory of others is not less by it, not even on the way to the same actor.
-        several = [conveyor.get(beside.execute(np.zeros(N)), timeout=WAIT) for _ in range(4)]
+        several = [conveyor.get(out_of_band.execute(np.zeros(N)), timeout=WAIT) for _ in range(4)]
         assert len(several) == 4
         held.clear()
         conveyor.get(other.forget.remote(), timeout=WAIT)

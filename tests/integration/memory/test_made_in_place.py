@@ -53,19 +53,19 @@ def _send_from_session_to_session(size):
 
 
 class Proxy:
-    asked = 0
+    requested = 0
 
     def __reduce__(self):
         return (int, (3,))
 
     @property
     def base(self):
-        Proxy.asked += 1
+        Proxy.requested += 1
         raise KeyboardInterrupt
 
 
 @pytest.mark.usefixtures("fresh_session")
-def test_other_values_are_not_asked_for_their_base():
+def test_other_values_are_not_requested_for_their_base():
     reader = Reader.remote()
     with InputNode() as inp:
         dag = reader.echo.bind(inp)
@@ -73,7 +73,7 @@ def test_other_values_are_not_asked_for_their_base():
         kept = conveyor.empty(10)
         assert conveyor.get(graph.execute(Proxy())) == 3
         del kept
-    assert Proxy.asked == 0
+    assert Proxy.requested == 0
 
 
 class Maker:
@@ -224,7 +224,7 @@ class Keeper:
 
 
 @pytest.fixture(scope="module")
-def keeper(session):
+def holder(session):
     return conveyor.remote(Keeper).remote()
 
 
@@ -236,26 +236,26 @@ def keeper(session):
         *(("of_a_tensor", how) for how in OF_A_TENSOR),
     ],
 )
-def test_what_its_maker_can_still_write_to_is_copied(keeper, method, how):
+def test_what_its_maker_can_still_write_to_is_copied(holder, method, how):
     pytest.importorskip("torch")
-    bound = getattr(keeper, method)
+    bound = getattr(holder, method)
     with InputNode() as inp:
         dag = bound.bind(inp)
     with dag.compile() as graph:
         for got in (conveyor.get(bound.remote(how)), conveyor.get(graph.execute(how))):
             assert set(np.asarray(got).ravel()) == {1.0}
-            conveyor.get(keeper.write.remote())
+            conveyor.get(holder.write.remote())
             assert set(np.asarray(got).ravel()) == {1.0}
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("looks", [False, True])
-def test_a_tensor_that_its_method_lets_go_of_is_not_copied(keeper, looks):
+def test_a_tensor_that_its_method_lets_go_of_is_not_copied(holder, looks):
     pytest.importorskip("torch")
     for _ in range(3):
-        got = conveyor.get(keeper.let_go.remote(looks))
+        got = conveyor.get(holder.let_go.remote(looks))
         assert float(got.sum()) == 2 * SIZE
-        assert not conveyor.get(keeper.lies_there_again.remote())
+        assert not conveyor.get(holder.lies_there_again.remote())
 
 
 class Splitter:

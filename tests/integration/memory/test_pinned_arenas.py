@@ -83,7 +83,7 @@ class Worker:
 
     def refuse(self):
         def refuse(address, nbytes):
-            self.asked = getattr(self, "asked", 0) + 1
+            self.requested = getattr(self, "requested", 0) + 1
             raise RuntimeError("no memory may be locked")
 
         self.sim.pin = refuse
@@ -95,7 +95,7 @@ class Worker:
         logger.setLevel(logging.INFO)
 
     def refused(self):
-        return self.asked, self.told
+        return self.requested, self.told
 
     def fork(self, tensor):
         """A child that inherits what is pinned, and goes through what it has."""
@@ -189,12 +189,12 @@ def test_memory_that_is_pinned_is_not_given_back(session, wait_until):
 
 def test_what_is_not_used_is_given_up_and_goes_back(session, wait_until, monkeypatch):
     (a,) = session(idle=0.3, actors=1)
-    sim, asked = accelerator.install(), []
-    monkeypatch.setattr(sim, "pin", lambda *of, pin=sim.pin: asked.append(of) or pin(*of))
+    sim, requested = accelerator.install(), []
+    monkeypatch.setattr(sim, "pin", lambda *of, pin=sim.pin: requested.append(of) or pin(*of))
     with InputNode() as inp:
         graph = a.bounds.bind(inp).compile()
     send(graph, range(4))
-    assert asked  # it may have been given up by now
+    assert requested  # it may have been given up by now
     wait_until(lambda: pins() == (0, 0) == conveyor.get(a.pins.remote()), LONG)
     wait_until(lambda: arena().bytes_touched == 0, LONG)
 
@@ -267,7 +267,7 @@ def test_the_driver_holds_tensors_of_gpus(session):
     assert [tensor.mean().item() for tensor in back] == list(range(6))
 
 
-def test_a_device_that_refuses_is_asked_again_later_and_told_of_once(session):
+def test_a_device_that_refuses_is_requested_again_later_and_told_of_once(session):
     a, b = session()
     conveyor.get(b.refuse.remote())
     begun = time.monotonic()
@@ -275,9 +275,9 @@ def test_a_device_that_refuses_is_asked_again_later_and_told_of_once(session):
         graph = b.bounds.bind(a.make.bind(inp)).compile()
     for number in range(6):
         assert conveyor.get(graph.execute(number), timeout=LONG) == [(number, number, "sim:0")]
-    asked, told = conveyor.get(b.refused.remote())
+    requested, told = conveyor.get(b.refused.remote())
     # Not for each value: after a second, then after two more, then after four.
-    assert 1 <= asked <= 1 + int(math.log2(1 + time.monotonic() - begun))
+    assert 1 <= requested <= 1 + int(math.log2(1 + time.monotonic() - begun))
     assert len(told) == 1
     assert "no memory may be locked" in told[0]
     assert conveyor.get(b.pins.remote()) == (0, 0)

@@ -100,7 +100,7 @@ def test_a_task_of_a_graph_has_its_name(tmp_path):
         assert get(ref) == "held"
 
 
-def test_who_is_stopped_is_seen_and_asked_nothing(wait_until):
+def test_who_is_stopped_is_seen_and_requested_nothing(wait_until):
     actor = Actor.options(name="sleeper").remote()
     pid = get(actor.pid.remote())
     os.kill(pid, signal.SIGSTOP)
@@ -271,10 +271,10 @@ with InputNode() as inp:
     graph = actor.echo.bind(inp).compile()
 pid = os.getpid()
 ((roster, _),) = _files(pid, FILE)
-((process_table, _),) = _files(pid, "conveyor-board")
+((process_table, _),) = _files(pid, "conveyor-process-table")
 with open(roster, "r+b") as file:
     file.write(b"no JSON, \\xff, and a line\\n")
-copies = [os.memfd_create("conveyor-board") for _ in range(3)]
+copies = [os.memfd_create("conveyor-process-table") for _ in range(3)]
 for copy, size in zip(copies, (None, 4096, 10)):
     with open(process_table, "rb") as file:
         os.write(copy, file.read()[:size])

@@ -141,7 +141,7 @@ def test_nothing_of_opentelemetry_is_imported_unasked():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_it_is_an_attribute_of_the_package_and_is_imported_when_it_is_asked_for():
+def test_it_is_an_attribute_of_the_package_and_is_imported_when_it_is_requested_for():
     code = """
 import sys, conveyor
 assert "conveyor.metrics" not in sys.modules

@@ -45,10 +45,10 @@ def test_at_its_end(graph, tmp_path, monkeypatch, at):
 
 def test_at_its_beginning(graph, tmp_path, monkeypatch):
     """Other nodes may have begun: they are told that it has ended."""
-    asked = []
+    requested = []
 
     def remote_status(self, question, time_limit):
-        asked.append(question.trace)
+        requested.append(question.trace)
         if question.trace == "begin":
             raise KeyboardInterrupt
         return RemoteStatus()
@@ -58,6 +58,6 @@ def test_at_its_beginning(graph, tmp_path, monkeypatch):
         patch.setattr(type(trace._graph), "remote_status", remote_status)
         with pytest.raises(KeyboardInterrupt), trace:
             pass
-    assert asked == ["begin", "end"]
+    assert requested == ["begin", "end"]
     assert list(tmp_path.iterdir()) == []
     works(graph, tmp_path / "two.json")

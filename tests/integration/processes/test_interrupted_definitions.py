@@ -34,7 +34,7 @@ PROGRAM = """
             return self
 
     conveyor.get(send(type("First", (), {})()), timeout=60)  # cloudpickle is imported
-    # Python 3.12 tells of opcodes only if some frame had asked for them before the tracing began.
+    # Python 3.12 tells of opcodes only if some frame had requested for them before the tracing began.
     sys._getframe().f_trace_opcodes = True
     moment = 0
     gc.disable()  # what is raised while a class of before goes is lost

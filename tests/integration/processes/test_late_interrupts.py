@@ -33,25 +33,25 @@ class Actor:
 class Keeper:
     """Is interrupted where it begins to give claims up, so many times."""
 
-    def __init__(self, keeper, times):
-        self.keeper = keeper
+    def __init__(self, holder, times):
+        self.holder = holder
         self.times = times
-        self.asked = 0
+        self.requested = 0
 
     def confirm(self, made):
-        self.keeper.confirm(made)
+        self.holder.confirm(made)
 
     def take(self, made):
-        return self.keeper.take(made)
+        return self.holder.take(made)
 
     def withdraw(self, made, readers):
-        self.keeper.withdraw(made, readers)
+        self.holder.withdraw(made, readers)
 
     def give_up(self, made):
-        self.asked += 1
-        if self.asked <= self.times:
+        self.requested += 1
+        if self.requested <= self.times:
             signal.raise_signal(signal.SIGINT)
-        self.keeper.give_up(made)
+        self.holder.give_up(made)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def interrupted(monkeypatch):
     """``interrupted(times)``: have the giving up of claims interrupted so often. Then what was printed."""
     printed = []
     monkeypatch.setattr(sys, "unraisablehook", lambda u: printed.append(u.exc_type))
-    before = claims._keeper
+    before = claims._holder
 
     def begin(times):
         claims.install(Keeper(before, times))

@@ -29,7 +29,7 @@ def test_a_child_that_is_forked_during_an_import_can_import(scripts, attempt):
     )
 
 
-def test_a_module_that_is_asked_for_when_the_interpreter_has_ended_says_so(scripts):
+def test_a_module_that_is_requested_for_when_the_interpreter_has_ended_says_so(scripts):
     out = scripts.run(
         """
         import os

@@ -126,7 +126,7 @@ def test_an_event_loop_that_outlives_the_session_leaves_no_descriptor(leaves_not
         loop = asyncio.new_event_loop()
         loop.run_until_complete(wait_a_little(ref))
         bell = context.current().inbox
-        conveyor.shutdown()  # the loop is still watching the bell
+        conveyor.shutdown()  # the loop is still watching the doorbell
         (waiting,) = asyncio.all_tasks(loop)
         waiting.cancel()
         with suppress(asyncio.CancelledError):

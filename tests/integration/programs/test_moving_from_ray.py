@@ -94,13 +94,13 @@ def test_errors_are_caught_by_rays_names(echo, graph):
 
 def test_errors_of_direct_objects_are_caught_by_rays_names(session, wait_until):
     ray = conveyor
-    keeper = Echo.remote()
-    kept = keeper.array.options(tensor_transport="auto").remote()
+    holder = Echo.remote()
+    kept = holder.array.options(tensor_transport="auto").remote()
     ray.wait([kept])
-    with hold_transfers(keeper), pytest.raises(ray.exceptions.ObjectFetchTimedOutError):
+    with hold_transfers(holder), pytest.raises(ray.exceptions.ObjectFetchTimedOutError):
         ray.get(kept, timeout=0.05)
     owner = Echo.remote()
-    [lost] = ray.get(owner.__ray_call__.remote(_asked_of, keeper))
+    [lost] = ray.get(owner.__ray_call__.remote(_requested_of, holder))
     assert ray.wait([lost], timeout=30)[0]  # before its owner dies
     ray.kill(owner)
     wait_until(lambda: not any(one.id == lost.value_id() for one in ray.objects()), 20, "its end")
@@ -120,8 +120,8 @@ def test_what_fails_of_the_session_is_a_system_error(echo):
         assert not issubclass(others, system_error)
 
 
-def _asked_of(self, keeper):
-    return [keeper.array.options(tensor_transport="auto").remote()]
+def _requested_of(self, holder):
+    return [holder.array.options(tensor_transport="auto").remote()]
 
 
 def test_every_public_name_of_exceptions_is_there():

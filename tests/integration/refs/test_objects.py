@@ -88,7 +88,7 @@ def test_every_process_lists_what_all_of_them_keep(pair, wait_until):
     wait_until(lambda: [one.holders for one in map(by_id().get, ids)] == holders)
     found = by_id()
     assert set(found) == set(ids)
-    assert [found[one].keeper for one in ids] == ["ann", "bob", "driver", "ann"]
+    assert [found[one].holder for one in ids] == ["ann", "bob", "driver", "ann"]
     assert [found[one].nbytes for one in ids] == [80, 160, 88, 56]
     assert [found[one].transport for one in ids] == ["auto", "auto", "shm", "shm"]
     assert [found[one].snapshot for one in ids] == [False, True, False, False]
@@ -101,14 +101,14 @@ def test_every_process_lists_what_all_of_them_keep(pair, wait_until):
     for actor, here in ((ann, {ids[0], ids[3]}), (bob, set())):
         listed = {one.id: one for one in get(actor.listed.remote())}
         assert {one for one in ids if listed[one].route == "here"} == here
-        assert {one: (listed[one].keeper, listed[one].holders) for one in ids} == {
-            one: (found[one].keeper, found[one].holders) for one in ids
+        assert {one: (listed[one].holder, listed[one].holders) for one in ids} == {
+            one: (found[one].holder, found[one].holders) for one in ids
         }
 
 
 def test_in_one_process(engine):
     mine = conveyor.put(np.ones(3), tensor_transport="auto")
-    assert [(one.id, one.keeper, one.route) for one in conveyor.objects()] == [
+    assert [(one.id, one.holder, one.route) for one in conveyor.objects()] == [
         (mine.value_id(), "driver", "here")
     ]
 
@@ -136,7 +136,7 @@ def test_a_keeper_that_computes_is_listed(pair, tmp_path):
     path = tmp_path / "go"
     running = ann.hold.remote(str(path))
     try:
-        assert [one.keeper for one in conveyor.objects()] == ["ann"]
+        assert [one.holder for one in conveyor.objects()] == ["ann"]
         os.kill(get(bob.pid.remote()), signal.SIGSTOP)
         assert [one.id for one in conveyor.objects()] == [ref.value_id()]
     finally:
@@ -165,7 +165,7 @@ def test_what_has_gone_is_not_listed(pair, wait_until):
     kept = [ann.make.remote(), bob.make.remote()]
     conveyor.wait(kept, num_returns=2)
     os.kill(get(ann.pid.remote()), signal.SIGKILL)
-    wait_until(lambda: [one.keeper for one in conveyor.objects()] == ["bob"])
+    wait_until(lambda: [one.holder for one in conveyor.objects()] == ["bob"])
 
 
 def test_holders_along_a_chain(local, wait_until):
@@ -221,7 +221,7 @@ def test_thousands(pair, wait_until):
     theirs = [ann.make.remote(n) for n in range(1, 1001)]
     conveyor.wait(theirs, num_returns=len(theirs))
     listed = conveyor.objects()
-    mine = [one for one in listed if one.keeper == "driver"]
+    mine = [one for one in listed if one.holder == "driver"]
     assert [one.nbytes for one in mine] == [8 * n for n in range(1, 5001)]
     assert [one.id for one in mine] == [ref.value_id() for ref in refs]
     assert len(listed) == 6000

@@ -51,11 +51,11 @@ class Stage:
 
     def ask(self, other, refs):
         """Keep two results of the other's, and get a later one."""
-        self.asked = other.same.remote(refs), other.same.remote(refs)
+        self.requested = other.same.remote(refs), other.same.remote(refs)
         conveyor.get(other.same.remote())
 
     def answers(self):
-        return [number_in(one) for one in self.asked]
+        return [number_in(one) for one in self.requested]
 
 
 def number_in(result):

@@ -215,7 +215,7 @@ def test_a_shutdown_makes_them_readable(scripts):
 
 
 def test_inline_refs_have_them(scripts):
-    asked = """
+    requested = """
 ref = a.hold.remote("x")
 assert not ref.done()
 assert not select.select([ref], [], [], 0)[0]
@@ -225,4 +225,4 @@ assert ref.get(timeout=0) == "x"
 assert select.select([dag.compile().execute(1)], [], [], 0)[0]
 print("fine")
 """
-    assert scripts.run(INLINE_HOLDING + asked) == "fine\n"
+    assert scripts.run(INLINE_HOLDING + requested) == "fine\n"

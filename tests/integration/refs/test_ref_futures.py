@@ -274,7 +274,7 @@ def test_the_end_of_the_session_ends_them(scripts):
 
 
 def test_inline_refs_have_them(scripts):
-    asked = """
+    requested = """
 future = a.hold.remote("x").future()
 assert not future.done()
 a.open.remote()
@@ -282,4 +282,4 @@ assert future.result(20) == "x"
 assert dag.compile().execute(1).future().result(20) == 1
 print("fine")
 """
-    assert scripts.run(INLINE_HOLDING + asked) == "fine\n"
+    assert scripts.run(INLINE_HOLDING + requested) == "fine\n"

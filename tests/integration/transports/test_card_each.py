@@ -229,10 +229,10 @@ def test_a_direct_object_for_a_driver_without_any(cards, driver_without, caplog)
 
 
 def test_a_direct_object_whose_keeper_has_died(cards, driver_without):
-    keeper = card("1")
-    ref = keeper.keep.remote(3)
+    holder = card("1")
+    ref = holder.keep.remote(3)
     conveyor.wait([ref])
-    conveyor.kill(keeper)
+    conveyor.kill(holder)
     with pytest.raises(ActorDiedError):
         conveyor.get(ref)
 

@@ -226,14 +226,14 @@ def test_overlap_gains_what_the_simulation_says(workers):
     took, said = {}, {}
     for overlap in (False, True):
         with program(workers, overlap) as graph:
-            beside = [edge for edge in graph.plan.edges if edge.beside]
+            out_of_band = [edge for edge in graph.plan.edges if edge.out_of_band]
             durations = {"send": 0, "recv_and_matmul": KERNEL}
-            sizes = {edge.source: COPY for edge in beside}
+            sizes = {edge.source: COPY for edge in out_of_band}
             foreseen = graph.simulate(durations, sizes=sizes, bandwidth=1, executions=1)
             said[overlap] = foreseen.latency_p50
             took[overlap] = min(usual_time(graph) for _ in range(2))
             where = "on streams of its own" if overlap else "on the stream of the program"
-            assert graph.explain().count(where) == len(beside) == 3
+            assert graph.explain().count(where) == len(out_of_band) == 3
     assert said[True] < said[False]
     # A machine that is busy makes both longer.
     for overlap in (False, True):
@@ -259,7 +259,7 @@ def test_a_frame_that_comes_late_costs_nothing(workers):
                 times.append(time.monotonic() - begin)
             took[overlap] = min(times)
             assert ("try " in graph.explain()) == overlap
-            sizes = {edge.source: COPY for edge in graph.plan.edges if edge.beside}
+            sizes = {edge.source: COPY for edge in graph.plan.edges if edge.out_of_band}
             durations = {"slow": LATE, "busy": BUSY, "join": 0}
             said = graph.simulate(durations, sizes=sizes, bandwidth=1, executions=4).latency_p50
             assert took[overlap] == pytest.approx(said, rel=0.1)

@@ -121,7 +121,7 @@ def graph_of(name, a, b, make="bytes", take="add", **options):
         return getattr(b, take).bind(made).compile(**options)
 
 
-def asked(actor, method):
+def requested(actor, method):
     return conveyor.get(getattr(actor, method).remote(), timeout=60)
 
 
@@ -157,31 +157,31 @@ def test_dtypes_that_travel_as_bytes(name, pair, dtype):
 
 def test_the_programs_own_group_is_left_alone(name, pair):
     a, b = pair
-    asked(a, "begin_own_group")
-    assert asked(a, "own_group") == (1, 3.0)
+    requested(a, "begin_own_group")
+    assert requested(a, "own_group") == (1, 3.0)
     with graph_of(name, a, b) as graph:
         for _ in range(3):
             assert graph.execute(800).get(timeout=60) == expected(800)
-        assert asked(a, "own_group") == (1, 3.0)
-        assert asked(b, "own_group") is None
-    assert asked(a, "own_group") == (1, 3.0)
-    assert asked(b, "own_group") is None
-    asked(a, "end_own_group")
+        assert requested(a, "own_group") == (1, 3.0)
+        assert requested(b, "own_group") is None
+    assert requested(a, "own_group") == (1, 3.0)
+    assert requested(b, "own_group") is None
+    requested(a, "end_own_group")
 
 
 def test_it_listens_on_loopback_only_and_no_longer_than_its_graph(name, pair, wait_until):
     nothing = [[], []]
 
     def none_listens():  # a reader calls a writer that is gone for some seconds
-        wait_until(lambda: [asked(one, "listens") for one in pair] == nothing)
+        wait_until(lambda: [requested(one, "listens") for one in pair] == nothing)
 
     none_listens()  # after other tests
     with graph_of(name, *pair) as graph:
         graph.execute(800).get(timeout=60)
-        found = [asked(one, "listens") for one in pair]
+        found = [requested(one, "listens") for one in pair]
         assert all(len(own) == 1 and own[0].startswith("127.0.0.") for own in found)
     none_listens()
-    wait_until(lambda: [asked(one, "connected") for one in pair] == [0, 0])
+    wait_until(lambda: [requested(one, "connected") for one in pair] == [0, 0])
 
 
 def test_two_graphs_at_once(name, pair):
@@ -204,7 +204,7 @@ def test_a_slow_reader_holds_up_no_other(name, pair):
         made = a.bytes.bind(inp).with_tensor_transport(name)
         dag = MultiOutputNode([b.add.bind(made), c.add.bind(made)])
     graph = dag.compile(depth=4, fail_fast=False)
-    stopped = psutil.Process(asked(c, "pid"))
+    stopped = psutil.Process(requested(c, "pid"))
     first, _ = graph.execute(8 << 20)
     assert first.get(timeout=60) == expected(8 << 20)
     stopped.suspend()
@@ -221,15 +221,15 @@ def test_a_frozen_peer_frees_the_others_when_the_graph_is_taken_down(name, pair,
     a, b = pair
     frozen, other = (a, b) if which == "writer" else (b, a)
     # A reader calls a writer that is gone for some seconds.
-    wait_until(lambda: asked(other, "threads") == 0)
+    wait_until(lambda: requested(other, "threads") == 0)
     graph = graph_of(name, a, b, depth=4)
     assert graph.execute(800).get(timeout=60) == expected(800)
-    stopped = psutil.Process(asked(frozen, "pid"))
+    stopped = psutil.Process(requested(frozen, "pid"))
     refs = [graph.execute(64 << 20) for _ in range(3)]
     stopped.suspend()
     down = threading.Thread(target=graph.teardown)
     down.start()
-    wait_until(lambda: asked(other, "threads") == 0, timeout=60)
+    wait_until(lambda: requested(other, "threads") == 0, timeout=60)
     stopped.send_signal(signal.SIGCONT)
     down.join(20)
     assert not down.is_alive()
@@ -246,14 +246,14 @@ def test_a_peer_that_dies_in_the_middle_is_named(name, mortals, which, wait_unti
     victim, other = (a, b) if which == "writer" else (b, a)
     with graph_of(name, a, b, depth=4) as graph:
         graph.execute(800).get(timeout=60)
-        process = psutil.Process(asked(victim, "pid"))
+        process = psutil.Process(requested(victim, "pid"))
         if which == "frozen reader":
             process.suspend()
         refs = [graph.execute(64 << 20) for _ in range(3)]
         process.kill()
         with pytest.raises(ActorDiedError, match="died"):
             refs[-1].get(timeout=60)
-    wait_until(lambda: asked(other, "threads") == 0)
+    wait_until(lambda: requested(other, "threads") == 0)
 
 
 def test_nothing_is_left_of_transfers_that_were_broken_off(name, pair, wait_until):
@@ -267,7 +267,7 @@ def test_nothing_is_left_of_transfers_that_were_broken_off(name, pair, wait_unti
         graph.teardown()
 
     def held():
-        return [asked(one, "holds") for one in pair]
+        return [requested(one, "holds") for one in pair]
 
     def no_more_than(before):
         return all(
@@ -276,7 +276,7 @@ def test_nothing_is_left_of_transfers_that_were_broken_off(name, pair, wait_unti
         )
 
     broken_off()
-    wait_until(lambda: [asked(one, "threads") for one in pair] == [0, 0])
+    wait_until(lambda: [requested(one, "threads") for one in pair] == [0, 0])
     before = held()
     for _ in range(2):
         broken_off()
@@ -288,7 +288,7 @@ def test_a_graph_that_is_restarted_goes_on(name, wait_until):
     with graph_of(name, a, b, depth=4) as graph:
         assert graph.execute(800).get(timeout=60) == expected(800)
         ref = graph.execute(64 << 20)
-        os.kill(asked(b, "pid"), signal.SIGKILL)
+        os.kill(requested(b, "pid"), signal.SIGKILL)
         with pytest.raises(ActorDiedError):
             ref.get(timeout=60)
         graph.restart()

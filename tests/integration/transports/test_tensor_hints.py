@@ -157,11 +157,11 @@ def slow():
 
 
 @pytest.mark.parametrize("promise", [{}, {"_static_shape": True}], ids=["", "static shape"])
-@pytest.mark.parametrize("beside", [False, True], ids=["in frames", "beside"])
-def test_tensors_of_all_kinds_over_edges(pair, slow, beside, promise):
+@pytest.mark.parametrize("out_of_band", [False, True], ids=["in frames", "out_of_band"])
+def test_tensors_of_all_kinds_over_edges(pair, slow, out_of_band, promise):
     a, b = pair
     with InputNode() as inp:
-        made = a.zoo.bind().with_tensor_transport(slow if beside else "auto", **promise)
+        made = a.zoo.bind().with_tensor_transport(slow if out_of_band else "auto", **promise)
         graph = MultiOutputNode([b.oddities.bind(made), b.oddities.bind(inp), made]).compile()
     for _ in range(2):
         at_reader, of_input, result = conveyor.get(graph.execute(zoo()), timeout=60)
@@ -189,10 +189,10 @@ def outcome(graph, *args, **kwargs):
         return str(error).splitlines()[0]
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["in frames", "beside"])
-def test_one_tensor_is_what_direct_return_promises(pair, slow, beside):
+@pytest.mark.parametrize("out_of_band", [False, True], ids=["in frames", "out_of_band"])
+def test_one_tensor_is_what_direct_return_promises(pair, slow, out_of_band):
     a, b = pair
-    name = slow if beside else "auto"
+    name = slow if out_of_band else "auto"
     with InputNode() as inp:
         made = a.make.bind(inp).with_tensor_transport(name, _direct_return=True)
         graph = b.kind.bind(made).compile()
@@ -205,10 +205,10 @@ def test_one_tensor_is_what_direct_return_promises(pair, slow, beside):
     assert outcome(graph, "sparse") == ("Tensor", "cpu")
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["in frames", "beside"])
-def test_tensors_of_the_first_execution_are_what_static_shape_promises(pair, slow, beside):
+@pytest.mark.parametrize("out_of_band", [False, True], ids=["in frames", "out_of_band"])
+def test_tensors_of_the_first_execution_are_what_static_shape_promises(pair, slow, out_of_band):
     a, b = pair
-    name = slow if beside else "shm"
+    name = slow if out_of_band else "shm"
     with InputNode() as inp:
         made = a.make.bind(inp).with_tensor_transport(name, _static_shape=True)
         graph = b.total.bind(made).compile(depth=4)

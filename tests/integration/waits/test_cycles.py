@@ -460,7 +460,7 @@ def test_such_an_argument_where_the_driver_calls(make):
     assert conveyor.get([n.ping.remote() for n in (a, b, c)], timeout=WAIT) == ["pong"] * 3
 
 
-def test_who_is_waited_for_is_asked_while_the_call_is_encoded(make):
+def test_who_is_waited_for_is_requested_while_the_call_is_encoded(make):
     """Whoever answers hears of what the encoding needs."""
     a, b, _, d = make(GIVER, (Giver, {"max_concurrency": 4}), GIVER, GIVER)
     waiting = d.get_lent.remote(conveyor.get(a.lend_encoded_late.remote(), timeout=WAIT))

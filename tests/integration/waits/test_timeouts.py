@@ -136,8 +136,8 @@ NO_LIMIT = [None, -1, np.float32(-1), math.inf, 10**400]
 def test_what_is_left_of_a_budget_that_is_used_up(held):
     for nothing_left in NOTHING_LEFT:
         all_end(held, nothing_left)
-        asked = held.asker.get.remote([held.call], nothing_left, False)
-        assert conveyor.get(asked, timeout=WAIT) == "timed out"
+        requested = held.asker.get.remote([held.call], nothing_left, False)
+        assert conveyor.get(requested, timeout=WAIT) == "timed out"
     # What is there is given.
     get(held.actor.open.remote())
     assert get(held.call) == "x"
@@ -174,8 +174,8 @@ def test_frozen_clocks(held):
     with frozen_clocks():
         all_end(held, 0.01)
         assert get(Actor.remote().get.remote([held.call], 0.01, False)) == "timed out"
-    asked = held.asker.get.remote([held.call], 0.01, True)
-    assert conveyor.get(asked, timeout=WAIT) == "timed out"
+    requested = held.asker.get.remote([held.call], 0.01, True)
+    assert conveyor.get(requested, timeout=WAIT) == "timed out"
 
 
 @pytest.mark.parametrize("held", ["local"], indirect=True)

@@ -87,7 +87,7 @@ def test_the_types_of_options_name_those_that_there_are():
     assert set(typing.get_type_hints(options.InitOptions)) == engines - named - internal
 
 
-def test_nothing_is_imported_for_them_before_they_are_asked_for():
+def test_nothing_is_imported_for_them_before_they_are_requested_for():
     source = """
         import sys
         import conveyor

@@ -13,7 +13,7 @@ from conveyor import device as devices  # noqa: E402
 from conveyor.codec import frames as codec  # noqa: E402
 from conveyor.codec.out_of_band import OutgoingValue  # noqa: E402
 from conveyor.codec.pickling.definitions import SentDefinitions  # noqa: E402
-from conveyor.codec.promises import Keeper, Promised  # noqa: E402
+from conveyor.codec.promises import PromiseChecker, Promised  # noqa: E402
 from conveyor.exceptions import SerializationError, TransportError  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -106,14 +106,16 @@ def check_same(got, wanted):
         assert got == wanted
 
 
-def keeper(device=None, static=False, direct=False, **options):
-    return Keeper("a.f", device, static, direct, **options)
+def checker(device=None, static=False, direct=False, **options):
+    return PromiseChecker("a.f", device, static, direct, **options)
 
 
 def carried_beside(value, by=None):
     moved = []
-    parcel = OutgoingValue(value, lambda _: None, lambda made: bytes(moved.extend(made) or b""), by)
-    number, _, meta, buffers = codec.encode(parcel, SentDefinitions())
+    outgoing = OutgoingValue(
+        value, lambda _: None, lambda made: bytes(moved.extend(made) or b""), by
+    )
+    number, _, meta, buffers = codec.encode(outgoing, SentDefinitions())
     copies = [bytearray(memoryview(b).cast("B")) for b in buffers or ()]
     head = codec.decode(number, meta, copies)
     assert all(tensor.is_contiguous() for tensor in moved)
@@ -131,10 +133,10 @@ def test_values_with_tensors_travel(value, shared):
 @example(torch.zeros((), dtype=torch.complex64).conj())
 @settings(deadline=None, max_examples=100)
 def test_the_same_value_again_keeps_any_promise(value):
-    static = keeper(static=True)
+    static = checker(static=True)
     for again in (value, Channel().carry(value)):
         check_same(Channel().carry(static.pack(again)), value)
-    check_same(carried_beside(value, keeper(static=True)), value)
+    check_same(carried_beside(value, checker(static=True)), value)
 
 
 class Host(type("Rest", (devices.Device,), dict.fromkeys(devices.Device.__abstractmethods__))):
@@ -162,7 +164,7 @@ def test_tensors_that_are_put_on_a_device_are_the_same(value):
     """With the CPU for that device, since it is the one that is everywhere; by the way of the others."""
     devices.register(Host())
     try:
-        packed = Keeper("a.f", "host", False, False).pack(value)
+        packed = PromiseChecker("a.f", "host", False, False).pack(value)
         assert type(packed) is Promised
         check_same(Channel(shared=True).carry(packed), value)
     finally:
@@ -174,7 +176,7 @@ def test_a_value_that_breaks_a_promise_takes_its_definitions_back():
         def __init__(self, tensor):
             self.tensor = tensor
 
-    static, channel = keeper(static=True), Channel()
+    static, channel = checker(static=True), Channel()
     first = channel.carry(static.pack(Local(torch.ones(2))))
     assert first.tensor.tolist() == [1, 1]
     for _ in range(2):
@@ -187,7 +189,7 @@ def test_a_value_that_breaks_a_promise_takes_its_definitions_back():
 
 
 def test_what_is_compared():
-    static = keeper(static=True)
+    static = checker(static=True)
     static.pack(torch.ones(2, 3))
     static.pack(torch.zeros(3, 2).t())
     static.pack(torch.ones(1).expand(2, 3))
@@ -198,7 +200,7 @@ def test_what_is_compared():
     ):
         with pytest.raises(TransportError, match=said):
             static.pack(other)
-    nothing = keeper(static=True)
+    nothing = checker(static=True)
     codec.encode(nothing.pack({"no": "tensor"}), None)
     with pytest.raises(TransportError, match="of which there were 0, and got 1"):
         codec.encode(nothing.pack({"one": torch.ones(1)}), None)
@@ -206,13 +208,13 @@ def test_what_is_compared():
 
 def test_what_need_not_be_looked_at_is_sent_as_it_is(monkeypatch):
     value = {"a": torch.ones(1)}
-    assert keeper().pack(value) is value
+    assert checker().pack(value) is value
     monkeypatch.setattr(devices, "in_use", lambda: False)
-    assert keeper("cpu").pack(value) is value
+    assert checker("cpu").pack(value) is value
     monkeypatch.setattr(devices, "in_use", lambda: True)
-    assert type(keeper("cpu").pack(value)) is Promised
-    assert keeper(direct=True, static=True).pack(value["a"]) is value["a"]
+    assert type(checker("cpu").pack(value)) is Promised
+    assert checker(direct=True, static=True).pack(value["a"]) is value["a"]
     bundled = (value["a"],)
-    assert keeper(direct=True, bundled=True).pack(bundled) is bundled
+    assert checker(direct=True, bundled=True).pack(bundled) is bundled
     with pytest.raises(TransportError, match="promises one tensor, and got None"):
-        keeper(direct=True, bundled=True).pack((None,))
+        checker(direct=True, bundled=True).pack((None,))

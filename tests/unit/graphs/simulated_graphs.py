@@ -14,7 +14,7 @@ from conveyor.dag.methods import bind
 from conveyor.plan import Plan, lower
 from conveyor.transport import Capabilities, Transport, registry
 
-BESIDE = "beside-test"
+OUT_OF_BAND = "beside-test"
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ def call(actor: Actor, method: str, *args: Any) -> Any:
     return bind(actor, method, args, {}, num_returns=1)
 
 
-class _Beside(Transport):
+class _OutOfBand(Transport):
     """Never opened: only its capabilities count for a Plan."""
 
-    name = BESIDE
+    name = OUT_OF_BAND
     capabilities = Capabilities(frozenset({"cpu"}))
 
     def open(self, wire: Any) -> Any:
@@ -39,14 +39,14 @@ class _Beside(Transport):
 
 @contextmanager
 def transport_beside() -> Iterator[None]:
-    registry.register(_Beside())
+    registry.register(_OutOfBand())
     try:
         yield
     finally:
-        registry.unregister(BESIDE)
+        registry.unregister(OUT_OF_BAND)
 
 
-def random_plan(seed: int, *, beside: bool = False, depth: int = 4, **options: Any) -> Plan:
+def random_plan(seed: int, *, out_of_band: bool = False, depth: int = 4, **options: Any) -> Plan:
     """A graph of up to four actors; all values reach a result."""
     rng = random.Random(seed)
     actors = [Actor(i, f"a{i}") for i in range(rng.randint(1, 4))]
@@ -57,10 +57,10 @@ def random_plan(seed: int, *, beside: bool = False, depth: int = 4, **options: A
         args = rng.sample(values, k=min(len(values), rng.randint(1, 3)))
         unread = [value for value in unread if all(value is not arg for arg in args)]
         made = call(rng.choice(actors), rng.choice("fg"), *args)
-        for arg in args if beside and rng.random() < 0.7 else ():
+        for arg in args if out_of_band and rng.random() < 0.7 else ():
             # Where only the executor would read it, no such transport can be asked for.
             if not isinstance(arg, InputAttributeNode) and arg.actor != made.actor:
-                arg.with_tensor_transport(BESIDE)
+                arg.with_tensor_transport(OUT_OF_BAND)
         values.append(made)
         unread.append(made)
     return lower(MultiOutputNode(unread), Config(depth=depth, **options))

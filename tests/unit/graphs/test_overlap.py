@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_graphs import BESIDE, Actor, call, chain, random_plan, transport_beside
+from simulated_graphs import OUT_OF_BAND, Actor, call, chain, random_plan, transport_beside
 
 from conveyor.config import Config
 from conveyor.dag import DAGContext, InputNode
@@ -26,7 +26,7 @@ SENDS = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def beside():
+def out_of_band():
     with transport_beside():
         yield
 
@@ -35,7 +35,7 @@ def two_inputs(**options):
     """b.g needs what a.f has made; b.f and b.h, bound before and after a.f, do not."""
     inp = InputNode()
     first = call(B, "f", inp)
-    tensor = call(A, "f", inp).with_tensor_transport(BESIDE)
+    tensor = call(A, "f", inp).with_tensor_transport(OUT_OF_BAND)
     between = call(B, "h", first)
     return lower(call(B, "g", between, tensor), Config(**options))
 
@@ -86,7 +86,7 @@ def test_explain_says_why():
     at = shown.index("3 try a.f ← a")
     assert shown[at + 2 : at + 4] == ["5 recv a.f ← a", "6 wait tensors of a.f ← a"]
     inp = InputNode()
-    tensor = call(A, "f", inp).with_tensor_transport(BESIDE)
+    tensor = call(A, "f", inp).with_tensor_transport(OUT_OF_BAND)
     text = explain(lower(call(B, "g", call(B, "f", tensor), tensor), Config(overlap=True)))
     assert "#1 a.f at b: not early; no other task there is bound between its maker" in text
 
@@ -104,8 +104,8 @@ def test_values_in_frames_stay_where_they_are():
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=150, deadline=None)
 def test_it_is_proved_reversible_and_keeps_the_order(seed):
-    late = random_plan(seed, beside=True)
-    early = random_plan(seed, beside=True, overlap=True)
+    late = random_plan(seed, out_of_band=True)
+    early = random_plan(seed, out_of_band=True, overlap=True)
     prove_programs(early.programs, early.tasks, early.edges)
     assert overlapped(late, True) == early
     assert overlapped(early, False) == late
@@ -129,7 +129,7 @@ def test_it_is_proved_reversible_and_keeps_the_order(seed):
         assert tuple(s for s in program.steps if not isinstance(s, Try)) == before.steps
         for place, step in enumerate(program.steps):
             if isinstance(step, Try):
-                assert early.edges[step.edge].beside
+                assert early.edges[step.edge].out_of_band
                 rest = program.steps[place + 1 :]
                 later = [s.edge for s in rest if isinstance(s, (Try, Recv))]
                 assert later.count(step.edge) == 1
@@ -161,8 +161,8 @@ def test_a_frame_that_comes_late_costs_nothing():
 def test_a_frame_that_comes_while_its_reader_waits_is_taken():
     """Here b waits for the tensors of c.f, those of a.f come meanwhile."""
     inp = InputNode()
-    tensor = call(A, "f", inp).with_tensor_transport(BESIDE)
-    other = call(Actor(2, "c"), "f", inp).with_tensor_transport(BESIDE)
+    tensor = call(A, "f", inp).with_tensor_transport(OUT_OF_BAND)
+    other = call(Actor(2, "c"), "f", inp).with_tensor_transport(OUT_OF_BAND)
     plan = lower(call(B, "g", call(B, "h", other), tensor), Config(overlap=True))
     assert steps_of(plan, number_of(plan, "b"))[:4] == [
         "recv c.f", "try a.f", "wait c.f", "b.h",
@@ -206,7 +206,7 @@ def test_a_little_time_limit():
 @settings(max_examples=150, deadline=None)
 def test_nobody_is_much_slower_for_it(seed, depth):
     rng = random.Random(seed)
-    late = random_plan(seed, beside=True)
+    late = random_plan(seed, out_of_band=True)
     seconds = {task.label: rng.choice([0.0, 0.01, 0.02, 0.05]) for task in late.tasks}
     given = {"executions": 12, "depth": depth, "sizes": 1000, "bandwidth": 1e5, "latency": 0.001}
     slow, quick = (simulate(late, seconds, overlap=on, **given).makespan for on in (False, True))

@@ -79,7 +79,7 @@ def test_the_plan_says_who_meets_whom():
     assert [step.meets for step in by_a] == [
         (mine.task, theirs.task) for mine, theirs in zip(by_a, by_b, strict=True)
     ]
-    offers = [edge for edge in plan.edges if edge.beside]
+    offers = [edge for edge in plan.edges if edge.out_of_band]
     assert len(offers) == 4
     assert {edge.route for edge in offers} == {"communicator named"}
     assert "communicator named, depth 16: its ranks meet" in explain(plan)
@@ -102,7 +102,7 @@ def test_an_order_in_which_they_cannot_meet_is_refused():
 def test_graphs_that_name_one_communicator_share_its_domain():
     named, other = Named([A, B]), Named([A, B])
     domains = [
-        {edge.transport._domain for edge in plan_of_two(each).edges if edge.beside}
+        {edge.transport._domain for edge in plan_of_two(each).edges if edge.out_of_band}
         for each in (named, named, other)
     ]
     assert domains[0] == domains[1] != domains[2]

@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_graphs import BESIDE, Actor, call, chain, random_plan, transport_beside
+from simulated_graphs import OUT_OF_BAND, Actor, call, chain, random_plan, transport_beside
 
 from conveyor.config import Config
 from conveyor.dag import InputNode, MultiOutputNode
@@ -23,13 +23,13 @@ NEAR = 1e-9
 
 
 @pytest.fixture(scope="module", autouse=True)
-def beside():
+def out_of_band():
     with transport_beside():
         yield
 
 
 def simulated(seed, *, depth=3, executions=12, spread=True, **options):
-    plan = random_plan(seed, beside=True)
+    plan = random_plan(seed, out_of_band=True)
     rng = random.Random(seed + 1)
     seconds = {
         task.label: rng.choice([0.0, 0.01, 0.02, 0.05]) if spread else 0.01 for task in plan.tasks
@@ -210,7 +210,7 @@ def test_tensors_beside_the_frames_come_while_their_actor_computes():
     # b.g needs what a.f has made, and b.f does not.
     a, b = Actor(0, "a"), Actor(1, "b")
     inp = InputNode()
-    tensor = call(a, "f", inp).with_tensor_transport(BESIDE)
+    tensor = call(a, "f", inp).with_tensor_transport(OUT_OF_BAND)
     plan = lower(call(b, "g", call(b, "f", inp), tensor), Config())
     # A transfer takes 0.03, b.f 0.04, b.g 0.02, and a.f nothing.
     given = {

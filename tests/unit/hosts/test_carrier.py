@@ -181,7 +181,7 @@ def test_where_no_thread_is_left_a_shared_files_answers_on_its_callers(monkeypat
     handshake = threading.Thread(target=files.serve, args=(there,), daemon=True)
     handshake.start()
     here.settimeout(WAIT)
-    here.sendall(servers._ASKED.pack(number, 0, 7))
+    here.sendall(servers._REQUESTED.pack(number, 0, 7))
     assert serving.hear(here, servers._ANSWERED.size + 7)[servers._ANSWERED.size :] == b"a value"
     files.close()
     handshake.join(WAIT)
@@ -298,7 +298,7 @@ def test_an_answer_of_a_shared_files_takes_no_descriptor(monkeypatch):
     monkeypatch.setattr(descriptors, "duplicate", refuse)
     files.serve(there)
     here.settimeout(WAIT)
-    here.sendall(servers._ASKED.pack(number, 0, 7))
+    here.sendall(servers._REQUESTED.pack(number, 0, 7))
     assert serving.hear(here, servers._ANSWERED.size + 7)[servers._ANSWERED.size :] == b"a value"
     files.close()
     here.close()
@@ -310,7 +310,7 @@ def test_who_asks_for_a_file_that_becomes_shorter_hears_of_it(wait_until):
     number = files.put(fd)
     files.serve(there)
     here.settimeout(WAIT)
-    here.sendall(servers._ASKED.pack(number, 0, LARGE))
+    here.sendall(servers._REQUESTED.pack(number, 0, LARGE))
     serving.hear(here, servers._ANSWERED.size)
     os.truncate(fd, 1)  # while what fits into the sockets is on its way
     with pytest.raises(ConnectionError):

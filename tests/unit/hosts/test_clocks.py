@@ -10,7 +10,7 @@ AHEAD = st.integers(-(10**15), 10**15)
 WAYS = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1, max_size=20)
 
 
-def asked(ahead, ways, start):
+def requested(ahead, ways, start):
     """Questions one after the other, to a clock that is ahead by ``ahead(now)``."""
     now, samples = start, []
     for there, back in ways:
@@ -23,7 +23,7 @@ def asked(ahead, ways, start):
 @example(start=0, ahead=0, ways=[(1, 0)])
 @example(start=1, ahead=0, ways=[(0, 1)])
 def test_an_offset_is_wrong_by_no_more_than_it_says(start, ahead, ways):
-    found = estimate(asked(lambda now: ahead, ways, start))
+    found = estimate(requested(lambda now: ahead, ways, start))
     assert abs(found.ahead - ahead) <= found.error
     assert found.error <= (min(there + back for there, back in ways) + 1) // 2
 
@@ -43,9 +43,9 @@ def test_times_between_two_looks_are_wrong_by_no_more_than_that(
     def true(now):
         return ahead + (now - start) * drift // 10**6
 
-    first = estimate(asked(true, before, start))
+    first = estimate(requested(true, before, start))
     later = start + sum(map(sum, before)) + lasts
-    second = estimate(asked(true, after, later))
+    second = estimate(requested(true, after, later))
     clock = Alignment(first, second)
     event = first.at + int(share * (second.at - first.at))
     # While a question is on its way the clock drifts, too: by a two-thousandth of that time at most.
@@ -63,8 +63,8 @@ def test_what_comes_later_there_comes_later_here(start, lasts, ahead, times):
 @given(start=TIMES, mine=AHEAD, other=AHEAD, ways=WAYS)
 def test_two_hosts_that_a_third_knows(start, mine, other, ways):
     """All clocks are known by the driver's; who executes may be on another host than that."""
-    base = estimate(asked(lambda now: mine, ways, start))
-    seen = estimate(asked(lambda now: other, ways[::-1], start)).seen_from(base)
+    base = estimate(requested(lambda now: mine, ways, start))
+    seen = estimate(requested(lambda now: other, ways[::-1], start)).seen_from(base)
     assert abs(seen.ahead - (other - mine)) <= seen.error
     own = Offset(start, 0, 0).seen_from(base)
     assert abs(own.ahead + mine) <= own.error

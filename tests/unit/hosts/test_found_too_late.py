@@ -17,7 +17,7 @@ def wait():
     wait_registry = SimpleNamespace(lock=threading.RLock(), end=lambda _: None)
     made = Wait(wait_registry, 7, lambda _: (), False, "waits for the b.big")
     made.blockers = ((2, 9, "waits for the b.big"),)
-    made.resolve = lambda asked, now: None
+    made.resolve = lambda requested, now: None
     return made
 
 
@@ -26,7 +26,7 @@ def found_of(wait):
 
 
 def inbox():
-    return SimpleNamespace(count=0, asked=0, wait=lambda seen, seconds: False)
+    return SimpleNamespace(count=0, requested=0, wait=lambda seen, seconds: False)
 
 
 def test_what_came_before_it_was_found_is_taken(wait):

@@ -47,10 +47,10 @@ class Process:
             None  # what the execution's owner was asked, and since which question that is
         )
         self.questions = 0
-        self.asked_at = None  # the execution's place when it was asked about last
+        self.requested_at = None  # the execution's place when it was asked about last
         self.stamp = 0
         self.numbers = 0
-        self.asked = self.answered = 0
+        self.requested = self.answered = 0
         self.mailbox = deque()
         self.replies = set()
         self.rows = ()
@@ -134,26 +134,26 @@ class World:
             self.publish(one, self.processes[caller], 1, (one.slot, number))
 
     def look(self, one):
-        """What a wait does when its bell has rung: what is asked is read before it looks."""
-        asked = one.asked
+        """What a wait does when its doorbell has rung: what is asked is read before it looks."""
+        requested = one.requested
         if one.waits in one.replies:
             self.go_on(one)
             return
         if isinstance(one.waits, Execution):
             # It asks when it is asked, and else from time to time.
-            has_moved = one.asked_at != one.waits.place
+            has_moved = one.requested_at != one.waits.place
             often = not self.rests and self.rng.random() < 0.3
-            if one.pending is None and (asked != one.answered or has_moved or often):
+            if one.pending is None and (requested != one.answered or has_moved or often):
                 one.questions += 1
-                one.pending, one.asked_at = (one.questions, asked), one.waits.place
+                one.pending, one.requested_at = (one.questions, requested), one.waits.place
                 question = "question", one.slot, one.questions, one.waits
                 self.lines[one.slot, one.waits.owner].append(question)
             return
         to, number = one.waits
-        self.note(one, to, call_of(one.slot, one.incarnation, number), asked)
+        self.note(one, to, call_of(one.slot, one.incarnation, number), requested)
 
-    def note(self, one, to, work, asked):
-        one.answered = asked
+    def note(self, one, to, work, requested):
+        one.answered = requested
         one.rows = tuple(
             (lane, one.stamp, one.answered, ONE, to, work, f"{one.slot} waits for {to}")
             for lane in (STEPS, CALLS)
@@ -173,13 +173,13 @@ class World:
             self.answers_due.append(self.answer(*more))
         elif to.pending is not None and to.pending[0] == more[0]:
             _, holder = more
-            asked, to.pending = to.pending[1], None
+            requested, to.pending = to.pending[1], None
             if holder is None:
-                to.rows, to.answered = (), asked
+                to.rows, to.answered = (), requested
                 return
             if not to.rows or to.rows[0][4] != holder:
                 to.stamp += 1
-            self.note(to, holder, steps_of(1), asked)
+            self.note(to, holder, steps_of(1), requested)
 
     def answer(self, slot, number, execution):
         """The owner's: each host says when it likes what it knows of its own processes."""
@@ -250,7 +250,7 @@ class World:
         self.looks, self.answers = {}, {}
         if isinstance(step, Look):
             self.looks = {
-                host: self.request_server(host, look) for host, look in step.asked.items()
+                host: self.request_server(host, look) for host, look in step.requested.items()
             }
         else:
             assert isinstance(step, Pause)
@@ -273,11 +273,11 @@ class World:
                 source, to = divmod(segment, 100)
                 assert self.processes[source].host == other
                 has = has and self.arrived[source, to, ring] >= count
-        asked = {}
+        requested = {}
         for slot, _ in look.ask:
             yield
-            self.processes[slot].asked += 1
-            asked[slot] = self.processes[slot].asked
+            self.processes[slot].requested += 1
+            requested[slot] = self.processes[slot].requested
         here = [one for one in self.processes if one.host == host]
         notes = {}
         for one in here:
@@ -288,7 +288,7 @@ class World:
             there = self.processes[to].host
             if self.processes[source].host == host != there:
                 due[there].append((source * 100 + to, ring, count))
-        return WaitsThere(has, asked, notes, {h: tuple(f) for h, f in due.items()})
+        return WaitsThere(has, requested, notes, {h: tuple(f) for h, f in due.items()})
 
     def look_on(self, host):
         try:

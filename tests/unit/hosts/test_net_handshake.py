@@ -262,7 +262,7 @@ def test_a_flood_keeps_no_host_out_and_takes_no_thread(source, tls, said):
             thread.join()
 
 
-def test_a_listener_that_hangs_up_at_once_is_asked_again():
+def test_a_listener_that_hangs_up_at_once_is_requested_again():
     hung_up = []
 
     def listen():

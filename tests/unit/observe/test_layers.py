@@ -57,8 +57,8 @@ def test_nothing_overlaps_and_every_arrow_points_down(graph):
         # Between its ends an arrow runs through no box.
         for x, top, bottom in course.stops[1:-1]:
             for box in layout.boxes:
-                beside = not box.x < x < box.x + box.width
-                assert beside or bottom <= box.y or top >= box.y + box.height
+                out_of_band = not box.x < x < box.x + box.width
+                assert out_of_band or bottom <= box.y or top >= box.y + box.height
     assert lay_out(sizes, links, spacing=7, port=3, gap=lambda spans: 5) == layout
 
 

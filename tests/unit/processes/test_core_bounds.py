@@ -10,7 +10,7 @@ from conveyor import _core
 from conveyor.codec import set_up_codec
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime.deadlock import WaitRegistry
-from conveyor.runtime.wait_graph import BESIDE, CALLS, ONE, STEPS, call_of, steps_of
+from conveyor.runtime.wait_graph import CALLS, ONE, OUT_OF_BAND, STEPS, call_of, steps_of
 
 SLOTS = 4
 RING_SLOTS = 8
@@ -48,7 +48,7 @@ def test_a_slot_that_is_not_there(process_table, event, slot):
         lambda: process_table.leave(slot),
         lambda: process_table.leaving(slot),
         lambda: process_table.death_number(slot),
-        lambda: process_table.ring(slot, 1),
+        lambda: process_table.notify(slot, 1),
         lambda: process_table.announce_death(slot),
         lambda: process_table.free(slot),
         lambda: process_table.condition(slot),
@@ -65,7 +65,7 @@ def test_a_slot_that_is_not_there(process_table, event, slot):
         with pytest.raises(IndexError, match=f"no slot {slot} on a board of {SLOTS}"):
             use()
     with pytest.raises(IndexError, match="no such bit"):
-        process_table.ring(0, _core.BELL_BITS)
+        process_table.notify(0, _core.DOORBELL_BITS)
 
 
 def test_a_watch_of_a_slot_that_is_not_there(process_table):
@@ -81,24 +81,26 @@ def test_notes_of_waits(process_table, event):
     graph, call = steps_of(7), call_of(3, 1, 5)
     inbox.note_waits(
         [
-            (graph, 4, 9, BESIDE, 2, STEPS, "one"),
-            (graph, 4, 9, BESIDE, 3, call, long),
-            (call, 5, 0, BESIDE, 2, graph, "another"),
+            (graph, 4, 9, OUT_OF_BAND, 2, STEPS, "one"),
+            (graph, 4, 9, OUT_OF_BAND, 3, call, long),
+            (call, 5, 0, OUT_OF_BAND, 2, graph, "another"),
         ]
     )
     stamp, answered, mode, waits = process_table.waits(1, graph)
-    assert (stamp, answered, mode, waits[0]) == (4, 9, BESIDE, (2, STEPS, "one"))
+    assert (stamp, answered, mode, waits[0]) == (4, 9, OUT_OF_BAND, (2, STEPS, "one"))
     assert waits[1][:2] == (3, call)
     assert long.startswith(waits[1][2].rstrip("\ufffd"))  # cut, not spilled
-    assert process_table.waits(1, call) == (5, 0, BESIDE, [(2, graph, "another")])
+    assert process_table.waits(1, call) == (5, 0, OUT_OF_BAND, [(2, graph, "another")])
     for free in (STEPS, CALLS, steps_of(8), call_of(3, 1, 6), call_of(3, 2, 5), 2**64 - 1):
         assert process_table.waits(1, free)[3] == []
     # Where a lane waits, so does all that it does.
-    inbox.note_waits([(call, 5, 0, BESIDE, 2, graph, "x"), (CALLS, 6, 0, ONE, 0, CALLS, "lane")])
+    inbox.note_waits(
+        [(call, 5, 0, OUT_OF_BAND, 2, graph, "x"), (CALLS, 6, 0, ONE, 0, CALLS, "lane")]
+    )
     for work in (CALLS, call, call_of(3, 1, 6)):
         assert process_table.waits(1, work) == (6, 0, ONE, [(0, CALLS, "lane")])
     assert process_table.waits(1, graph)[3] == []
-    assert process_table.ask(1) == inbox.asked == 1
+    assert process_table.ask(1) == inbox.requested == 1
     with pytest.raises(ValueError, match="too many"):
         inbox.note_waits([(STEPS, 1, 0, ONE, 2, STEPS, "")] * (_core.WAIT_ROWS + 1))
     assert process_table.waits(1, call)[0] == 6
@@ -116,7 +118,7 @@ def test_a_process_that_says_it_waits_for_nobody_s_slot(process_table, event):
     wait_registry.open(ONE, 1, lambda: "this one")
     with wait_registry.waiting(lambda _: ((1, STEPS, "the broken one"),)) as wait:
         assert wait is not None
-        assert wait.look(inbox.asked) is not None  # it is suspected
+        assert wait.look(inbox.requested) is not None  # it is suspected
         with mmap.mmap(process_table.fd, 0) as memory:
             text = memory.find(b"it waits for this one\0")
             slot = text - 16
@@ -126,7 +128,7 @@ def test_a_process_that_says_it_waits_for_nobody_s_slot(process_table, event):
             for wrong in (SLOTS, 123456, 2**31, 2**32 - 1):
                 struct.pack_into("<I", memory, slot, wrong)
                 assert process_table.waits(1, STEPS)[3] == []
-                assert wait.look(inbox.asked) is None
+                assert wait.look(inbox.requested) is None
             # As many waits as it likes: no more than there is room for are read.
             struct.pack_into("<I", memory, slot, 0)
             struct.pack_into("<I", memory, count, 2**32 - 1)
@@ -136,9 +138,9 @@ def test_a_process_that_says_it_waits_for_nobody_s_slot(process_table, event):
             # It has died while it wrote, or is about to go on: that is looked at again.
             struct.pack_into("<I", memory, count - 4, 3)
             assert process_table.waits(1, STEPS) is None
-            assert wait.look(inbox.asked) is not None
+            assert wait.look(inbox.requested) is not None
             process_table.announce_death(1)
-            assert wait.look(inbox.asked) is None
+            assert wait.look(inbox.requested) is None
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Gates whose bell never rests, and whose submissions are nested by what runs in them."""
+"""Gates whose doorbell never rests, and whose submissions are nested by what runs in them."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def busy_bell(process_table):
         os.set_blocking(stop, False)
         while True:
             for _ in range(1000):
-                process_table.ring(0, 5)
+                process_table.notify(0, 5)
             try:
                 if os.read(stop, 1) == b"":
                     os._exit(0)

@@ -43,8 +43,8 @@ def test_all_who_wait_are_woken():
         come.wait(WAIT)
         found.append(repr(ask(timeout)))
 
-    asked = [(future.exception, None), (future.exception, WAIT), (future.exception, 1e12)]
-    threads = [threading.Thread(target=wait, args=one) for one in asked]
+    requested = [(future.exception, None), (future.exception, WAIT), (future.exception, 1e12)]
+    threads = [threading.Thread(target=wait, args=one) for one in requested]
     for thread in threads:
         thread.start()
     come.wait(WAIT)
@@ -65,7 +65,7 @@ def test_all_who_wait_are_woken():
         lambda future: wait([future], 0.001),
     ],
 )
-def test_its_result_comes_also_where_one_who_asked_was_broken_off(ask):
+def test_its_result_comes_also_where_one_who_requested_was_broken_off(ask):
     future = Future()
     with suppress(KeyboardInterrupt, futures.TimeoutError), interrupted_when_entered():
         ask(future)

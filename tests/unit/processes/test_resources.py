@@ -68,7 +68,7 @@ def test_equal_shares_fit(count):
     assert pool.acquire(1) == ("a",)
 
 
-def test_a_shortage_says_what_was_asked_and_what_is_there():
+def test_a_shortage_says_what_was_requested_and_what_is_there():
     pool = GpuPool(["0", "1"])
     pool.acquire(0.5)
     with pytest.raises(ActorStartError, match=r"num_gpus=2 asked.*GPU 0: 0\.5 free, GPU 1: 1 free"):

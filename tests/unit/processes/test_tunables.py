@@ -17,8 +17,8 @@ def library(monkeypatch):
     """Has the C library be another one, or of another version."""
     names = {"name": "glibc 2.36"}
 
-    def confstr(asked):
-        assert asked == "CS_GNU_LIBC_VERSION"
+    def confstr(requested):
+        assert requested == "CS_GNU_LIBC_VERSION"
         if isinstance(names["name"], Exception):
             raise names["name"]
         return names["name"]

@@ -15,7 +15,7 @@ SLOTS = 4
 @pytest.fixture
 def process_table():
     made = _core.ProcessTable.create(SLOTS)
-    made.prepare(1, "keeper", 1)
+    made.prepare(1, "holder", 1)
     return made
 
 
@@ -57,7 +57,7 @@ def test_several_ranges_and_none(process_table):
     "changes",
     [
         {"joined": True},
-        {"beside": b"route"},
+        {"out_of_band": b"route"},
         {"lying": File(3, 4).pack()},
         {"slot": 0},
         {"slot": 2},

@@ -23,29 +23,29 @@ def after(looks: int) -> Any:
 
 
 def test_what_has_happened_costs_one_look_and_no_sleep():
-    asked: list[float] = []
-    assert wait_until(after(0), asked.append)
-    assert asked == []
+    requested: list[float] = []
+    assert wait_until(after(0), requested.append)
+    assert requested == []
 
 
 def test_sleeps_grow_up_to_the_longest():
-    asked: list[float] = []
-    assert wait_until(after(6), asked.append, first=0.001, longest=0.005)
-    assert asked == [0.001, 0.002, 0.004, 0.005, 0.005, 0.005]
-    asked.clear()
-    assert wait_until(after(2), asked.append, first=1.0, longest=0.005)
-    assert asked == [0.005, 0.005]
+    requested: list[float] = []
+    assert wait_until(after(6), requested.append, first=0.001, longest=0.005)
+    assert requested == [0.001, 0.002, 0.004, 0.005, 0.005, 0.005]
+    requested.clear()
+    assert wait_until(after(2), requested.append, first=1.0, longest=0.005)
+    assert requested == [0.005, 0.005]
 
 
 def test_somebody_ends_it():
-    asked: list[float] = []
+    requested: list[float] = []
 
     def ended(seconds: float) -> bool:
-        asked.append(seconds)
-        return len(asked) == 3
+        requested.append(seconds)
+        return len(requested) == 3
 
     assert not wait_until(lambda: False, ended)
-    assert len(asked) == 3
+    assert len(requested) == 3
 
 
 def test_what_the_sleep_raises_ends_it():

@@ -46,7 +46,7 @@ class Wire:
             come, self.box = self.box, []
         return come
 
-    def ring(self):
+    def notify(self):
         with self.changed:
             self.changed.notify_all()
 
@@ -81,12 +81,12 @@ class Ends:
     def move(self, tensor):
         self.transfer += 1
         sent = self.writer.send([tensor], self.transfer).begin()
-        asked = self.reader.receive([TensorSpec.of(tensor)], b"", self.transfer)
+        requested = self.reader.receive([TensorSpec.of(tensor)], b"", self.transfer)
         # A reader that is not told by its own end is by the writer's, see Outbound.
-        self.until(lambda: asked.done() or (sent.done() and sent.exception()))
-        if not asked.done():
+        self.until(lambda: requested.done() or (sent.done() and sent.exception()))
+        if not requested.done():
             raise sent.exception()
-        return asked.result()[0]
+        return requested.result()[0]
 
     def close(self):
         for endpoint in (self.writer, self.reader):
@@ -131,10 +131,10 @@ def test_a_connection_that_is_lost_is_made_anew(ends):
 def test_the_end_finds_who_waits(ends):
     tensor = torch.arange(100)
     assert torch.equal(ends.move(tensor), tensor)
-    asked = ends.reader.receive([TensorSpec.of(tensor)], b"", 99)
+    requested = ends.reader.receive([TensorSpec.of(tensor)], b"", 99)
     ends.reader.abort(RuntimeError("not wanted any more"))
     with pytest.raises(RuntimeError, match="not wanted any more"):
-        asked.result(WAIT)
+        requested.result(WAIT)
 
 
 def test_nodes_of_two_versions_of_ip():

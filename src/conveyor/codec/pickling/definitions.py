@@ -35,7 +35,7 @@ from conveyor.exceptions import SerializationError
 from conveyor.weak import WeakSet, WeakValues
 
 if TYPE_CHECKING:
-    from conveyor.codec.promises import Keeper
+    from conveyor.codec.promises import PromiseChecker
     from conveyor.codec.tensors.collected import Collected
 
 
@@ -357,12 +357,12 @@ class SentDefinitions:
     __slots__ = (
         "__weakref__",
         "by_value",
+        "checker",
         "collected",
         "gone",
         "groups",
         "in_band",
         "is_remote",
-        "keeper",
         "readers",
         "stays",
     )
@@ -386,7 +386,7 @@ class SentDefinitions:
         # Tensors that travel beside the frame of the value that is being pickled.
         self.collected: Collected | None = None
         # Keeper of the promises about the value that is being pickled.
-        self.keeper: Keeper | None = None
+        self.checker: PromiseChecker | None = None
         # Whether the value is pickled into one string: memory that it refers to is read at once.
         self.in_band = False
         # Whether the memory of arrays and tensors of the value stays here, and that of nothing else.

@@ -166,8 +166,8 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
         if pickler is None:  # not in the handler, of which a Ctrl-C would tell
             pickler = _FastPickler()
         pickler.notes[SENT] = sent
-        if sent.keeper is not None:
-            sent.keeper.begin()
+        if sent.checker is not None:
+            sent.checker.begin()
         failed = False
         pieces = pickler.pieces
         try:
@@ -316,8 +316,8 @@ def _attempt(
     """Try to pickle ``value``. Returns the error if another pickler may do it, else raises it. After a
     failure claims are given back."""
     pickler.notes[SENT] = sent
-    if sent.keeper is not None:
-        sent.keeper.begin()
+    if sent.checker is not None:
+        sent.checker.begin()
     if made:
         pickler.notes[claims.CLAIMS] = made
     try:

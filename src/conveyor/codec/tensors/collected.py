@@ -94,42 +94,42 @@ class Collected:
         place = len(self.tensors) - 1
         shape, requires_grad = tuple(tensor.shape), tensor.requires_grad
         if self._device is None:
-            return _from_beside, (place, shape, strides, requires_grad)
+            return _from_out_of_band, (place, shape, strides, requires_grad)
         device = "cpu" if self._device == "cpu" else place_for(tensor, self._device)
-        return _from_beside, (place, shape, strides, requires_grad, device)
+        return _from_out_of_band, (place, shape, strides, requires_grad, device)
 
 
-class _Beside(threading.local):
+class _OutOfBand(threading.local):
     tensors: Sequence[torch.Tensor] = ()
 
 
-_beside = _Beside()
+_out_of_band = _OutOfBand()
 
 
 @contextmanager
 def placing(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Have values that are unpickled meanwhile, on this thread, get ``tensors`` in their places."""
-    before = _beside.tensors
-    _beside.tensors = tensors
+    before = _out_of_band.tensors
+    _out_of_band.tensors = tensors
     try:
         yield
     finally:
-        _beside.tensors = before
+        _out_of_band.tensors = before
 
 
 def object_at(place: int) -> Any:
     """Return the object that has come for that place, as it is."""
-    return _beside.tensors[place]
+    return _out_of_band.tensors[place]
 
 
-def _from_beside(
+def _from_out_of_band(
     place: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
     requires_grad: bool,
     device: str | tuple[Device, str | None] | None = None,
 ) -> torch.Tensor:
-    made = _beside.tensors[place].detach()
+    made = _out_of_band.tensors[place].detach()
     if isinstance(device, str):
         made = made.to(device)
     elif device is not None and made.device.type != device[0].kind:

@@ -107,7 +107,7 @@ def _make_tensor_reducer(notes: Notes, export: _Export) -> Reducer:
 
     def reduce_tensor(tensor: torch.Tensor) -> Any:
         sent = notes.get(SENT)  # none while something is defined by value
-        if sent is None or (sent.collected is None and sent.keeper is None):
+        if sent is None or (sent.collected is None and sent.checker is None):
             described = describe_usual(tensor)
             if described is not None:
                 header, memory, storage = described
@@ -120,9 +120,9 @@ def _make_tensor_reducer(notes: Notes, export: _Export) -> Reducer:
 
     def reduce_any(tensor: torch.Tensor, sent: Any) -> Any:
         # What travels beside the frame, if any does; and who knows what was promised, if anything was.
-        collected, keeper = (None, None) if sent is None else (sent.collected, sent.keeper)
-        if keeper is not None:
-            keeper.note(tensor)
+        collected, checker = (None, None) if sent is None else (sent.collected, sent.checker)
+        if checker is not None:
+            checker.note(tensor)
         if (
             collected is not None
             and is_plain(tensor)
@@ -130,8 +130,8 @@ def _make_tensor_reducer(notes: Notes, export: _Export) -> Reducer:
             and collected.wants(tensor)
         ):
             return collected.take(tensor)
-        if (keeper is not None or not tensor.is_cpu) and is_plain(tensor):
-            target = tensor.device.type if keeper is None else keeper.target(tensor)
+        if (checker is not None or not tensor.is_cpu) and is_plain(tensor):
+            target = tensor.device.type if checker is None else checker.target(tensor)
             if target != "cpu" or not tensor.is_cpu:
                 return _reduce_placed(tensor, target, notes, export)
         if is_plain(tensor) and not tensor.is_contiguous() and lies_here(tensor):
@@ -228,11 +228,11 @@ def _make_storage_reducer(notes: Notes, export: _Export) -> Reducer:
 
     def reduce_storage(storage: torch.UntypedStorage) -> Any:
         sent = notes.get(SENT)
-        keeper = None if sent is None else sent.keeper
-        if keeper is not None:
-            keeper.note_storage(storage)
+        checker = None if sent is None else sent.checker
+        if checker is not None:
+            checker.note_storage(storage)
         check(storage)
-        target = storage.device.type if keeper is None else keeper.target(storage)
+        target = storage.device.type if checker is None else checker.target(storage)
         where = place_for(storage, target) if target != "cpu" else ()
         if not storage.nbytes():
             return _rebuild_storage, (None, *where)

@@ -195,10 +195,10 @@ class Pinned:
             self._look = now + seconds if seconds else 0.0
             return seconds
 
-    def tidy(self, asked: bool) -> bool:
-        """Let go of what is done and of what is not used any more; if somebody has ``asked``, of all that is
-        not needed just now. Whether anything is left."""
-        if asked:
+    def tidy(self, requested: bool) -> bool:
+        """Let go of what is done and of what is not used any more; if somebody has ``requested``, of all
+        that is not needed just now. Whether anything is left."""
+        if requested:
             for event, _, _ in list(self._under_way):
                 with suppress(Exception):  # whoever waits for the stream is told
                     event.synchronize()
@@ -206,7 +206,9 @@ class Pinned:
             self._sweep()
             now = _core.monotonic()
             for key, block in list(self._blocks.items()):
-                if block.copies == 0 and (asked or self._closed or now - block.used >= self._idle):
+                if block.copies == 0 and (
+                    requested or self._closed or now - block.used >= self._idle
+                ):
                     self._unpin(key)
             return bool(self._blocks or self._under_way)
 
@@ -354,7 +356,7 @@ STAGED = "staged"
 #: Buffers of a frame lie at multiples of this.
 _ALIGN = 64
 #: Most bytes of the host's buffers that are copied to the block with the GIL.
-_BESIDE = 1 << 20
+_OUT_OF_BAND = 1 << 20
 
 
 class Staged:
@@ -412,10 +414,10 @@ class Staged:
         nbytes = sum(map(_aligned, sizes))
         if process is None or nbytes < LEAST:
             return None
-        beside = sum(_aligned(other.nbytes) for other in others)
-        if beside > min(nbytes, _BESIDE):
+        others_size = sum(_aligned(other.nbytes) for other in others)
+        if others_size > min(nbytes, _OUT_OF_BAND):
             return None
-        return process.allocate(nbytes + beside)
+        return process.allocate(nbytes + others_size)
 
     def _fill(
         self,

@@ -62,10 +62,10 @@ def put(  # type: ignore[no-redef]
         TypeError: as for ``conveyor.put``.
         ValueError: the transport needs a group.
     """
-    for asked in (tensor_transport, _tensor_transport):
-        if check_transport(asked) in _OF_GROUPS:
+    for requested in (tensor_transport, _tensor_transport):
+        if check_transport(requested) in _OF_GROUPS:
             raise ValueError(
-                f"put() takes one-sided transports only, such as nixl: {asked!r} is two-sided: both ends "
+                f"put() takes one-sided transports only, such as nixl: {requested!r} is two-sided: both ends "
                 "would have to take part"
             )
     return conveyor.put(

@@ -196,10 +196,10 @@ class _Transfer:
 
     def of_both(self, number: int) -> Any:
         """While the producer sends."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             question = Ask(number, dumps_by_value(self._communicator))
             try:
-                ask(asked, self._source, question, self._look)
+                ask(connection, self._source, question, self._look)
             except WaitTimeoutError:  # which is an OSError
                 raise
             except OSError as error:
@@ -207,40 +207,40 @@ class _Transfer:
             receiving = _Receiving()
             try:
                 receiving.begin(self.received)
-                came = self._until_over(asked, receiving)
+                came = self._until_over(connection, receiving)
                 with suppress(OSError):
-                    asked.send(DONE)
+                    connection.send(DONE)
             except BaseException:
-                _hang_up(asked)  # first: what the sender then does may end the receiver
+                _hang_up(connection)  # first: what the sender then does may end the receiver
                 if receiving.running:
                     self._abort()
                 receiving.left()
                 raise
-            _hang_up(asked)
+            _hang_up(connection)
             return came
 
-    def _until_over(self, asked: socket.socket, receiving: _Receiving) -> Any:
-        both: list[Any] = [asked, receiving.over]
+    def _until_over(self, connection: socket.socket, receiving: _Receiving) -> Any:
+        both: list[Any] = [connection, receiving.over]
         while True:
             ready = readable(both, self._look())
             if receiving.over in ready:
                 if receiving.error is None:
                     return receiving.took()
-                raise self._failed_here(asked, receiving.error)
-            if asked in ready and asked in both:
-                answer = receive_one(asked, Answer)
+                raise self._failed_here(connection, receiving.error)
+            if connection in ready and connection in both:
+                answer = receive_one(connection, Answer)
                 if answer is None:
                     raise self._error("it has died, or has broken off")
                 if answer.error is not None:
                     raise self._error(answer.error)
-                both.remove(asked)  # it has sent all
+                both.remove(connection)  # it has sent all
 
-    def _failed_here(self, asked: socket.socket, error: BaseException) -> BaseException:
+    def _failed_here(self, connection: socket.socket, error: BaseException) -> BaseException:
         """Make the error of a receiver that has raised. The sender's error may be the cause."""
-        asked.settimeout(_GRACE)
+        connection.settimeout(_GRACE)
         answer = None
         with suppress(OSError):
-            answer = receive_one(asked, Answer)
+            answer = receive_one(connection, Answer)
         said = None if answer is None else answer.error
         # What is no Exception would end more than the transfer. Nobody has pressed Ctrl-C on its thread.
         if said is None and isinstance(error, Exception):
@@ -283,9 +283,9 @@ def _step() -> float:
     return _LOOK if left is None else min(left, _LOOK)
 
 
-def _hang_up(asked: socket.socket) -> None:
+def _hang_up(connection: socket.socket) -> None:
     with suppress(OSError):  # closing is not enough: a forked child may have it, too
-        asked.shutdown(socket.SHUT_WR)
+        connection.shutdown(socket.SHUT_WR)
 
 
 def _me() -> str:
@@ -467,8 +467,10 @@ class ManagerRoute(Route):
         """
         number = where.number
         stored = TABLE.find(number)
-        if stored is not None and stored.beside is not None:  # a snapshot, of which each has a copy
-            return [self.copied(one) for one in stored.beside.tensors]
+        if (
+            stored is not None and stored.out_of_band is not None
+        ):  # a snapshot, of which each has a copy
+            return [self.copied(one) for one in stored.out_of_band.tensors]
         told: _Note = loads(note)
         source = told.source
         try:
@@ -489,9 +491,9 @@ class ManagerRoute(Route):
                 f"keeps, by the transport {self.name!r}: {in_words(error)}"
             ) from error
 
-    def send(self, asked: socket.socket, ask: Ask, stored: Any) -> None:
+    def send(self, connection: socket.socket, ask: Ask, stored: Any) -> None:
         """Serve a consumer, as the process that keeps the value."""
-        send_by_manager(asked, ask, stored)
+        send_by_manager(connection, ask, stored)
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:
         """See :meth:`Route.forget`."""

@@ -235,46 +235,46 @@ def _listen(listener: LocalListener, over: Flag) -> None:
         listener.close()
 
 
-def _admit(asked: socket.socket, _number: int) -> None:
+def _admit(connection: socket.socket, _number: int) -> None:
     try:
-        threads.start(_serve, "send", asked)
+        threads.start(_serve, "send", connection)
     except SystemLimitError:
-        asked.close()
+        connection.close()
 
 
-def _serve(asked: socket.socket) -> None:
-    with asked, suppress(OSError):
-        asked.settimeout(_TIME_LIMIT)
-        ask = receive_one(asked, Ask)
+def _serve(connection: socket.socket) -> None:
+    with connection, suppress(OSError):
+        connection.settimeout(_TIME_LIMIT)
+        ask = receive_one(connection, Ask)
         if ask is not None:
-            asked.settimeout(None)
-            _send_as_asked(asked, ask)
+            connection.settimeout(None)
+            _send_as_requested(connection, ask)
 
 
-def _send_as_asked(asked: socket.socket, ask: Ask) -> None:
+def _send_as_requested(connection: socket.socket, ask: Ask) -> None:
     stored = TABLE.find(ask.number)
-    if stored is None or stored.beside is None:
-        send_one(asked, Answer("the value is kept no more"))
+    if stored is None or stored.out_of_band is None:
+        send_one(connection, Answer("the value is kept no more"))
         return
-    route: Any = stored.beside.route
-    route.send(asked, ask, stored)
+    route: Any = stored.out_of_band.route
+    route.send(connection, ask, stored)
 
 
-def send_by_manager(asked: socket.socket, ask: Ask, stored: Any) -> None:
+def send_by_manager(connection: socket.socket, ask: Ask, stored: Any) -> None:
     """Have the manager of a value's route send it, while whoever has asked receives."""
-    route = stored.beside.route
+    route = stored.out_of_band.route
     manager = route.manager
     try:
         communicator = loads(ask.communicator)
         sending = _Sending(stored, communicator)
     except Exception as error:
-        send_one(asked, Answer(in_words(error)))
+        send_one(connection, Answer(in_words(error)))
         return
     with sending:
-        ready = readable([asked, sending.over])
+        ready = readable([connection, sending.over])
         if sending.over in ready:
-            send_one(asked, Answer(sending.error))
-        elif asked.recv(1) != DONE:
+            send_one(connection, Answer(sending.error))
+        elif connection.recv(1) != DONE:
             # Whoever has asked has died, or has given up.
             abort(manager, route.name, f"{ask.number:016x}", communicator)
 
@@ -302,7 +302,7 @@ class _Sending:
         self._ended.close()
 
     def _run(self, stored: Any, communicator: Any) -> None:
-        route, note, tensors = stored.beside
+        route, note, tensors = stored.out_of_band
         try:
             route.manager.send_multiple_tensors(list(tensors), loads(note).metadata, communicator)
         except BaseException as error:  # a thread of ours has nobody else to tell

@@ -24,7 +24,7 @@ from conveyor.engines.inline.loopback import (
     interrupts,
     is_cancellation,
 )
-from conveyor.engines.inline.threads import Host, Job, Line, Run
+from conveyor.engines.inline.threads import ActorThread, Host, Job, Run
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, SerializationError, TaskError
 from conveyor.refs.ref import EMPTY, Ref, Unseen, cancelled_error, failure_of, tell_unseen
 from conveyor.refs.values import RefFailed, wait_for_all, with_values
@@ -240,7 +240,7 @@ class Outbox:
         self._actor = actor
         self._caller = caller
         self._calls: deque[tuple[CallJob, Arguments]] = deque()
-        self.line = Line()
+        self.line = ActorThread()
 
     def add(self, call: CallJob, arguments: Arguments) -> None:
         """Asked with the lock held."""
@@ -298,12 +298,12 @@ class CallJob(Job):
     cancel_with_await = True
     get_timeout: float | None = None
 
-    def __init__(self, actor: Actor, asked: Call) -> None:
-        """``asked``: what is called, without the arguments."""
-        super().__init__(actor.host, f"{actor.name}.{asked[0]} (not sent yet)")
+    def __init__(self, actor: Actor, requested: Call) -> None:
+        """``requested``: what is called, without the arguments."""
+        super().__init__(actor.host, f"{actor.name}.{requested[0]} (not sent yet)")
         self.actor = actor
-        self.method, _, _, self._returns, self._what = asked
-        self._asked = asked
+        self.method, _, _, self._returns, self._what = requested
+        self._requested = requested
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
         self._arrival: Failure | None = None
@@ -328,7 +328,7 @@ class CallJob(Job):
         ``taken``: the other references, if they were taken before. Raises what keeps the call from being
         sent, such as ``RefFailed``."""
         args, named = with_values(args, kwargs)
-        call = with_arguments(self._asked, args, named)
+        call = with_arguments(self._requested, args, named)
         try:
             sent = taken.with_later(call) if taken else call
             _, self._args, given_there, *_ = self.actor.loopback.carry(sent, shared=False)
@@ -374,7 +374,7 @@ class CallJob(Job):
             self.settle(error=actor.why())
             return None
         try:
-            call = with_arguments(self._asked, args, kwargs)
+            call = with_arguments(self._requested, args, kwargs)
             method, is_async = find(instance, actor.generators, call)
         except Exception as error:
             self._raised(error)
@@ -425,7 +425,7 @@ class CallJob(Job):
         except ArrivalError as error:
             self.settle(error=error.error)
         except SerializationError as error:
-            self._raised(blame_result(error, self.actor.name, self._asked, result))
+            self._raised(blame_result(error, self.actor.name, self._requested, result))
         except BaseException as error:
             self._raised(error)
         else:
@@ -452,7 +452,7 @@ class CallJob(Job):
         if self.actor.retired:
             self.actor.retire()
 
-    def movers(self) -> list[Line]:
+    def movers(self) -> list[ActorThread]:
         return super().movers() if self.outbox is None else [self.outbox.line]
 
     def rests(self, seen: set[Job]) -> bool:

@@ -22,7 +22,7 @@ from conveyor.graph.lifecycle import Lifecycle, ProcessGraphInfo
 from conveyor.graph.result_source import GraphSource
 from conveyor.graph.results import GraphRef, Results, Streams
 from conveyor.graph.status import ExecutionStatus, GraphStatus
-from conveyor.graph.submission import Attempt, BellWays, Need, Terms, match_inputs
+from conveyor.graph.submission import Attempt, Need, SubmissionWaits, Terms, match_inputs
 from conveyor.graph.telemetry import Progress, Question, RemoteStatus, Track, result_edges, stack_of
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.refs.ref import Ref, Unseen, failure_of
@@ -95,7 +95,7 @@ class InlineEntry(GateEntry):
         )
 
     def _make_fit(self) -> None:
-        lifecycle = self._supervision
+        lifecycle = self._lifecycle
         if not lifecycle.closed_or_failed() and not self._graph.is_at(
             lifecycle.epoch.gate.submitted
         ):
@@ -109,7 +109,7 @@ class InlineEntry(GateEntry):
             first = self._submit(inputs, execution)
         # All that was submitted before has come to its end.
         assert first is not None
-        number, epoch = first._number, self._supervision.epoch
+        number, epoch = first._number, self._lifecycle.epoch
         run = self._graph.run(number, epoch, execution.deadline)
         every: list[InlineRef] = first._with_siblings(self._outputs)
         for ref in every:
@@ -141,7 +141,7 @@ class InlineEntry(GateEntry):
         }
 
 
-class InlineWays(BellWays):
+class InlineWaits(SubmissionWaits):
     """Waits of the inline engine. The waiting thread may be the one that makes what it waits for, so a
     timeout has no effect, and an event loop stands still meanwhile."""
 
@@ -159,16 +159,16 @@ class InlineUpkeep:
 
     def __init__(self, graph: InlineGraph, lifecycle: Lifecycle) -> None:
         self._graph = graph
-        self._supervision = lifecycle
+        self._lifecycle = lifecycle
         self.teardown = lifecycle.teardown
         self.check_block = lifecycle.check_block
 
     @property
     def is_teardown(self) -> bool:
-        return self._supervision.is_teardown
+        return self._lifecycle.is_teardown
 
     def restart(self) -> None:
-        self._graph.in_turn(self._supervision.restart)
+        self._graph.in_turn(self._lifecycle.restart)
 
 
 class InlineGraphInfo(ProcessGraphInfo):
@@ -243,8 +243,8 @@ class InlineDeployer:
         self.keep = session.keep
         self.origins = session.origins
         #: Of all graphs that somebody holds.
-        self.accounts: WeakSet[InlineGraphInfo] = WeakSet()
-        self.shared = SharedGraphs(self.accounts)
+        self.graph_infos: WeakSet[InlineGraphInfo] = WeakSet()
+        self.shared = SharedGraphs(self.graph_infos)
         self._session = session
         self._numbers = itertools.count(1)
         self._graphs: dict[int, InlineGraph] = {}
@@ -257,10 +257,10 @@ class InlineDeployer:
         results = Results(plan, self.keep)
         lifecycle = supervise(self, plan, config, begun)
         graph = self._graphs[lifecycle.number]
-        account = InlineGraphInfo(graph, lifecycle)
-        entry = InlineEntry(graph, lifecycle, results, GraphSource(account, results, self))
-        self.accounts.add(account)
-        return assemble(account, entry, InlineWays(self.process), account.upkeep, "inline")
+        graph_info = InlineGraphInfo(graph, lifecycle)
+        entry = InlineEntry(graph, lifecycle, results, GraphSource(graph_info, results, self))
+        self.graph_infos.add(graph_info)
+        return assemble(graph_info, entry, InlineWaits(self.process), graph_info.upkeep, "inline")
 
     def deploy(self, plan: Plan, config: Config, begun: Begun) -> DeployedChannels:
         number = next(self._numbers)

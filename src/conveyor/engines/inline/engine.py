@@ -25,9 +25,9 @@ from conveyor.engines.inline.loopback import ArrivalError, Failure, Loopback
 from conveyor.engines.inline.threads import (
     DEAD_SLOT,
     DEFAULT_CONCURRENCY,
+    ActorThreads,
     CallLock,
     Host,
-    Lines,
     Loop,
 )
 from conveyor.engines.options import session_options
@@ -87,11 +87,11 @@ class ActorLink:
         ref = self._start(call, again)
         return elements_of(ref, count_of(call[3]))
 
-    def _start(self, asked: Call, again: bool) -> Ref:
+    def _start(self, requested: Call, again: bool) -> Ref:
         actor, caller = self._actor, self._caller
-        args, kwargs = asked[1], asked[2] or {}
+        args, kwargs = requested[1], requested[2] or {}
         # A waiting call has its arguments in the outbox, and nowhere else.
-        call = CallJob(actor, with_arguments(asked, (), None))
+        call = CallJob(actor, with_arguments(requested, (), None))
         ref = call.expect()
         if (again or caller not in actor.outboxes) and lacking(args, kwargs) is None:
             try:
@@ -107,11 +107,11 @@ class ActorLink:
                 call.submit()
                 return ref
         try:
-            waits, taken = take(asked)
+            waits, taken = take(requested)
         except BaseException as error:
             call.withdraw()
             if isinstance(error, SerializationError):
-                raise blame_call(error, actor.name, asked) from error.__cause__
+                raise blame_call(error, actor.name, requested) from error.__cause__
             raise
         with actor.host.lines.lock:
             outbox = actor.outboxes.get(caller)
@@ -151,7 +151,7 @@ class InlineBroker:
     def close(self, number: int, side: Side) -> None:
         with self._lock:
             ClosedWord(self._peer(number).segment, side).mark()
-        self._process.process_table.ring(self._process.slot, _core.ATTENTION_BIT)
+        self._process.process_table.notify(self._process.slot, _core.ATTENTION_BIT)
 
     def _peer(self, number: int) -> ChannelPeer:
         """Return the meeting of a channel. Each of its two ends asks for it once; the first call makes it."""
@@ -260,18 +260,18 @@ class InlineRuntime(CallingRuntime):
         process_table.alive_unwatched(_SLOT)
         self.broker = InlineBroker(self.process)
         self.collectives = InlineCollectives()
-        self.lines = Lines(self.process)
+        self.lines = ActorThreads(self.process)
         self.exports = Exports(
             os.urandom(8).hex(),
             self.inbox,
-            lambda: process_table.ring(_SLOT, _core.ATTENTION_BIT),
+            lambda: process_table.notify(_SLOT, _core.ATTENTION_BIT),
             self.watcher,
             self.process.identity,
             process_table.gone,
             cleanup,
         )
         self._deployer = InlineDeployer(self)
-        self.graphs = self._deployer.accounts
+        self.graphs = self._deployer.graph_infos
         self._loopback = Loopback(self.process, CALL_STRIDE)
         self._actors: dict[int, Actor] = {}
         self._names: dict[str, ActorId] = {}
@@ -465,8 +465,8 @@ class InlineRuntime(CallingRuntime):
 
     def abandon(self) -> None:
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
-        for account in list(self.graphs):
-            account.lifecycle.orphan(error)
+        for graph_info in list(self.graphs):
+            graph_info.lifecycle.orphan(error)
 
     def share(self, actor: ActorId) -> None:
         found = self._actors.get(actor.index)
@@ -512,8 +512,8 @@ class InlineRuntime(CallingRuntime):
                 refuse_own(plan, actor.id)
         return self._deployer.compile(plan, config)
 
-    def share_graph(self, graph: CompiledGraph, account: object) -> bool:
-        return self._deployer.shared.share(graph, account, self._closed)
+    def share_graph(self, graph: CompiledGraph, graph_info: object) -> bool:
+        return self._deployer.shared.share(graph, graph_info, self._closed)
 
     def load_graph(
         self, number: int, name: str, whole: bool, options: tuple[str, ...]
@@ -545,8 +545,8 @@ class InlineRuntime(CallingRuntime):
                 return
             self._closed = True
         error = ending.error()
-        for account in list(self.graphs):
-            account.lifecycle.close(error)
+        for graph_info in list(self.graphs):
+            graph_info.lifecycle.close(error)
         self._deployer.close()
         try:
             self._end_actors(error)

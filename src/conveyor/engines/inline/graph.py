@@ -19,7 +19,7 @@ from conveyor.calls.unsendable import blame_tasks
 from conveyor.config import Config
 from conveyor.engines.inline.actor import Actor
 from conveyor.engines.inline.loopback import ArrivalError, Failure, Loopback, Raised, interrupts
-from conveyor.engines.inline.threads import CallLock, Job, Lines
+from conveyor.engines.inline.threads import ActorThreads, CallLock, Job
 from conveyor.exceptions import ExecutionCancelledError, GraphTornDownError, SerializationError
 from conveyor.graph.edges import Assignment, assign, lay_out, tasks_by_actor
 from conveyor.graph.executor import ChannelsSpec, DeployedChannels, Epoch
@@ -515,7 +515,7 @@ class InlineHost(Protocol):
     """Session, as far as its graphs need it."""
 
     process: Process
-    lines: Lines
+    lines: ActorThreads
 
     def actor(self, actor: ActorId) -> Actor:
         """Return the actor that a handle stands for."""
@@ -611,7 +611,7 @@ class InlineGraph:
     def _deploy(self, actors: list[Actor], first: int) -> DeployedChannels:
         process, config = self._host.process, self.config
         # Tensors travel in the frames: there is no other process that they could go to beside them.
-        edges = tuple(replace(edge, beside=False) for edge in self.plan.edges)
+        edges = tuple(replace(edge, out_of_band=False) for edge in self.plan.edges)
         plan = replace(self.plan, edges=edges)
         # Everything is in this process, and nobody is rung: who executes has the programs driven.
         here = process.place(RESULT_BIT)

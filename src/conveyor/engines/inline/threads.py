@@ -2,7 +2,7 @@
 
 With processes, an actor is blocked when its process is. Here a call runs on its caller's thread, so
 one thread is inside of several actors at once, each waiting for the next. Every wait of the engine
-goes through :meth:`Lines.block`, which refuses one that nobody but the waiting thread could end.
+goes through :meth:`ActorThreads.block`, which refuses one that nobody but the waiting thread could end.
 
 A host runs the jobs of an actor: on the threads of those who want them, a few at a time, in order
 (:class:`CallLock`); or, for an actor with async methods, on an event loop of its own (:class:`Loop`). As in a
@@ -61,7 +61,7 @@ def run_alone(coroutine: Coroutine[Any, Any, Any]) -> None:
         raise raised[0]
 
 
-class Line:
+class ActorThread:
     """Thread, as actors see it: the hosts that it is inside of, outermost first, and the job that it waits
     for."""
 
@@ -97,11 +97,11 @@ class Job:
         self.node: int | None = None
         self.execution: int | None = None
         #: The line that stands in the queue for it; none: whoever has the turn does it.
-        self.attendant: Line | None = None
+        self.attendant: ActorThread | None = None
         #: The line that runs it (that will, on an event loop).
-        self.runner: Line | None = None
+        self.runner: ActorThread | None = None
         #: The line of the event loop whose coroutine has submitted it.
-        self.sender: Line | None = None
+        self.sender: ActorThread | None = None
         self.started = False
         self.done = False
 
@@ -116,12 +116,12 @@ class Job:
     def interrupted(self, error: BaseException) -> None:
         """Handle ``error``, which ``start`` or its coroutine has raised."""
 
-    def movers(self) -> list[Line]:
+    def movers(self) -> list[ActorThread]:
         """Return the lines that must go on so that this job does."""
         return self.host.movers(self)
 
     def rests(self, seen: set[Job]) -> bool:
-        """Whether this can only go on when something outside happens; see :meth:`Lines.rests`."""
+        """Whether this can only go on when something outside happens; see :meth:`ActorThreads.rests`."""
         return self.host.rests(self, seen)
 
 
@@ -131,7 +131,7 @@ class Host:
     #: Whether a job may return a coroutine.
     has_loop = False
 
-    def __init__(self, lines: Lines, name: str) -> None:
+    def __init__(self, lines: ActorThreads, name: str) -> None:
         self.lines = lines
         self.name = name
         self._running: dict[Job, float] = {}
@@ -167,7 +167,7 @@ class Host:
             job.done = True
             raise
 
-    def movers(self, job: Job) -> list[Line]:
+    def movers(self, job: Job) -> list[ActorThread]:
         raise NotImplementedError
 
     def rests(self, job: Job, seen: set[Job]) -> bool:
@@ -201,7 +201,7 @@ class Host:
         raise NotImplementedError
 
 
-class Lines:
+class ActorThreads:
     """All threads of a session, and the one lock that orders what they know of each other."""
 
     def __init__(self, process: Process) -> None:
@@ -212,11 +212,11 @@ class Lines:
         self.changed = threading.Condition(self.lock)
         self._local = threading.local()
 
-    def current(self) -> Line:
+    def current(self) -> ActorThread:
         """Return the line of the calling thread."""
-        line: Line | None = getattr(self._local, "line", None)
+        line: ActorThread | None = getattr(self._local, "line", None)
         if line is None:
-            line = self._local.line = Line()
+            line = self._local.line = ActorThread()
         return line
 
     @property
@@ -247,7 +247,7 @@ class Lines:
             process_table.announce_death(DEAD_SLOT)
             return process_table.death_number(DEAD_SLOT)
 
-    def adopt(self, line: Line) -> None:
+    def adopt(self, line: ActorThread) -> None:
         """Make ``line`` the line of the calling thread."""
         self._local.line = line
 
@@ -270,7 +270,7 @@ class Lines:
             sender, job.sender = job.sender, None
             self.changed.notify_all()
         # For those who wait for results in general: `conveyor.wait`, event loops.
-        self._process.process_table.ring(self._process.slot, _core.ATTENTION_BIT)
+        self._process.process_table.notify(self._process.slot, _core.ATTENTION_BIT)
         if sender is not None and sender.loop is not None:
             # By the loop itself, after the ring: until it has seen that, it is not at rest.
             sender.loop.soon(lambda: sender.sent.discard(job))
@@ -304,7 +304,7 @@ class Lines:
         finally:
             line.waits_for, line.bounded = before
 
-    def _way_back(self, me: Line, job: Job, seen: set[Line]) -> list[str] | None:
+    def _way_back(self, me: ActorThread, job: Job, seen: set[ActorThread]) -> list[str] | None:
         """Return the names on the way from ``job`` to ``me``, if ``job`` only goes on when ``me`` does."""
         movers = job.movers()
         names: list[str] | None = None
@@ -337,7 +337,7 @@ class Lines:
         return f"it has not been started; {', '.join(dict.fromkeys(names)) or 'nobody'} comes first"
 
 
-def _deadlock(line: Line, job: Job, way: list[str]) -> DeadlockError:
+def _deadlock(line: ActorThread, job: Job, way: list[str]) -> DeadlockError:
     # The way ends where the waiting line is; the cycle is told from there.
     names = (line.inside[-1].name, *way[:-1]) if line.inside else tuple(way)
     chain = " waits for ".join((*names, names[0]))
@@ -357,10 +357,10 @@ class CallLock(Host):
     turn: it stays in the queue, and whoever has the turn does it before giving the turn back.
     """
 
-    def __init__(self, lines: Lines, name: str, capacity: int = 1) -> None:
+    def __init__(self, lines: ActorThreads, name: str, capacity: int = 1) -> None:
         super().__init__(lines, name)
         self._capacity = capacity
-        self._holders: list[Line] = []
+        self._holders: list[ActorThread] = []
         self._at_the_end: Callable[[Run], None] | None = None
         self._over = False
         self._queue: deque[Job] = deque()
@@ -445,7 +445,7 @@ class CallLock(Host):
         while self._queue and self._queue[0].done:
             self._queue.popleft()
 
-    def _serve(self, line: Line) -> None:
+    def _serve(self, line: ActorThread) -> None:
         """Do the next jobs, as long as they are this line's or nobody's; then give the turn back."""
         line.inside.append(self)
         try:
@@ -461,7 +461,7 @@ class CallLock(Host):
             line.inside.pop()
             self._give_back(line)
 
-    def _give_back(self, line: Line) -> None:
+    def _give_back(self, line: ActorThread) -> None:
         with self.lines.lock:
             self._holders.remove(line)
             self.lines.changed.notify_all()
@@ -493,7 +493,7 @@ class CallLock(Host):
                 return True
             return self.lines.changed.wait_for(lambda: self._over, timeout)
 
-    def _next(self, line: Line) -> Job | None:
+    def _next(self, line: ActorThread) -> Job | None:
         with self.lines.lock:
             self._forget_abandoned()
             if not self._queue or self._queue[0].attendant not in (None, line):
@@ -504,7 +504,7 @@ class CallLock(Host):
             self.begun(job)
             return job
 
-    def movers(self, job: Job) -> list[Line]:
+    def movers(self, job: Job) -> list[ActorThread]:
         return self._holders if job.runner is None else [job.runner]
 
     def rests(self, job: Job, seen: set[Job]) -> bool:
@@ -523,9 +523,9 @@ class Loop(Host):
 
     has_loop = True
 
-    def __init__(self, lines: Lines, name: str, capacity: int) -> None:
+    def __init__(self, lines: ActorThreads, name: str, capacity: int) -> None:
         super().__init__(lines, name)
-        self.line = Line(self)
+        self.line = ActorThread(self)
         self._capacity = capacity
         self._asleep = False
         self._at_the_end: Callable[[Run], None] = lambda run: None
@@ -548,7 +548,7 @@ class Loop(Host):
     def finish(self, job: Job, timeout: float | None = None) -> None:
         self.lines.block(job, lambda: job.done, timeout)
 
-    def movers(self, job: Job) -> list[Line]:
+    def movers(self, job: Job) -> list[ActorThread]:
         return [self.line]
 
     def rests(self, job: Job, seen: set[Job]) -> bool:

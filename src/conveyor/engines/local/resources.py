@@ -92,11 +92,11 @@ class GpuPool:
                 self._free[gpu] += share
 
     def _shortage(self, num_gpus: float) -> str:
-        asked = f"num_gpus={num_gpus:g} asked"
+        requested = f"num_gpus={num_gpus:g} asked"
         if not self._free:
-            return f"{asked}, but no GPU is visible to this process"
+            return f"{requested}, but no GPU is visible to this process"
         shares = ", ".join(f"GPU {gpu}: {free / _WHOLE:g} free" for gpu, free in self._free.items())
-        return f"{asked}, but of {len(self._free)} visible GPUs too little is free ({shares})"
+        return f"{requested}, but of {len(self._free)} visible GPUs too little is free ({shares})"
 
 
 class GpuClaim:

@@ -100,8 +100,8 @@ def fill_huge_heap(environ: Mapping[str, str]) -> None:
     A piece may come out of what is free in the heap: that one says nothing, and others are taken until one
     has pages of its own. Where none of many has, glibc had got such a one back before.
     """
-    asked = f"{_HUGE_HEAP}=1" in environ.get(TUNABLES, "").split(":")
-    if not asked or not _knows_huge_pages():
+    requested = f"{_HUGE_HEAP}=1" in environ.get(TUNABLES, "").split(":")
+    if not requested or not _knows_huge_pages():
         return
     library = ctypes.CDLL(None)
     library.malloc.restype = ctypes.c_void_p

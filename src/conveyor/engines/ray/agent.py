@@ -108,7 +108,7 @@ class Come(Struct, frozen=True):
 class Sent(Struct, frozen=True):
     """Message to the driver's node that belongs to a connection between two processes."""
 
-    parcel: NodeMessage
+    node_message: NodeMessage
 
 
 class Unclaimed(Struct, frozen=True):
@@ -198,7 +198,7 @@ class Agent:
         self._redials = Redials(partial(self._dial, time_limit=terms.window), terms.window)
         arena = replace(terms.arena, cap=min(terms.arena.cap, max(memory_limit() // 2, 1 << 20)))
         told = AgentCallbacks(
-            self._asked, self._headless, self._reach, self._locate, self._line, self._memory
+            self._requested, self._headless, self._reach, self._locate, self._line, self._memory
         )
         self._node_agent = NodeAgent(
             terms.number, terms.driver, arena, self._events, told, terms.window, terms.session
@@ -218,7 +218,7 @@ class Agent:
         self._carrier = Carrier(
             self._shared_files,
             Supply(partial(self._dial_for, FOR_FETCHING, _DRIVER)),
-            lambda parcel: self._news.put(Sent(parcel)),
+            lambda node_message: self._news.put(Sent(node_message)),
         )
 
     def begin(self, secrets: Secrets) -> Ready:
@@ -254,9 +254,9 @@ class Agent:
         """Carry out an order of the driver, and return its outcome."""
         return self._node_agent.do(order)
 
-    def receive(self, parcel: NodeMessage) -> None:
+    def receive(self, node_message: NodeMessage) -> None:
         """Take a message of the driver's node that belongs to a connection between two processes."""
-        self._carrier.receive(parcel)
+        self._carrier.receive(node_message)
 
     def expect(
         self,
@@ -395,7 +395,7 @@ class Agent:
             )
         )
 
-    def _asked(self, slot: int, incarnation: int, data: bytes) -> None:
+    def _requested(self, slot: int, incarnation: int, data: bytes) -> None:
         self._news.put(ProcessRequest((slot, incarnation), data))
 
     def _headless(self, slot: int) -> None:

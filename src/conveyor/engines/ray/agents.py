@@ -108,8 +108,8 @@ class AgentHost:
     def let_go(self, fd: int) -> None:
         self.carrier.let_go(fd)
 
-    def _carry(self, parcel: NodeMessage) -> None:
-        self._unawaited(self._call(self.agent.receive, parcel))
+    def _carry(self, node_message: NodeMessage) -> None:
+        self._unawaited(self._call(self.agent.receive, node_message))
 
     def _out_of_reach(self, why: str) -> None:
         if not self.lost:
@@ -419,12 +419,12 @@ class Agents:
     def _gather(self, stacks: bool) -> list[NodeSeen]:
         """Return the status of the processes of all nodes that answer in time."""
         time_limit = STACKS if stacks else TIME_LIMIT
-        asked = [(host, host.look_at_all(LookAtAll(stacks))) for host in self._hosts()]
-        wait([answer for _, answer in asked], time_limit)
-        names = {0: OWN_NODE, **{host.number: f"node {host.name}" for host, _ in asked}}
-        own = {host.number: host.carrier.trouble for host, _ in asked}
+        requested = [(host, host.look_at_all(LookAtAll(stacks))) for host in self._hosts()]
+        wait([answer for _, answer in requested], time_limit)
+        names = {0: OWN_NODE, **{host.number: f"node {host.name}" for host, _ in requested}}
+        own = {host.number: host.carrier.trouble for host, _ in requested}
         own.update(self._fetches.troubles() if self._fetches is not None else {})
-        seen = [NodeSeen.of(host.name, answer, time_limit, names) for host, answer in asked]
+        seen = [NodeSeen.of(host.name, answer, time_limit, names) for host, answer in requested]
         return [NodeSeen(OWN_NODE, troubles=in_words(own, names)), *seen]
 
     def _hosts(self) -> list[AgentHost]:
@@ -466,7 +466,7 @@ class Agents:
         for news in result.result():
             # Guarded: an error does not keep the next ones from being handled.
             if isinstance(news, Sent):
-                guarded(partial(host.carrier.receive, news.parcel))
+                guarded(partial(host.carrier.receive, news.node_message))
             elif isinstance(news, Unclaimed):
                 guarded(partial(_withdraw, news.header, news.process))
             else:

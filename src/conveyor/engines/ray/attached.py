@@ -141,7 +141,7 @@ class RayHostsWithGuests(RayHosts):
         attached_actor = _AttachedActor(
             number=next(self._numbers),
             name=name,
-            asked={},
+            requested={},
             on_spawned=on_spawned,
             attached=options.attached,
         )
@@ -269,15 +269,15 @@ class RayHostsWithGuests(RayHosts):
             attached_actor.refuse(_why(error))
         else:  # news of its arrival may be on their way from the agent still
             attached_actor.host.disown(attached_actor.number).add_done_callback(
-                lambda asked: self._events.call(
-                    partial(self._not_come, attached_actor, error, asked)
+                lambda requested: self._events.call(
+                    partial(self._not_come, attached_actor, error, requested)
                 )
             )
 
     def _not_come(
-        self, attached_actor: _AttachedActor, error: BaseException | None, asked: Future[bool]
+        self, attached_actor: _AttachedActor, error: BaseException | None, requested: Future[bool]
     ) -> None:
-        if asked.exception() is not None or asked.result():
+        if requested.exception() is not None or requested.result():
             self._remote_nodes.pop(attached_actor.number, None)
             attached_actor.refuse(_why(error))
 
@@ -388,7 +388,7 @@ class AttachedWorker(Worker):
     def depart(self) -> None:
         """Leave the session when the method that runs has returned. On any thread."""
         self.end()
-        self.process.ring()
+        self.process.notify()
 
 
 def join(made: Any, bootstrap: Bootstrap) -> NodeOfProcess | None:

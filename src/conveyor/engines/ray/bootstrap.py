@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from conveyor import __version__, descriptors
 from conveyor.engines.surroundings import Surroundings
-from conveyor.runtime.messages import PROTOCOL
+from conveyor.runtime.messages import MESSAGES_VERSION
 from conveyor.runtime.process import close_all, dup_all
 
 #: More than any message takes.
@@ -136,7 +136,7 @@ def read(data: bytes, kind: type[T]) -> T | None:
 
 def version() -> str:
     """Return the versions that both ends have to have in common."""
-    return f"Conveyor {__version__} (protocol {PROTOCOL}) on Python {platform.python_version()}"
+    return f"Conveyor {__version__} (protocol {MESSAGES_VERSION}) on Python {platform.python_version()}"
 
 
 class BootstrapFile(Struct, frozen=True):

@@ -177,9 +177,9 @@ def _check_reachable(address: str) -> None:
         raise ValueError(f"there is no port {port}, in the address {address!r} of a Ray cluster")
     end = _core.monotonic() + _CONNECT_SECONDS
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as asked:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as requested:
             if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
-                _check_answers(asked, end)
+                _check_answers(requested, end)
     except OSError as error:
         raise ConnectionError(
             f"there is no Ray cluster at {address}: {error}. Start one with `ray start --head`, or leave the "
@@ -187,15 +187,15 @@ def _check_reachable(address: str) -> None:
         ) from error
 
 
-def _check_answers(asked: socket.socket, end: float) -> None:
+def _check_answers(requested: socket.socket, end: float) -> None:
     """Raise ``OSError`` unless the other side speaks HTTP/2 by the deadline ``end``, as Ray's head does. Not
     for heads that use Ray's TLS."""
-    asked.sendall(_HTTP2_GREETING)
+    requested.sendall(_HTTP2_GREETING)
     said = b""
     while len(said) < _FRAME_HEADER:
-        asked.settimeout(max(end - _core.monotonic(), 0.001))
+        requested.settimeout(max(end - _core.monotonic(), 0.001))
         try:
-            more = asked.recv(_FRAME_HEADER - len(said))
+            more = requested.recv(_FRAME_HEADER - len(said))
         except TimeoutError:
             raise TimeoutError(
                 f"what listens there has said nothing for {_CONNECT_SECONDS:g} s"

@@ -124,7 +124,7 @@ class Started(Resident, eq=False, kw_only=True):
 
     number: int
     name: str
-    asked: Mapping[str, Any]
+    requested: Mapping[str, Any]
     on_spawned: Callable[[int], object]
     error: str = ""
     abandoned: bool = False
@@ -236,10 +236,10 @@ class RayHosts:
         settle: Settle,
     ) -> Spawned | Spawning:
         self._check_connected(name)
-        asked = ray_options(options)
+        requested = ray_options(options)
         environ = {k: v for k, v in self._environ.items() if k not in options.env_vars}
         told = BootstrapFile(name, surroundings(), payload)
-        return _Wish(self, name, asked, told, tuple(fds), environ, on_spawned, settle)
+        return _Wish(self, name, requested, told, tuple(fds), environ, on_spawned, settle)
 
     def _spawned(self, actor: Started) -> Spawned:
         host = actor.host
@@ -269,7 +269,7 @@ class RayHosts:
             )
             waits = Locality.own()
             at = self._process_listener.address, actor.number, key, wish.environ, waits
-            actor.handle = start_actor(self._class(actor.name), wish.asked, actor.name)
+            actor.handle = start_actor(self._class(actor.name), wish.requested, actor.name)
             self._run(actor, Bootstrap(*at, node=self._own_node))
 
     def _run(self, actor: Started, bootstrap: Bootstrap) -> None:
@@ -318,7 +318,7 @@ class RayHosts:
             actor.done.wait()
 
     def _say_what_it_wants(self, actor: Started) -> None:
-        waits = still_waits(self._ray, actor.asked)
+        waits = still_waits(self._ray, actor.requested)
         if not actor.done.is_set():
             _log.warning("actor %s is not started yet: %s", actor.name, waits)
 
@@ -382,11 +382,13 @@ class RayHosts:
             return
         # News of its arrival may be on their way from the agent still.
         actor.host.disown(actor.number).add_done_callback(
-            lambda asked: self._events.call(partial(self._disowned, actor, error, asked))
+            lambda requested: self._events.call(partial(self._disowned, actor, error, requested))
         )
 
-    def _disowned(self, actor: Started, error: BaseException | None, asked: Future[bool]) -> None:
-        if asked.exception() is not None or asked.result():
+    def _disowned(
+        self, actor: Started, error: BaseException | None, requested: Future[bool]
+    ) -> None:
+        if requested.exception() is not None or requested.result():
             self._remote_nodes.pop(actor.number, None)
             self._never_came(actor, error)
 
@@ -506,7 +508,7 @@ class _Wish:
         self,
         hosts: RayHosts,
         name: str,
-        asked: Mapping[str, Any],
+        requested: Mapping[str, Any],
         told: BootstrapFile,
         fds: tuple[int, ...],
         environ: dict[str, str],
@@ -514,7 +516,7 @@ class _Wish:
         settle: Settle,
     ) -> None:
         self._hosts, self._name, self._on_spawned = hosts, name, on_spawned
-        self.asked, self.told, self.fds, self.environ = asked, told, fds, environ
+        self.requested, self.told, self.fds, self.environ = requested, told, fds, environ
         self.settle = settle
         self.actor: Started | None = None
         #: Why nobody wants the process any more, or an empty string.
@@ -525,7 +527,7 @@ class _Wish:
         hosts = self._hosts
         number = next(hosts._numbers)
         self.actor = Started(
-            number=number, name=self._name, asked=self.asked, on_spawned=self._on_spawned
+            number=number, name=self._name, requested=self.requested, on_spawned=self._on_spawned
         )
         uninterrupted(partial(hosts._ask, self, self.actor))
         return False
@@ -572,37 +574,40 @@ def ray_options(options: ProcessOptions) -> dict[str, Any]:
     The Ray actor has no name, as ours are found by ``conveyor.get_actor``. Ray does not restart it, since a
     process that Ray starts again would know no other one. Each restart of ours takes a new Ray actor.
     """
-    asked = dict(options.placement)
+    requested = dict(options.placement)
     if options.num_cpus is not None:
-        asked["num_cpus"] = options.num_cpus
+        requested["num_cpus"] = options.num_cpus
     if options.num_gpus:
-        asked["num_gpus"] = options.num_gpus
+        requested["num_gpus"] = options.num_gpus
     if options.env_vars:
         # Given to Ray, since the linker and the interpreter read some variables before anything of ours runs.
-        asked["runtime_env"] = {**asked.get("runtime_env", {}), "env_vars": options.env_vars}
-    return asked
+        requested["runtime_env"] = {
+            **requested.get("runtime_env", {}),
+            "env_vars": options.env_vars,
+        }
+    return requested
 
 
-def start_actor(made: Any, asked: Mapping[str, Any], name: str) -> Any:
+def start_actor(made: Any, requested: Mapping[str, Any], name: str) -> Any:
     """Start an actor of Ray's class ``made`` and return its handle. Some of what Ray does not take it finds
     by an assertion without a word.
 
     Raises:
-        TypeError, ValueError: Ray does not take what is ``asked`` for it.
+        TypeError, ValueError: Ray does not take what is ``requested`` for it.
     """
     try:
-        return made.options(**asked).remote()
+        return made.options(**requested).remote()
     except (TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
         kind = TypeError if isinstance(error, (TypeError, AttributeError)) else ValueError
-        given = ", ".join(f"{key}={value!r}" for key, value in asked.items())
+        given = ", ".join(f"{key}={value!r}" for key, value in requested.items())
         why = str(error) or f"{type(error).__name__} in Ray"
         raise kind(f"Ray takes no actor {name!r} with {given}: {why}") from error
 
 
-def wanted(asked: Mapping[str, Any]) -> str:
+def wanted(requested: Mapping[str, Any]) -> str:
     """Write the resources that are asked for, and where."""
     parts = {
-        key: asked[key]
+        key: requested[key]
         for key in (
             "num_cpus",
             "num_gpus",
@@ -611,17 +616,17 @@ def wanted(asked: Mapping[str, Any]) -> str:
             "accelerator_type",
             "label_selector",
         )
-        if asked.get(key)
+        if requested.get(key)
     }
     text = ", ".join(f"{key}={value!r}" for key, value in parts.items()) or "a process"
-    strategy = asked.get("scheduling_strategy") or asked.get("placement_group")
+    strategy = requested.get("scheduling_strategy") or requested.get("placement_group")
     return text if strategy is None else f"{text}, where {strategy!r} says"
 
 
-def still_waits(ray: Any, asked: Mapping[str, Any]) -> str:
+def still_waits(ray: Any, requested: Mapping[str, Any]) -> str:
     """Say what an actor waits for that has been asked for some time ago."""
     return (
-        f"it wants {wanted(asked)}, and available are {ray.available_resources()}. If one node has it all, "
-        "Ray makes its environment there, or starts its process. Where that fails Ray tries again, and says "
-        "why in its logs on that node only: raylet.out, worker-*.err and runtime_env_setup-*.log"
+        f"it wants {wanted(requested)}, and available are {ray.available_resources()}. If one node has it "
+        "all, Ray makes its environment there, or starts its process. Where that fails Ray tries again, and "
+        "says why in its logs on that node only: raylet.out, worker-*.err and runtime_env_setup-*.log"
     )

@@ -236,9 +236,9 @@ def _order(cells: list[_Cell], up: list[list[int]], down: list[list[int]]) -> li
         if fewest == 0:
             break
         downward = sweep % 2 == 0
-        beside = up if downward else down
+        adjacent = up if downward else down
         for deployer in layers if downward else reversed(layers):
-            _sort(deployer, beside, _places(layers))
+            _sort(deployer, adjacent, _places(layers))
         crossings = _crossings(layers, down)
         if crossings < fewest:
             best, fewest = [list(deployer) for deployer in layers], crossings
@@ -249,11 +249,11 @@ def _places(layers: list[list[int]]) -> dict[int, int]:
     return {cell: place for deployer in layers for place, cell in enumerate(deployer)}
 
 
-def _sort(deployer: list[int], beside: list[list[int]], place: dict[int, int]) -> None:
+def _sort(deployer: list[int], adjacent: list[list[int]], place: dict[int, int]) -> None:
     """Order a layer by the mean place of each cell's neighbours; a cell without any keeps its place."""
 
     def weight(cell: int) -> float:
-        near = beside[cell]
+        near = adjacent[cell]
         return sum(place[other] for other in near) / len(near) if near else place[cell]
 
     deployer.sort(key=weight)

@@ -215,13 +215,13 @@ def compose(plan: Plan, name: str, channel_details: bool, schedule: bool) -> Pic
     top = _MARGIN + _TITLE + 18
     shapes: list[Shape] = [Text(_MARGIN, _MARGIN + _TITLE, summary, _TITLE, INK, bold=True)]
     # The schedule goes to the right or below: wherever the page comes nearer to a screen's shape.
-    beside = len(parts) == 2 and parts[1].beside
+    side_by_side = len(parts) == 2 and parts[1].side_by_side
     x, y = _MARGIN, top
     right, bottom = _MARGIN + text_width(summary, _TITLE), top
     for part in parts:
         shapes += _moved(part.shapes, x, y)
         right, bottom = max(right, x + part.width), max(bottom, y + part.height)
-        if beside:
+        if side_by_side:
             x += part.width + _BETWEEN
         else:
             y += part.height + _BETWEEN
@@ -232,12 +232,12 @@ class _Part:
     """Some shapes, and the size of the area that they fill from (0, 0) on."""
 
     def __init__(
-        self, width: float, height: float, shapes: list[Shape], beside: bool = False
+        self, width: float, height: float, shapes: list[Shape], side_by_side: bool = False
     ) -> None:
         self.width = width
         self.height = height
         self.shapes = shapes
-        self.beside = beside
+        self.side_by_side = side_by_side
 
 
 def _summary(plan: Plan, name: str) -> str:
@@ -374,13 +374,13 @@ def _schedule(plan: Plan, graph: _Part) -> _Part:
         rows = [made[i : i + count] for i in range(0, len(made), count)]
         width = max(sum(part.width + 16 for part in row) for row in rows)
         height = sum(max(part.height for part in row) + 16 for row in rows)
-        for beside in (True, False):
-            page_width = graph.width + width if beside else max(graph.width, width)
-            page_height = max(graph.height, height) if beside else graph.height + height
+        for side_by_side in (True, False):
+            page_width = graph.width + width if side_by_side else max(graph.width, width)
+            page_height = max(graph.height, height) if side_by_side else graph.height + height
             # The smaller this is, the larger the page shows on a screen of this shape.
             score = max(page_width / 1.6, page_height)
             if best is None or score < best[0]:
-                best = score, rows, beside
+                best = score, rows, side_by_side
     assert best is not None  # there is the driver's column at least
     shapes: list[Shape] = []
     y = right = 0.0
@@ -391,7 +391,7 @@ def _schedule(plan: Plan, graph: _Part) -> _Part:
             x += part.width + 16
         right = max(right, x - 16)
         y += max(part.height for part in row) + 16
-    return _Part(right, y - 16, shapes, beside=best[2])
+    return _Part(right, y - 16, shapes, side_by_side=best[2])
 
 
 def _column(column: Column) -> _Part:

@@ -166,7 +166,7 @@ class _Opened(NamedTuple):
     reads: dict[int, Event]
 
 
-class _Asked(NamedTuple):
+class _Requested(NamedTuple):
     """Transfer whose copies are not enqueued yet. ``opened`` is empty if nobody wants it any more.
 
     refused: the parts of a transfer that comes through host memory, since they cannot be opened.
@@ -188,7 +188,7 @@ class Reader(DeviceIpcEndpoint):
         #: Opened staging buffers, by number.
         self._opened: dict[int, _Opened] = {}
         #: Transfers that were asked for, in order.
-        self._asked: deque[_Asked] = deque()
+        self._requested: deque[_Requested] = deque()
         #: By transfer, the bytes that have come through host memory.
         self._come: dict[int, ByHost] = {}
         self._told = False
@@ -215,9 +215,9 @@ class Reader(DeviceIpcEndpoint):
         except Exception as error:
             # A writer that has died does not answer; its death then tears the graph down.
             self._refuse(transfer, specs, parts, error)
-            self._asked.append(_Asked(transfer, specs, [], future, parts))
+            self._requested.append(_Requested(transfer, specs, [], future, parts))
         else:
-            self._asked.append(_Asked(transfer, specs, opened, future))
+            self._requested.append(_Requested(transfer, specs, opened, future))
         self._go_on()
         return future
 
@@ -242,9 +242,9 @@ class Reader(DeviceIpcEndpoint):
     def drop(self, transfer: int) -> None:
         """Forget a transfer. Its turn comes as before; then the writer is told that the transfer was
         taken."""
-        for place, asked in enumerate(self._asked):
-            if asked.transfer == transfer:
-                self._asked[place] = asked._replace(opened=[], refused=())
+        for place, requested in enumerate(self._requested):
+            if requested.transfer == transfer:
+                self._requested[place] = requested._replace(opened=[], refused=())
         self._come.pop(transfer, None)
         self._go_on()
 
@@ -257,10 +257,10 @@ class Reader(DeviceIpcEndpoint):
         """Fail all transfers that are not enqueued yet, and end the thread."""
         super().abort(reason)
         self._looks.set()
-        for asked in self._asked:
+        for requested in self._requested:
             with suppress(InvalidStateError):
-                asked.future.set_exception(reason)
-        self._asked.clear()
+                requested.future.set_exception(reason)
+        self._requested.clear()
 
     def close(self) -> None:
         """Release all opened staging buffers, once their reads are done."""
@@ -275,7 +275,7 @@ class Reader(DeviceIpcEndpoint):
                 self._writer_closed = True
             elif isinstance(message, ByHost):
                 if message.reader == self._wire.rank and any(
-                    one.refused and one.transfer == message.transfer for one in self._asked
+                    one.refused and one.transfer == message.transfer for one in self._requested
                 ):
                     self._come[message.transfer] = message
             elif isinstance(message, Gone):
@@ -292,31 +292,31 @@ class Reader(DeviceIpcEndpoint):
 
     def _go_on(self) -> None:
         """Enqueue the copies of filled staging buffers, in order, and have a thread wait for the next one."""
-        while self._asked:
-            asked = self._asked[0]
-            if asked.refused and not self._writer_closed:
-                come = self._come.pop(asked.transfer, None)
+        while self._requested:
+            requested = self._requested[0]
+            if requested.refused and not self._writer_closed:
+                come = self._come.pop(requested.transfer, None)
                 if come is None:
                     return
-                self._put(self._asked.popleft(), come)
+                self._put(self._requested.popleft(), come)
                 continue
-            self._awaited = self._not_yet(self._asked[0])
+            self._awaited = self._not_yet(self._requested[0])
             if self._awaited and not _soon(self._awaited):
                 if not self._has_thread:
                     self._wire.start_thread(self._look, "device-ipc-looks")
                     self._has_thread = True
                 self._looks.set()
                 return
-            self._take(self._asked.popleft())
+            self._take(self._requested.popleft())
 
-    def _not_yet(self, asked: _Asked) -> list[Event]:
-        """Return the events that have to happen before the copies of ``asked`` are enqueued."""
-        if self._writer_closed or not asked.opened:
+    def _not_yet(self, requested: _Requested) -> list[Event]:
+        """Return the events that have to happen before the copies of ``requested`` are enqueued."""
+        if self._writer_closed or not requested.opened:
             return []
         while self._copies and happened(self._copies[0]):
             self._copies.popleft()
         ahead = [self._copies[0]] if len(self._copies) >= _AHEAD else []
-        return ahead + [one.filled for _, one in asked.opened if not happened(one.filled)]
+        return ahead + [one.filled for _, one in requested.opened if not happened(one.filled)]
 
     def _look(self) -> None:
         """Have :meth:`progress` called when the awaited events have happened. Runs as a thread."""
@@ -326,17 +326,17 @@ class Reader(DeviceIpcEndpoint):
             wait_until(lambda: all(map(happened, self._awaited)), self._ends.wait)
             if self._ends.is_set():
                 return
-            self._wire.ring()
+            self._wire.notify()
 
-    def _take(self, asked: _Asked) -> None:
+    def _take(self, requested: _Requested) -> None:
         """Enqueue the copies of a transfer, and tell the writer."""
         made: Enqueued | Exception = Enqueued([], lambda: None)  # nobody wants it
         reads = []
-        opened = [] if self._writer_closed else asked.opened
+        opened = [] if self._writer_closed else requested.opened
         try:
             if opened:
                 index = self._device.current_index()
-                made = self._copy(index, asked.specs, opened)
+                made = self._copy(index, requested.specs, opened)
             for _, one in opened:
                 read = self._read_event(one, index)
                 read.record(self._stream(index))
@@ -344,37 +344,37 @@ class Reader(DeviceIpcEndpoint):
                 reads.append(read.handle())
         except Exception as error:
             made = error
-        self._tell_taken(asked.transfer, tuple(reads))
+        self._tell_taken(requested.transfer, tuple(reads))
         # A writer that this message did not reach in time has said that it is closed, before it releases.
         self._hear()
         if self._writer_closed:
             who = self._wire.members[0]
             made = ConnectionError(f"{who} has let go of the tensors: its graph is torn down")
         if isinstance(made, Exception):
-            asked.future.set_exception(made)
+            requested.future.set_exception(made)
         else:
-            asked.future.set_result(made)
+            requested.future.set_result(made)
 
-    def _put(self, asked: _Asked, come: ByHost) -> None:
+    def _put(self, requested: _Requested, come: ByHost) -> None:
         """Pass on a transfer that has come through host memory, to the current device if this process has
         one."""
-        made: list[Any] = [None] * len(asked.specs)
+        made: list[Any] = [None] * len(requested.specs)
         failed: Exception | None = None
         try:
             if come.error is not None:
                 raise ConnectionError(f"{self._wire.members[0]} could not copy it: {come.error}")
-            for part, memory in zip(asked.refused, come.memory, strict=True):
-                layout = Layout.of([asked.specs[place] for place in part.places])
+            for part, memory in zip(requested.refused, come.memory, strict=True):
+                layout = Layout.of([requested.specs[place] for place in part.places])
                 there = memory if self._why_none else bring(memory, self._device, None)
                 for place, tensor in zip(part.places, layout.open(there), strict=True):
                     made[place] = tensor
         except Exception as error:
             failed = error
-        self._tell_taken(asked.transfer, ())
+        self._tell_taken(requested.transfer, ())
         if failed is None:
-            asked.future.set_result(made)
+            requested.future.set_result(made)
         else:
-            asked.future.set_exception(failed)
+            requested.future.set_exception(failed)
 
     def _tell_taken(self, transfer: int, reads: tuple[bytes, ...]) -> None:
         self._wire.send(Taken(transfer, reads, os.getpid()))
@@ -580,7 +580,7 @@ class Writer(DeviceIpcEndpoint):
             except Exception as error:
                 made = ByHost(rank, transfer, (), f"{type(error).__name__}: {error}")
             self._copied.append(made)
-            self._wire.ring()
+            self._wire.notify()
 
     def _taken(self, rank: int, message: Taken) -> None:
         """Note that a reader has taken all transfers up to this one. Its reads count even after this end was

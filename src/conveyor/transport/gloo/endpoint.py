@@ -1,7 +1,7 @@
 """Connection between the writer of an edge and one of its readers, and the thread that uses it.
 
-The writer has a :class:`Link` to each reader, so that no reader waits for another one. A transfer is one
-message of bytes. Messages on the wire: the address at which the listening end of a link listens; that a
+The writer has a :class:`Connection` to each reader, so that no reader waits for another one. A transfer is
+one message of bytes. Messages on the wire: the address at which the listening end of a link listens; that a
 connection is wanted, where the reader listens (no address); the other end's addresses once it is connected;
 and from the writer each transfer's size. Gloo moves nothing before both ends want it, so the wire can be read
 at any time.
@@ -45,7 +45,7 @@ class Mover(Protocol):
         """Let go of everything."""
 
 
-class Link:
+class Connection:
     """End of a connection. Transfers go one after the other, on a thread that ends by itself.
 
     Rank 0 of the pair listens and tells where; rank 1 connects, and tells when it has. Either can be told to
@@ -75,7 +75,7 @@ class Link:
         self._other = wire.members[other]
         self._writes = wire.rank == 0
         self._way = way
-        self._ring = wire.ring
+        self._notify = wire.notify
         self._grace = wire.known_dead_within
         listens = way.rank == 0
         # A reader's end tells its addresses later: only a writer's waits for them while it is opened.
@@ -192,7 +192,7 @@ class Link:
         """Have the endpoint's thread tell the other end."""
         with self._lock:
             self._untold = untold
-        self._ring()
+        self._notify()
 
     def _next(self) -> Any:
         """Wait for something to move. ``None``: there is nothing more."""
@@ -259,12 +259,12 @@ class GlooEndpoint(Endpoint):
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         #: Links, by the rank of the reader.
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, Connection] = {}
         self._over: BaseException | None = None
         self._pool = Pool(keep=_SPARE)
         # Of a reader: the transfers to come over the link, in order, and those that somebody waits for.
         self._announced: dict[int, _Announced] = {}
-        self._asked = PendingTransfers()
+        self._requested = PendingTransfers()
         if wire.rank != 0:
             return
         try:
@@ -281,14 +281,14 @@ class GlooEndpoint(Endpoint):
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
         """Ask for a transfer. Its tensors come in memory made by :meth:`room`."""
-        asked = self._asked.ask(specs, transfer)
-        if not asked.done():
+        requested = self._requested.ask(specs, transfer)
+        if not requested.done():
             self.progress()
-        return asked
+        return requested
 
     def drop(self, transfer: int) -> None:
         """Forget a transfer that was asked for. Its bytes are still received."""
-        self._asked.drop(transfer)
+        self._requested.drop(transfer)
 
     def progress(self) -> None:
         """Handle the messages of the other ends, and receive the transfers that are next."""
@@ -301,7 +301,7 @@ class GlooEndpoint(Endpoint):
                 self._reader_hears(message)
         for reader in self._links:
             self._tell(reader)
-        for transfer in self._asked.due(self._announced):
+        for transfer in self._requested.decided(self._announced):
             self._take(self._announced.pop(transfer))
 
     def abort(self, reason: BaseException) -> None:
@@ -309,7 +309,7 @@ class GlooEndpoint(Endpoint):
         self._over = reason
         for link in self._links.values():
             link.end(reason)
-        self._asked.end(reason)
+        self._requested.end(reason)
 
     def close(self) -> None:
         """Release the links and the pool's memory."""
@@ -354,9 +354,13 @@ class GlooEndpoint(Endpoint):
         """Find the way to another end, by its rank."""
         return way_to(self._wire, other)
 
-    def _link(self, other: int, generation: int, theirs: dict[str, bytes] | None = None) -> Link:
+    def _link(
+        self, other: int, generation: int, theirs: dict[str, bytes] | None = None
+    ) -> Connection:
         way, made, thread = self.way_to(other), self.make_pair, self.thread
-        return Link(self._wire, other, generation, theirs, way=way, make_pair=made, thread=thread)
+        return Connection(
+            self._wire, other, generation, theirs, way=way, make_pair=made, thread=thread
+        )
 
     # The writer.
 
@@ -415,7 +419,7 @@ class GlooEndpoint(Endpoint):
         """Receive the next transfer on the link, wanted or not."""
         me = self._wire.rank
         link = self._links[me]
-        layout, future = self._asked.take(announced.transfer)
+        layout, future = self._requested.take(announced.transfer)
         if announced.generations[me - 1] != link.generation:
             if future is not None:
                 future.set_exception(ConnectionError("the connection was lost before it came"))

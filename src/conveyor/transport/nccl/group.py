@@ -182,8 +182,10 @@ class NcclGroup(Group):
                 state = ctypes.c_int()
                 with self._calls:
                     self._check_aborted()
-                    asked = library.ncclCommGetAsyncError(self._communicator, ctypes.byref(state))
-                code = asked or state.value
+                    requested = library.ncclCommGetAsyncError(
+                        self._communicator, ctypes.byref(state)
+                    )
+                code = requested or state.value
             return bool(code != _IN_PROGRESS)
 
         wait_until(is_done)  # NCCL rings for nobody, either

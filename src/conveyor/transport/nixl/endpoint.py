@@ -384,9 +384,9 @@ class Fetcher:
         for fetch in [one for one in self._under_way if one not in new]:
             self._step(fetch, lambda one: self._agent.check_xfer_state(one.handle))
         now = _core.monotonic()
-        due = [one for one in self._failing if one[0] <= now]
+        decided = [one for one in self._failing if one[0] <= now]
         self._failing = [one for one in self._failing if one[0] > now]
-        for _, fetch, error in due:
+        for _, fetch, error in decided:
             with suppress(InvalidStateError):  # aborted
                 fetch.done.set_exception(error)
         return True
@@ -625,21 +625,21 @@ class Reader(NixlEndpoint):
         self._agent: str | None = None
         self._metadata = b""
         self._offered: dict[int, _Offered] = {}
-        self._asked = PendingTransfers()
+        self._requested = PendingTransfers()
         self._fetching: dict[int, tuple[Fetch, Future[list[Any]]]] = {}
         #: Transfers that the writer may forget, put here by any thread.
         self._ended: deque[int] = deque()
 
     def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
         """Ask for a transfer. Its tensors come in memory of this end's pool."""
-        asked = self._asked.ask(specs, transfer)
-        if not asked.done():
+        requested = self._requested.ask(specs, transfer)
+        if not requested.done():
             self.progress()
-        return asked
+        return requested
 
     def drop(self, transfer: int) -> None:
         """Forget a transfer that was asked for and is not being read yet."""
-        self._asked.drop(transfer)
+        self._requested.drop(transfer)
 
     def progress(self) -> None:
         """Handle the writer's offers, begin to read those that are wanted, and report the transfers that have
@@ -651,7 +651,7 @@ class Reader(NixlEndpoint):
             if self._agent is None:
                 self._agent = message.agent
                 self._fetcher.join(message.agent)
-        for transfer in self._asked.due(self._offered):
+        for transfer in self._requested.decided(self._offered):
             self._take(self._offered.pop(transfer))
         while self._ended:
             transfer = self._ended.popleft()
@@ -661,7 +661,7 @@ class Reader(NixlEndpoint):
     def abort(self, reason: BaseException) -> None:
         """Fail all transfers that are asked for or being read."""
         self._over = reason
-        self._asked.end(reason)
+        self._requested.end(reason)
         fetching, self._fetching = self._fetching, {}
         for _, future in fetching.values():
             with suppress(InvalidStateError):  # it is done
@@ -677,7 +677,7 @@ class Reader(NixlEndpoint):
 
     def _take(self, offered: _Offered) -> None:
         """Begin to read an offered transfer, if the reader wants it."""
-        layout, future = self._asked.take(offered.transfer)
+        layout, future = self._requested.take(offered.transfer)
         if layout is None or future is None:
             self._ended.append(offered.transfer)
             return
