@@ -22,12 +22,12 @@ def test_an_actor_that_speaks_another_protocol_says_so(monkeypatch):
     first = Actor.remote()
     get(first.pid.remote())  # the fork server has imported what actors need
     with monkeypatch.context() as patch:
-        patch.setattr(messages, "PROTOCOL", messages.PROTOCOL + 1)
+        patch.setattr(messages, "MESSAGES_VERSION", messages.MESSAGES_VERSION + 1)
         other = Actor.remote()
         with pytest.raises(ActorDiedError, match="do not understand each other") as caught:
             get(other.pid.remote())
-    assert f"protocol {messages.PROTOCOL}'" in str(caught.value)
-    assert f"protocol {messages.PROTOCOL + 1}'" in str(caught.value)
+    assert f"protocol {messages.MESSAGES_VERSION}'" in str(caught.value)
+    assert f"protocol {messages.MESSAGES_VERSION + 1}'" in str(caught.value)
     assert "start the program again" in str(caught.value)
     get(first.pid.remote())
     get(Actor.remote().pid.remote())

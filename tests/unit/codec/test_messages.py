@@ -119,7 +119,7 @@ def test_processes_of_other_versions_are_told_apart(said):
 def test_a_change_of_what_is_said_is_another_protocol(monkeypatch):
     said = greeting()
     monkeypatch.setattr(message, "MESSAGES_VERSION", message.MESSAGES_VERSION + 1)
-    with pytest.raises(RuntimeStateError, match=f"protocol {message.PROTOCOL - 1}"):
+    with pytest.raises(RuntimeStateError, match=f"protocol {message.MESSAGES_VERSION - 1}"):
         check_greeting(said)
 
 
