@@ -17,7 +17,7 @@ namespace {
 // Every index that comes from Python: it may have come from shared memory before, where peers write.
 uint32_t checked(const ProcessTable& process_table, uint32_t slot) {
   if (slot >= process_table.slots())
-    throw nb::index_error(("conveyor: no slot " + std::to_string(slot) + " on a process table of " + std::to_string(process_table.slots())).c_str());
+    throw nb::index_error(("conveyor: no slot " + std::to_string(slot) + " of a process table of " + std::to_string(process_table.slots())).c_str());
   return slot;
 }
 
@@ -67,7 +67,7 @@ void note_waits(Inbox& inbox, nb::list rows) {
 
 void bind_process_table(nb::module_& m) {
   nb::class_<ProcessTable>(m, "ProcessTable", "The session's process slots: bell, liveness futex and status page of each. Slots are not checked.")
-      .def_static("create", &ProcessTable::create, "slots"_a, "A new board with room for that many processes.")
+      .def_static("create", &ProcessTable::create, "slots"_a, "A new process table with room for that many processes.")
       .def_static("attach", &ProcessTable::attach, "fd"_a,
            "The process table behind a descriptor, which is duplicated; ``OSError`` if it is none of this version.")
       .def_static("look", &ProcessTable::look, "fd"_a, "The same for who has no part in the session, and only reads: a call of what writes is a fault.")

@@ -113,7 +113,7 @@ def find_sessions(pid: int | None = None, stacks: bool = False) -> list[Session]
     """Return the sessions of this machine whose processes may be looked at, by their drivers' pids. ``pid``:
     only the sessions of that process; ``NoSuchSession`` if there is none. ``stacks``: ask other nodes for
     stacks."""
-    boards: dict[tuple[int, int], Path] = {}
+    process_tables: dict[tuple[int, int], Path] = {}
     for process in _processes() if pid is None else [pid]:
         try:
             found = _files(process, _PROCESS_TABLE)
@@ -128,10 +128,10 @@ def find_sessions(pid: int | None = None, stacks: bool = False) -> list[Session]
                 ) from None
             continue
         for path, identity in found:
-            boards.setdefault(identity, path)
+            process_tables.setdefault(identity, path)
     sessions = [
         session
-        for identity, path in boards.items()
+        for identity, path in process_tables.items()
         if (session := _look(path, identity, stacks)) is not None
     ]
     if pid is not None and not sessions:

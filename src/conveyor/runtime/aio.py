@@ -60,7 +60,7 @@ class Activity:
     awaits: Mapping[asyncio.Future[None], tuple[Callable[[], bool], Ask]] = MappingProxyType({})
     #: Time at which the last of its awaits has begun.
     since = 0.0
-    # State at the last look (see ``waiting.awaits``): the wait that is noted of it, and its futures; when to
+    # State at the last look (see ``aio.Awaits``): the wait that is noted of it, and its futures; when to
     # look again, and the pause after that.
     wait: Wait | None = None
     futures: tuple[asyncio.Future[None], ...] = ()

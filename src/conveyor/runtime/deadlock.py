@@ -241,7 +241,7 @@ class Wait:
         # Others may have to be asked, so not before it has lasted some time.
         self.since = _core.monotonic()
         self._begins = 0.0 if lane is None or not changes else self.since + FIRST_REFRESH
-        #: Cycle that the driver has found: see ``waiting.reports``.
+        #: Cycle that the driver has found: see ``Reports``.
         self.found: Found | None = None
         self._heard: Found | None = None
         #: Version of the notes that the driver was told last.
@@ -438,7 +438,7 @@ class WaitRegistry:
         self.slot = slot
         #: Held while notes are written, and from the last look at a cycle to the error.
         self.lock = threading.RLock()  # a signal handler may wait, too
-        #: The waits of its coroutines that are noted (``waiting.awaits``).
+        #: The waits of its coroutines that are noted (``aio.Awaits``).
         self.coroutines: list[Wait] = []
         #: Notes that are in the process table.
         self.noted: list[tuple[int, int, int, int, int, int, str]] = []

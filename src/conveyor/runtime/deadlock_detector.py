@@ -57,7 +57,7 @@ def due_to(pump: _core.HostPump, host: int) -> Frames:
     return tuple((segment, ring, upto) for to, segment, ring, upto in pump.due() if to == host)
 
 
-#: A process's slot on the boards, and which of its processes it is.
+#: A process's slot of the process tables, and which of its processes it is.
 Reader: TypeAlias = "tuple[int, int]"
 #: Noted wait: the work, a stamp that tells this wait from others of the process, the question since which it
 #: has looked in vain, the mode, whom it waits for (slot, work) and both in words.

@@ -122,7 +122,7 @@ class Shortage:
     def result(
         self, budget: Callable[[], _core.MemoryBudget | None], until: Callable[[], int]
     ) -> MemoryWait:
-        """Begin to wait for memory for a result. ``until()``: see ``abandoned.until``."""
+        """Begin to wait for memory for a result. ``until()``: see ``instance.until``."""
         return self._add(MemoryWait(self, budget, until, is_result=True))
 
     def made(self, blocks: bool) -> MemoryWait:

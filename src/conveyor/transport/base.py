@@ -69,8 +69,9 @@ class Host(Struct, frozen=True):
 
 
 class Wire(Protocol):
-    """Small messages between the ends of one endpoint, in order, from the writer to all readers and from
-    each reader to the writer. For what has to be agreed on: addresses, keys, that something was taken.
+    """Messages between the ends of one route, in order, from the writer to all readers and from each reader
+    to the writer. They are meant for what has to be agreed on: addresses, keys, that something was taken. A
+    large message goes too: over shared memory, or the session's connections between nodes.
 
     rank: which end this is: 0 is the writer, the readers follow.
     members: the names of the actors at all ends, by rank.
@@ -80,7 +81,7 @@ class Wire(Protocol):
     hosts: where all ends are, by rank; empty where they all share memory.
     known_dead_within: seconds within which this end's graph is told that a member has died, or is lost with
         its host. What else is noticed of that, a connection that ends, says less.
-    laid: grows from each time that the session lays a graph to the next one, whichever graph it is.
+    deployed: the number of the deployment. It grows from each graph that the session deploys to the next.
     """
 
     @property
@@ -100,9 +101,10 @@ class Wire(Protocol):
 
     def send(self, message: Any) -> None:
         """Send a value that can be pickled, without waiting: a message that finds no room goes as soon as
-        there is some. Only the thread that calls the endpoint may call this. In :meth:`Endpoint.close` the
-        writer's first message always has room, and messages that wait for room are dropped. Between nodes a
-        message may arrive after the reader has ended."""
+        there is some. At the cap of memory it raises ``ArenaFullError``. Only the thread that calls the
+        endpoint may call this. In :meth:`Endpoint.close` the writer's first message always has room, and
+        messages that wait for room are dropped. Between nodes a message may arrive after the reader has
+        ended."""
         ...
 
     def receive(self) -> list[tuple[int, Any]]:
@@ -111,7 +113,8 @@ class Wire(Protocol):
         ...
 
     def start_thread(self, target: Callable[[], object], name: str) -> None:
-        """Start a daemon thread ``conveyor-NAME`` that is handed no signals. Every thread of a endpoint must
+        """Start a daemon thread ``conveyor-NAME`` that is handed no signals. It ends by itself, soon after
+        :meth:`Endpoint.abort` or :meth:`Endpoint.close`; nobody joins it. Every thread of an endpoint must
         be such a thread: an actor sleeps with a mask that lets signals in, and a signal that another thread
         takes would not wake it."""
         ...

@@ -256,7 +256,7 @@ class Line:
         self._sealed = sealed
         #: Open endpoints: the function that tells a generation to its peers, and the one that wakes it.
         self._endpoints: dict[object, tuple[Callable[[int], None], Callable[[], None]]] = {}
-        #: Errors of a endpoint that occurred during another one's call, which must not fail for them.
+        #: Errors of an endpoint that occurred during another one's call, which must not fail for them.
         self._faults: dict[object, Exception] = {}
         self._waiting: list[Job] = []
         self._under_way: tuple[Job, Future[Any]] | None = None
@@ -277,12 +277,12 @@ class Line:
     def join(
         self, endpoint: object, renewed: Callable[[int], None], ring: Callable[[], None]
     ) -> None:
-        """Add a endpoint that is opened. ``renewed`` tells its peers of a generation, ``ring`` has it look
+        """Add an endpoint that is opened. ``renewed`` tells its peers of a generation, ``ring`` has it look
         again."""
         self._endpoints[endpoint] = renewed, ring
 
     def leave(self, endpoint: object) -> None:
-        """Remove a endpoint that is closed, and forget its jobs. If one of them is under way, make the
+        """Remove an endpoint that is closed, and forget its jobs. If one of them is under way, make the
         communicator anew; after the last endpoint, end its thread."""
         self._endpoints.pop(endpoint, None)
         self._faults.pop(endpoint, None)

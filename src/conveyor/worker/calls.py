@@ -381,7 +381,7 @@ class Calls:
             self._call_now(mailbox, tag, call, function)
 
     def until(self) -> int:
-        """Return when the running call is over at the latest; see ``abandoned.until``."""
+        """Return when the running call is over at the latest; see ``instance.until``."""
         if self._begun is None:
             return 0
         mailbox, tag = self._begun

@@ -73,7 +73,7 @@ class Control:
         return None if part is None else part.labels.get(node)
 
     def until(self, graph: int, execution: int) -> int:
-        """Return when an execution is over at the latest, as ``abandoned.until`` does. Return -2 if the
+        """Return when an execution is over at the latest, as ``instance.until`` does. Return -2 if the
         execution has failed: the step of a rank that an operation of a group lacks may have been skipped."""
         part = self._parts.get(graph)
         if part is None:

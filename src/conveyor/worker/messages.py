@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 class Hello(Struct, frozen=True):
     """The bootstrap of an actor's process, sent after the greeting. Descriptors come with it, in this order:
-    board, own arena, own eventfd, driver's arena, driver's eventfd, control socket, request socket, call
-    segment, control segment."""
+    process table, own arena, own eventfd, driver's arena, driver's eventfd, control socket, request socket,
+    call segment, control segment."""
 
     #: The process's slot in the process table, its incarnation, and the actor's name.
     slot: int

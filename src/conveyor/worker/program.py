@@ -97,7 +97,7 @@ class GeneratorWriter:
 
     def sending(self, item: list[Any], execution: int, until: Callable[[], int]) -> Sending:
         """Return the operation that publishes the first of ``item``, for which there is room. ``until()``:
-        see ``abandoned.until``."""
+        see ``instance.until``."""
         return Sending(
             lambda: self._send(item[0], execution),
             lambda: self._process.shortage.result(lambda: self._budget, until),

@@ -152,7 +152,7 @@ class Worker:
         return label or f"{self.hello.name}.{what}"
 
     def _until(self) -> int:
-        """Return when the main thread's task or call is over at the latest; see ``abandoned.until``."""
+        """Return when the main thread's task or call is over at the latest; see ``instance.until``."""
         _, graph, _, execution, _, _, _ = self.process.process_table.status(self.process.slot)
         return self.control.until(graph, execution) if graph else self.calls.until()
 

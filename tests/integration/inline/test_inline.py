@@ -24,7 +24,7 @@ import pytest
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.engines.inline import engine as link
-from conveyor.engines.inline.threads import Lines
+from conveyor.engines.inline.threads import ActorThreads
 from conveyor.exceptions import (
     ActorDiedError,
     ArenaFullError,
@@ -782,7 +782,7 @@ def test_a_call_that_is_ended_between_its_turn_and_its_start(monkeypatch):
     """By another thread: the turn is given back, or nobody would ever have one again."""
     actor = Plain.remote()
     assert conveyor.get(actor.echo.remote(1)) == 1
-    block = Lines.block
+    block = ActorThreads.block
 
     def block_and_cancel(lines, job, ready, timeout=None):
         block(lines, job, ready, timeout)
@@ -792,7 +792,7 @@ def test_a_call_that_is_ended_between_its_turn_and_its_start(monkeypatch):
             other.join()
 
     with monkeypatch.context() as patched:
-        patched.setattr(Lines, "block", block_and_cancel)
+        patched.setattr(ActorThreads, "block", block_and_cancel)
         cancelled = actor.echo.remote(2)
     with pytest.raises(ExecutionCancelledError):
         conveyor.get(cancelled)
@@ -801,14 +801,14 @@ def test_a_call_that_is_ended_between_its_turn_and_its_start(monkeypatch):
 
 def test_a_turn_that_is_interrupted_before_its_call_starts(monkeypatch):
     actor = Plain.remote()
-    block = Lines.block
+    block = ActorThreads.block
 
     def block_and_interrupt(lines, job, ready, timeout=None):
         block(lines, job, ready, timeout)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Lines, "block", block_and_interrupt)
+        patched.setattr(ActorThreads, "block", block_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             actor.echo.remote(2)
     assert conveyor.get(actor.echo.remote(3)) == 3

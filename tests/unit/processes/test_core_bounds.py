@@ -62,7 +62,7 @@ def test_a_slot_that_is_not_there(process_table, event, slot):
         lambda: _core.Inbox(process_table, slot, event, 0),
     ]
     for use in uses:
-        with pytest.raises(IndexError, match=f"no slot {slot} on a board of {SLOTS}"):
+        with pytest.raises(IndexError, match=f"no slot {slot} of a process table of {SLOTS}"):
             use()
     with pytest.raises(IndexError, match="no such bit"):
         process_table.notify(0, _core.DOORBELL_BITS)

@@ -332,7 +332,7 @@ class Fetcher:
             self._readers[agent] += 1
 
     def leave(self, agent: str) -> None:
-        """Note that a endpoint reads from ``agent`` no more. After the last one, the agent is forgotten."""
+        """Note that an endpoint reads from ``agent`` no more. After the last one, the agent is forgotten."""
         with self._lock:
             self._readers[agent] -= 1
             if not self._readers[agent]:
