@@ -47,7 +47,7 @@ void forget_notes(nb::handle sent) {
   nb::error_scope keep;
   const nb::object groups = nb::steal(PyObject_GetAttrString(sent.ptr(), "groups"));
   if (!groups.is_valid() || PySet_Clear(groups.ptr()) != 0) PyErr_WriteUnraisable(sent.ptr());
-  for (const char* name : {"collected", "keeper"})
+  for (const char* name : {"collected", "checker"})
     if (PyObject_SetAttrString(sent.ptr(), name, Py_None) != 0) PyErr_WriteUnraisable(sent.ptr());
   if (PyObject_SetAttrString(sent.ptr(), "in_band", Py_False) != 0) PyErr_WriteUnraisable(sent.ptr());
 }

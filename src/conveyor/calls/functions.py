@@ -38,6 +38,9 @@ _LAST_LOOK = 0.0002
 #: Calls that are looked through for one that lacks no argument.
 _LOOKED_THROUGH = CALL_SLOTS
 
+#: Workers that are started one after the other in the place of dead ones though none was given a call.
+_MOST_UNUSED = 3
+
 _NO_NAMES: dict[str, Any] = {}
 
 
@@ -117,6 +120,9 @@ class Functions:
         #: To the worker that was started last, which may be dead.
         self._last: Any = None
         self._starting = False
+        #: Workers started in the place of dead ones since a call was last given to one.
+        self._unused = 0
+        self._start_error: Exception | None = None
         self._most = cores()
         self._deaths = process.process_table.deaths
         self._waiting: dict[Ref, Entry] = {}  # in their order
@@ -222,7 +228,7 @@ class Functions:
             worker, ready = self._next()
             if worker is not None:
                 worker.link.send(partial(self._take, worker, ready))
-            elif not self.fail_if_lost():
+            elif not self._replace_dead() and not self.fail_if_lost():
                 return not self._waiting
         self._pump.sent(self)
         return True
@@ -255,16 +261,35 @@ class Functions:
             taken = list(islice((one for one in ready if one[0] in self._waiting), most))
             for ref, *_ in taken:
                 ref._move(worker.link, worker.link.gate, self._waiting, pending)
+            if taken:
+                self._unused = 0
         return taken
 
+    def _replace_dead(self) -> bool:
+        """Start a worker if one has died for which there is work. Whether there is a new one."""
+        with self.lock:
+            enough = len(self._workers) >= min(self._most, len(self._waiting))
+            if enough or self._starting or self._process.ended or self._unused >= _MOST_UNUSED:
+                return False
+            self._unused += 1
+        try:
+            return self._start() is not None
+        except Exception as error:  # what waits fails with it if no other worker is left
+            self._start_error = error.with_traceback(None)
+            return False
+
     def fail_if_lost(self) -> bool:
-        """Fail what waits if there is no worker any more, or no session. Whether that was so."""
+        """Fail what waits if no worker is left and none can be started, or the session has ended. Whether
+        that was so."""
         with self.lock:
             self._forget_dead()
             if not self._waiting or self._starting or (self._workers and not self._process.ended):
                 return False
             last, waited = self._last, list(self._waiting)
-        error = last.why_gone()  # which may wait until that is known: not with the lock
+            error, self._start_error = self._start_error, None
+            self._unused = 0
+        if error is None:
+            error = last.why_gone()  # which may wait until that is known: not with the lock
         with self.lock:
             if self._workers and not self._process.ended:  # one has been started meanwhile
                 return False

@@ -13,6 +13,7 @@ import pytest
 from integration_helpers import WAIT, hold
 
 import conveyor
+from conveyor.api.actors import ActorClass
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import (
     ActorDiedError,
@@ -21,6 +22,7 @@ from conveyor.exceptions import (
     ExecutionCancelledError,
     GraphError,
     SerializationError,
+    SystemLimitError,
     WaitTimeoutError,
 )
 
@@ -346,13 +348,62 @@ def test_what_waits_is_run_by_the_workers_that_are_left(held):
     assert conveyor.get(long, timeout=WAIT) == "now"
 
 
-def test_what_waits_fails_with_the_last_worker(local):
+@pytest.mark.parametrize("caller", ["driver", "actor", "coroutine"])
+def test_what_waits_goes_to_new_workers_if_all_have_died(local, caller):
+    if caller == "actor":
+        ended, waited = conveyor.get(Caller.remote().ends_and_squares.remote(30), timeout=WAIT)
+    elif caller == "driver":
+        ended, waited = ends_and_squares(30)
+    else:
+        ended, waited = asyncio.run(awaits_ends_and_squares(30))
+    assert all(isinstance(end, ActorDiedError) for end in ended)
+    assert all("exited with code 3" in str(end) for end in ended)
+    assert waited == [i * i for i in range(30)]
+    assert conveyor.get(square.remote(3), timeout=WAIT) == 9
+
+
+def start_ends_and_squares(n: int) -> tuple[list[Any], list[Any]]:
+    """More calls that end their workers than there are workers, and what waits behind them."""
+    workers = len(os.sched_getaffinity(0))
+    ended = [end.remote(3) for _ in range(2 * workers + 1)]
+    return ended, [square.remote(i) for i in range(n)]
+
+
+def ends_and_squares(n: int) -> tuple[list[Any], list[Any]]:
+    ended, waited = start_ends_and_squares(n)
+    return [error_of(ref) for ref in ended], conveyor.get(waited, timeout=WAIT)
+
+
+async def awaits_ends_and_squares(n: int) -> tuple[list[Any], list[Any]]:
+    ended, waited = start_ends_and_squares(n)
+    errors = await asyncio.gather(*ended, return_exceptions=True)
+    return errors, await asyncio.gather(*waited)
+
+
+def error_of(ref: Any) -> BaseException | None:
+    try:
+        conveyor.get(ref, timeout=WAIT)
+    except ActorDiedError as error:
+        return error
+    return None
+
+
+def test_what_waits_fails_if_no_worker_can_be_started(local, monkeypatch):
     workers = len(os.sched_getaffinity(0))
     ended = [end.remote(3) for _ in range(workers)]
-    waited = square.remote(3)
-    for ref in (*ended, waited):
-        with pytest.raises(ActorDiedError, match="exited with code 3"):
-            conveyor.get(ref, timeout=WAIT)
+    waited = [square.remote(3) for _ in range(5)]
+
+    def refuse(*_: Any) -> Any:
+        raise SystemLimitError("no more processes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ActorClass, "remote", refuse)
+        for ref in ended:
+            with pytest.raises(ActorDiedError):
+                conveyor.get(ref, timeout=WAIT)
+        for ref in waited:
+            with pytest.raises(SystemLimitError, match="no more processes"):
+                conveyor.get(ref, timeout=WAIT)
     assert conveyor.get(square.remote(3), timeout=WAIT) == 9
 
 
@@ -376,6 +427,9 @@ def test_threads_that_call_at_once_start_no_more_workers_than_cores(local):
 class Caller:
     def value(self) -> int:
         return 1
+
+    def ends_and_squares(self, n: int) -> Any:
+        return ends_and_squares(n)
 
     def calls_functions(self, me: Any) -> Any:
         return conveyor.get([asks.remote(me) for _ in range(20)][-1])
