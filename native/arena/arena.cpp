@@ -47,6 +47,7 @@ size_t Arena::class_of(size_t size) {
 }
 
 Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bool beyond_cap, bool may_wait) {
+  const bool first = std::exchange(first_may_cross, false);
   if (inherited_) throw ArenaFull("this memory belongs to the process that this one was forked from");
   const size_t need = kBlockHeader + payload;
   const size_t bytes = align_up(need, kGranule);
@@ -69,7 +70,7 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
       look(kNewestBeforeMore, newest);
       look(kOthersBeforeMore, scan_);
     }
-    if (budget) charge_bytes(section, bytes, payload, budget, may_wait);
+    if (budget) charge_bytes(section, bytes, payload, budget, first, may_wait);
     block = nullptr;
     try {
       block = block_of(index);
@@ -85,7 +86,7 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
       const size_t more = bytes > block->touched ? bytes - block->touched : 0;
       if (more != 0 || memory_->bytes.load(std::memory_order_relaxed) > cap_) {
         // The block is ours already: nobody can take it while the lock is given up for a moment.
-        take_memory(section, more, excess(bytes), beyond_cap, may_wait);
+        take_memory(section, more, excess(bytes), beyond_cap || (first && has_nothing_but(block->touched)), may_wait);
         touched_.fetch_add(more, std::memory_order_relaxed);
         block->touched += more;
       }
@@ -358,8 +359,9 @@ std::vector<uint32_t> Arena::holders_now(const Budget* of) const {
 }
 
 thread_local size_t Arena::given = 0;
+thread_local bool Arena::first_may_cross = false;
 
-void Arena::charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool may_wait) {
+void Arena::charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool first, bool may_wait) {
   auto fits = [&] { return budget->out.load(std::memory_order_relaxed) + bytes <= budget->cap + excess_of_graph(bytes); };
   if (!fits()) look_at_all();
   // What nobody can get any more is held as well, until who holds it is asked.
@@ -378,7 +380,8 @@ void Arena::charge_bytes(Section& section, size_t bytes, size_t payload, const s
   if (!fits()) {
     const auto mine = [&](const Block* b) { return b->budget == budget; };
     const size_t values = size_t(std::count_if(out_.begin(), out_.end(), mine));
-    throw ArenaFull("the graph's memory cap of " + number(budget->cap) + " bytes (memory_bytes) has no room for " + number(payload) +
+    if (!first || values != 0 || bytes > budget->cap)
+      throw ArenaFull("the graph's memory cap of " + number(budget->cap) + " bytes (memory_bytes) has no room for " + number(payload) +
                     " more: " + number(values) + " values of together " + number(budget->out.load(std::memory_order_relaxed)) +
                     " bytes are still held by their readers", holdings_now(budget.get()), bytes <= budget->cap ? ArenaFull::Cap::kGraph : ArenaFull::Cap::kNone);
   }
@@ -388,7 +391,7 @@ void Arena::charge_bytes(Section& section, size_t bytes, size_t payload, const s
 void Arena::charge(Block* block, const std::shared_ptr<Budget>& budget, bool may_wait) {
   if (!budget || block->budget) return;
   Section section(*this);
-  charge_bytes(section, block->used, block->used, budget, may_wait);
+  charge_bytes(section, block->used, block->used, budget, false, may_wait);
   block->budget = budget;
 }
 
@@ -467,6 +470,20 @@ void Arena::take_memory(Section& section, size_t more, size_t excess, bool beyon
     }
   }
   full();
+}
+
+// Whether nothing of this arena is in use but a block with so many bytes behind it.
+bool Arena::has_nothing_but(size_t bytes) const {
+  size_t used = touched_.load(std::memory_order_relaxed);
+  for (auto& list : free_)
+    for (const Block* block : list) used -= block->touched;
+  return out_.empty() && used <= bytes;
+}
+
+bool Arena::has_nothing_out() {
+  Section section(*this);
+  look_at_all();
+  return has_nothing_but(0);
 }
 
 void Arena::full() const {

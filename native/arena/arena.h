@@ -129,6 +129,11 @@ class Arena : public Shareable<Arena> {
   // whatever the size of their results, and in a row of methods each is ahead of the one before it. `kAsMuch`: a result is
   // passed on, which takes its own place, and is ahead of the method that makes the next one.
   static thread_local size_t given;
+  // Whether what this thread allocates next crosses a memory cap if it is all that this arena has. The others may hold all
+  // memory with what is wanted later than this, and wait for it without end.
+  static thread_local bool first_may_cross;
+  // Whether nothing of this arena is in use.
+  bool has_nothing_out();
   static constexpr size_t kAsMuch = 1;
 
   // A block with room for `payload` bytes, for the caller alone until it is published or released; its
@@ -202,7 +207,7 @@ class Arena : public Shareable<Arena> {
   static size_t excess(size_t bytes) { return given != 0 ? bytes + (given == kAsMuch ? bytes : given) : 0; }
   static size_t excess_of_graph(size_t more) { return given != 0 ? more : 0; }
   void take_memory(Section& section, size_t more, size_t excess, bool beyond_cap, bool may_wait);
-  void charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool may_wait);
+  void charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool first, bool may_wait);
   // Until `done()`, or all that `still` leaves none of have answered, or it is `deadline`; whether it is done.
   template <class Still, class Done>
   bool wait_for(Section& section, std::vector<ProcessTable::Requested> requested, uint64_t deadline, const Still& still, const Done& done);
@@ -218,6 +223,7 @@ class Arena : public Shareable<Arena> {
   // Some of `dropped_`, for the caller to destroy without the lock; how many.
   size_t take_dropped(std::span<std::shared_ptr<const void>> some) noexcept;
   std::vector<Holding> holdings_now(const Budget* of) const;
+  bool has_nothing_but(size_t bytes) const;
   [[noreturn]] void full() const;
   [[noreturn]] static void closed();
   void count(int64_t bytes);

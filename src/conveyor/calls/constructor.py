@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from conveyor import _core
 from conveyor.calls.call import Call, start
 from conveyor.calls.unsendable import blame_constructor
 from conveyor.codec import SentDefinitions, claims, decode_error, encode_error
@@ -80,6 +81,10 @@ def unmade(error: BaseException, actor: str) -> Call:
     """Make the constructor's call for an actor whose arguments cannot be had. Without one, whoever calls the
     actor would wait for it for ever."""
     return start((Unmade.why(error, actor),))
+
+
+#: The same where there is no memory for the reason: it fits into a slot.
+UNSAID = start((Unmade(_core.UNSAID),))
 
 
 class Constructor(Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from conveyor import _core
 from conveyor.callers import users_site
 from conveyor.calls.call import MISSED, START, STOP, Call, count_of, instead_of
-from conveyor.calls.constructor import Unmade, unmade
+from conveyor.calls.constructor import UNSAID, Unmade, unmade
 from conveyor.calls.pending import (
     CallRef,
     Entry,
@@ -422,8 +422,12 @@ class Link:
                     # memory until garbage is collected.
                     outcome = outcome.with_traceback(None)
                     _, args, _, _, what = call
-                    if what == START and type(args[0]) is not Unmade and not self.gone:
-                        self._pending[0] = (ref, unmade(outcome, self.actor_name), None, None)
+                    if what == START and not self.gone:
+                        # Without a constructor's call whoever calls the actor would wait for ever.
+                        why = (
+                            UNSAID if type(args[0]) is Unmade else unmade(outcome, self.actor_name)
+                        )
+                        self._pending[0] = (ref, why, None, None)
                         continue
                     instead = None
                     if not (self._is_control or what in (START, MISSED) or self.gone):

@@ -22,6 +22,8 @@ _SETTLE_NS = 500_000_000
 #: what it holds at any time; and where that waits for this library, as in ``get``.
 _PROGRAM_NS = 60_000_000_000
 _WAITING_NS = 3_000_000_000
+#: The same of a result that crosses the cap then.
+_CROSSES_NS = 200_000_000
 #: Each that has waited in vain has the next one wait half as long, at most so often, until one is sent.
 _MOST_IN_VAIN = 5
 #: Between two looks at who holds memory, at most and at least.
@@ -158,8 +160,9 @@ class Shortage:
         and ``DeadlockError``."""
         if before is None:
             return begun(error, begin)
-        before.note(error)
-        self._sleep(before, before.ready)
+        if not before.crosses(error):
+            before.note(error)
+            self._sleep(before, before.ready)
         before.tries()
         return before
 
@@ -240,6 +243,11 @@ class Shortage:
         return time >> min(self.in_vain, _MOST_IN_VAIN)
 
     @property
+    def has_nothing_out(self) -> bool:
+        """Whether no value of this process is in use."""
+        return self._arena.has_nothing_out
+
+    @property
     def over(self) -> bool:
         """Whether the session ends."""
         return self._process_table.leaving(DRIVER)
@@ -308,10 +316,11 @@ class Sending:
             try:
                 return self._send() is not False
             except ArenaFullError as error:
-                if self.wait is not None:
+                if self.wait is None:
+                    self.wait = begun(error, self._begin)
+                elif not self.wait.crosses(error):
                     self.wait.note(error)
                     return False
-                self.wait = begun(error, self._begin)
 
 
 class MemoryWait:
@@ -341,6 +350,7 @@ class MemoryWait:
         #: The error that it would be.
         self.why = "others go first"
         self._in_vain = False
+        self._has_crossed = False
         # Whether it was found to be in vain while it waited. The program does not wait where it tries.
         self._is_over = False
         self._wanted = True
@@ -406,6 +416,18 @@ class MemoryWait:
             self._shortage.notify()
         return not is_final(error) and not self._in_vain
 
+    def crosses(self, error: ArenaFullError) -> bool:
+        """Whether the send is to be tried once more at once, across the cap. A result that has waited in vain
+        is so if its process has no other value: the others may hold all memory with results that the program
+        gets later, and let go of none before it has this one."""
+        vain = self._in_vain and self._wanted and not is_final(error)
+        if self._has_crossed or not (vain and self.is_result and self._shortage.has_nothing_out):
+            return False
+        self._has_crossed = True
+        self._shortage.in_vain += 1
+        _core.Arena.let_first_cross()
+        return True
+
     def note(self, error: ArenaFullError) -> None:
         """Note that the send has been tried in vain; raise ``error`` if it is not to be tried again."""
         if not self.goes_on(error):
@@ -461,7 +483,8 @@ class MemoryWait:
             self._waiting_since = 0
             return since + shortage.less(_PROGRAM_NS)
         self._waiting_since = self._waiting_since or _core.monotonic_ns()
-        return max(since, self._waiting_since) + shortage.less(_WAITING_NS)
+        waits = _CROSSES_NS if self.is_result and shortage.has_nothing_out else _WAITING_NS
+        return max(since, self._waiting_since) + shortage.less(waits)
 
     def _notify_at(self, time: int) -> None:
         now = _core.monotonic_ns()

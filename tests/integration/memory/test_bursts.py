@@ -18,11 +18,12 @@ import pytest
 from integration_helpers import WAIT, compiled, get, hold
 
 import conveyor
-from conveyor.dag import InputNode
+from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import (
     ActorDiedError,
     ArenaFullError,
     CapacityError,
+    ConstructorError,
     DeadlineExceededError,
     DeadlockError,
     SerializationError,
@@ -53,6 +54,10 @@ class Actor:
 
     def ready(self):
         pass
+
+    def made(self, i, seconds=0):
+        time.sleep(seconds)
+        return value(i)
 
     def first(self, x):
         time.sleep(0.002)
@@ -511,6 +516,27 @@ def test_values_that_grow_on_their_way_through_a_graph_come_through(options):
         )
 
 
+@pytest.mark.parametrize("options", [{}, {"memory_bytes": CAP}], ids=["session", "graph"])
+def test_a_fast_actor_s_later_outputs_keep_no_slow_one_s_earlier_ones_from_coming(options):
+    """They may hold all memory by the time that the slow ones have made what the program gets first."""
+    fast, slow, slower = actors(3)
+    with InputNode() as inp:
+        made = [fast.made.bind(inp), slow.made.bind(inp, 0.02), slower.made.bind(inp, 0.05)]
+        dag = MultiOutputNode(made)
+    with dag.compile(depth=COUNT, **options) as graph:
+        refs = [graph.execute(i) for i in range(COUNT)]
+        found = []
+        while refs:
+            found.append([float(one[0]) for one in get(refs.pop(0))])
+    assert found == [[i] * 3 for i in map(float, range(COUNT))]
+
+
+def test_nor_do_those_of_calls():
+    makers = actors(3)
+    refs = [makers[i % 3].made.remote(i, 0.01 * (i % 3)) for i in range(2 * COUNT)]
+    assert in_turn(refs) == list(map(float, range(2 * COUNT)))
+
+
 def test_values_of_a_channel_wait_as_for_room():
     one, other = actors(2)
     sender, receiver = conveyor.channel.open(depth=64)
@@ -772,6 +798,25 @@ def full_of_results():
     return maker, kept
 
 
+def has_one(actor, kept):
+    """Have ``actor`` make one result, which it may above the cap."""
+    kept.append(actor.make.remote(0))
+    conveyor.wait(kept[-1:], timeout=WAIT)
+
+
+def test_a_constructor_for_which_there_is_no_memory_is_an_error_of_the_actor_s_calls():
+    """Though there is none for the error's text either."""
+    (actor,) = actors()
+    _, kept = full_of_results()
+    has_one(actor, kept)
+    late = Actor.remote()  # its class goes by value
+    for _ in range(2):
+        with pytest.raises(ConstructorError):
+            get(late.ready.remote())
+    kept.clear()
+    assert get(Actor.remote().ready.remote()) is None
+
+
 def test_a_row_of_actors_passes_values_on_by_reference():
     first, second, third = actors(3)
     refs = [
@@ -828,6 +873,7 @@ def test_the_event_loop_of_an_actor_goes_on_while_its_output_waits():
 def test_results_that_are_hoarded_are_an_error_of_any_kind_of_method(make, of):
     _, kept = full_of_results()
     actor = make.remote()
+    has_one(actor, kept)
     with compiled(lambda inp: actor.make.bind(inp)) as graph:
         late = actor.make.remote(1) if of == "calls" else graph.execute(1)
         with pytest.raises(ArenaFullError):
@@ -841,6 +887,7 @@ def test_results_that_are_hoarded_are_an_error_of_any_kind_of_method(make, of):
 def test_a_result_that_waits_is_as_it_was_when_it_was_returned(of, wait_until):
     _, kept = full_of_results()
     actor = Async.remote()
+    has_one(actor, kept)
     with compiled(lambda inp: actor.step.bind(inp)) as graph:
         late = actor.step.remote(1) if of == "calls" else graph.execute(1)
         wait_until(inside.results_wait_for_memory)
