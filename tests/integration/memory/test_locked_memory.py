@@ -1,5 +1,5 @@
-"""Programs and actors that lock their memory, as real-time ones do: the kernel then copies each page of private
-mappings, also of those that lie idle for the next value in their place."""
+"""Programs and actors that lock their memory, as real-time ones do: the kernel then copies each page of
+private mappings, also of those that lie idle for the next value in their place."""
 
 import subprocess
 import sys
