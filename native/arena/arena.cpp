@@ -80,9 +80,14 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
       for (bool found = true; block == nullptr && found; block = block_of(index))
         section.unlocked([&] { found = give_some(0, SIZE_MAX) != 0; });
       if (block == nullptr) throw ArenaFull("the arena has no addresses left");
-      cold = block->touched;
       // A warm block takes no more memory. But above the cap it is for those alone who may cross that: it would keep the
-      // session there, and who is to go first would wait for who came later.
+      // session there, and who is to go first would wait for who came later. One that has more than is asked for is free
+      // memory of our own, which goes back first at the cap.
+      if (!beyond_cap && block->touched > bytes && memory_->bytes.load(std::memory_order_relaxed) > cap_ + excess(bytes) && !pinned(block)) {
+        chill(section, block);
+        if (closed_) closed();
+      }
+      cold = block->touched;
       const size_t more = bytes > block->touched ? bytes - block->touched : 0;
       if (more != 0 || memory_->bytes.load(std::memory_order_relaxed) > cap_) {
         // The block is ours already: nobody can take it while the lock is given up for a moment.
@@ -92,7 +97,8 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
       }
     } catch (...) {
       if (budget) uncount(*budget, bytes);
-      if (block != nullptr && block->touched != 0) free(block, now_ns());
+      // As long as before, or whoever tries again and again would keep it from going back.
+      if (block != nullptr && block->touched != 0) free(block, block->freed_ns);
       else if (block != nullptr && block->touched == 0) dissolve(block);
       throw;
     }
@@ -170,19 +176,22 @@ void Arena::populate(Block* block, size_t from) {
 void Arena::give_up(Block* block, size_t from) {
   const uint64_t now = now_ns();
   Section section(*this);
-  bool cold = false;
-  if (fd_) {
-    ++punching_;
-    section.unlocked([&] { cold = punch(block->offset + from, block->offset + block->touched); });
-    stop_punching();
-  }
-  if (cold) {
-    const size_t less = block->touched - from;
-    block->touched = from;
-    touched_.fetch_sub(less, std::memory_order_relaxed);
-    count(-int64_t(less));
-  }
+  chill(section, block, from);
   free(block, now);
+}
+
+// Give back the memory of a block of the caller's beyond `from`, if that can be.
+void Arena::chill(Section& section, Block* block, size_t from) {
+  if (!fd_) return;
+  bool cold = false;
+  ++punching_;
+  section.unlocked([&] { cold = punch(block->offset + from, block->offset + block->touched); });
+  stop_punching();
+  if (!cold) return;
+  const size_t less = block->touched - from;
+  block->touched = from;
+  touched_.fetch_sub(less, std::memory_order_relaxed);
+  count(-int64_t(less));
 }
 
 void Arena::closed() { throw ArenaFull("the session has been shut down, and its memory with it"); }

@@ -235,6 +235,7 @@ class Arena : public Shareable<Arena> {
   void dissolve(Block* block) noexcept;
   void drop_pages(Block* block) noexcept;
   void stop_punching();
+  void chill(Section& section, Block* block, size_t from = 0);
 
   // Without it.
   void populate(Block* block, size_t from);

@@ -62,6 +62,16 @@ bool was_written(const char* base, size_t size) {
   return scanned ? *scanned : read_as_written(pagemap.get(), base, size);
 }
 
+// Whether pages of `view`, which was laid aside as nobody had written to them, may have been copied since. mlockall copies
+// all pages of private mappings, and they have the bytes of the value before from then on. It begins with a mapping's first
+// page, so that one tells of all: to look at each may take milliseconds. While it is on its way, the mapping is locked, so
+// this is asked first.
+bool was_written_idle(const PrivateView& view) {
+  if (::msync(view.base, view.size, MS_INVALIDATE) != 0) return true;  // EBUSY: it is locked. Does nothing else
+  const Fd pagemap(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  return pagemap.get() < 0 || read_as_written(pagemap.get(), view.base, kernel_page());
+}
+
 }  // namespace
 
 PrivatePages::PrivatePages(std::shared_ptr<const void> keep, std::shared_ptr<Mapping> mapping, const char* data, size_t size) : keep_(std::move(keep)), mapping_(std::move(mapping)) {
@@ -70,7 +80,11 @@ PrivatePages::PrivatePages(std::shared_ptr<const void> keep, std::shared_ptr<Map
   const uint64_t first = at / kGranule * kGranule;
   skipped_ = size_t(at - first);
   view_ = mapping_->take_private(first, skipped_ + size);
-  if (view_.base != nullptr) return;
+  if (view_.base != nullptr) {
+    // What is locked does not give its pages up.
+    if (!was_written_idle(view_) || ::madvise(view_.base, view_.size, MADV_DONTNEED) == 0) return;
+    ::munmap(std::exchange(view_, {}).base, skipped_ + size);
+  }
   void* p = map_file(mapping_->fd(), first, skipped_ + size, MAP_PRIVATE);
   if (p != MAP_FAILED) view_ = {static_cast<char*>(p), first, skipped_ + size};
 }

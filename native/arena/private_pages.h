@@ -11,7 +11,7 @@ namespace conveyor {
 
 // Private copy-on-write pages over a part of a block that is held. To map memory and to fault it in costs more than to
 // read it, so the mapping is kept for the next value in the same place (`Mapping::keep_private`): a page that
-// nobody has written to shows what the file has.
+// nobody has written to shows what the file has. Nobody: the kernel does, where the process locks its memory meanwhile.
 class PrivatePages {
  public:
   // What is smaller is better copied, and so is whatever comes when there are this many: a process may have

@@ -194,7 +194,7 @@ void bind_memory(nb::module_& m) {
 
       Holds the lease of the block it lies in until it is garbage. In a forked child it is inert.)")
       .def_static("own", [](size_t size) {
-             auto memory = std::make_shared<OwnedMemory>(size);
+             auto memory = unlocked_from(size, [size] { return std::make_shared<OwnedMemory>(size); });
              return Buffer{memory->data, size, memory, nullptr, nullptr};
            }, "size"_a, "New memory of this process alone.")
       .def_static("copy_of", [](int fd, size_t size) {

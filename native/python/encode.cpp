@@ -9,6 +9,7 @@
 #include "hooks.h"
 #include "kept.h"
 #include "native_values.h"
+#include "uncollected.h"
 
 namespace conveyor {
 
@@ -72,17 +73,6 @@ bool has_many_parts(PyObject* value, int depth = 0) {
     if (has_many_parts(PyTuple_GET_ITEM(value, i), depth + 1)) return true;
   return false;
 }
-
-// The garbage collector pauses while a value with many parts is encoded: what is made for each would be looked through again
-// and again while none of it is garbage. Who turns the collector off meanwhile, in another thread, finds it on.
-struct CollectsNothing {
-  explicit CollectsNothing(PyObject* value) : before(has_many_parts(value) && PyGC_Disable()) {}
-  CollectsNothing(const CollectsNothing&) = delete;
-  ~CollectsNothing() {
-    if (before) PyGC_Enable();
-  }
-  const bool before;
-};
 
 [[noreturn]] void refuse_buffers(Py_ssize_t n) {
   PyErr_Format(hooks.final_error != nullptr ? hooks.final_error : PyExc_ValueError,
@@ -328,7 +318,9 @@ void encode_any(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t move
   const std::optional<uintptr_t> way = Py_REFCNT(v) <= moved_refs && MadeInPlace::any() ? alone(v) : std::nullopt;
   if (hooks.encode == nullptr) throw nb::type_error("conveyor: no codec is set for this type of value");
   Calling python;
-  const CollectsNothing pause(v);
+  // What is made for each part would be looked through again and again while none of it is garbage.
+  std::optional<Uncollected> uncollected;
+  if (has_many_parts(v)) uncollected.emplace();
   Unnoted unnoted{sent};
   nb::object result = nb::steal(PyObject_CallFunctionObjArgs(hooks.encode, v, sent.ptr(), nullptr));
   if (!result.is_valid()) throw nb::python_error();

@@ -27,6 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace conveyor {
@@ -118,6 +119,17 @@ class Unlocked {
   Back back_;  // destroyed last: the GIL is back
   nanobind::gil_scoped_release released_;
 };
+
+// From so many bytes on, other threads run while memory is found and copied: the first use of 1 MiB takes a millisecond.
+inline constexpr size_t kUnlockedFrom = size_t(1) << 20;
+
+// What `body` returns, which needs no GIL and deals with so many bytes.
+template <class Body>
+auto unlocked_from(size_t bytes, const Body& body) {
+  if (bytes < kUnlockedFrom) return body();
+  Unlocked unlocked;
+  return body();
+}
 
 // Around Python code that a function of ours calls, where the driver may run it.
 class Calling {

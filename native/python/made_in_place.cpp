@@ -9,8 +9,6 @@ namespace conveyor {
 
 namespace {
 
-constexpr size_t kUnlockedCopy = size_t(1) << 20;  // what is larger is copied without the GIL
-
 // Guarded by the GIL.
 std::vector<MadeInPlace*>& made_in_place() {
   static auto* all = new std::vector<MadeInPlace*>;
@@ -75,14 +73,12 @@ std::pair<char*, std::shared_ptr<void>> Unshared::own(const char* data) {
     if (pages->data() != nullptr) to_ = pages->data(), owner_ = std::move(pages);
   }
   if (!owner_) {
-    auto copy = std::make_shared<OwnedMemory>(size_);
     const std::shared_ptr<void> keep = keep_;
-    if (size_ >= kUnlockedCopy) {
-      Unlocked unlocked;
-      std::memcpy(copy->data, from_, size_);
-    } else {
-      std::memcpy(copy->data, from_, size_);
-    }
+    auto copy = unlocked_from(size_, [&] {
+      auto memory = std::make_shared<OwnedMemory>(size_);
+      std::memcpy(memory->data, from_, size_);
+      return memory;
+    });
     if (!owner_) to_ = copy->data, owner_ = std::move(copy);  // or another thread was first
   }
   keep_.reset();

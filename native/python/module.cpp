@@ -7,6 +7,7 @@
 #include "hooks.h"
 #include "native_values.h"
 #include "ring.h"
+#include "uncollected.h"
 
 #include <sys/epoll.h>
 
@@ -122,6 +123,10 @@ NB_MODULE(_core, m) {
         "A copy of a contiguous buffer, in huge pages where the system has them.");
   m.def("text_of", &text_of, "buffer"_a, nb::sig("def text_of(buffer: Any) -> str"),
         "The text in a contiguous buffer, in UTF-8 as pickles have it.");
+  nb::class_<Uncollected>(m, "Uncollected", "Pause the garbage collector until it ends or is let go of.")
+      .def(nb::init<>())
+      .def("end", &Uncollected::end, "Have the collector go on, if it was on before.");
+  m.def("go_on_collecting", &Uncollected::in_child, "Have the collector of a forked child go on, which a thread of its parent may have paused.");
   nb::class_<Untold>(m, "Untold", nb::is_weak_referenceable(), "Definitions that are gone, of which a channel's next frames have to tell.")
       .def(nb::init<>())
       .def("add", &Untold::add, "tokens"_a, nb::sig("def add(self, tokens: Sequence[bytes]) -> None"), "Have them told.")

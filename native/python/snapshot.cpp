@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "encode.h"
+#include "exit.h"
 
 namespace conveyor {
 
@@ -22,13 +23,18 @@ Snapshot snapshot(nb::handle value, nb::handle sent, size_t share_from) {
   s.frame.flags = e.flags & ~uint32_t(kBound);  // `sent` is its own: it brings its definitions
   s.frame.size = e.size;
   if (e.attached) s.frame.attached = std::make_shared<const Held>(std::move(e.keeps), std::move(e.attached));
-  if (share_from != 0 && e.size >= share_from) {
-    s.fd = std::make_shared<const Fd>(make_memfd("conveyor-value", align_up(e.size, kGranule)));
-    place(s, std::make_shared<OwnedMemory>(s.fd, e.size));
-  } else {
-    place(s, std::make_shared<OwnedMemory>(e.size));
-  }
-  e.write_body(s.frame.memory->data);
+  // As in Writer::prepare(): `e` keeps what is copied.
+  place(s, unlocked_from(e.size, [&] {
+    std::shared_ptr<OwnedMemory> memory;
+    if (share_from != 0 && e.size >= share_from) {
+      s.fd = std::make_shared<const Fd>(make_memfd("conveyor-value", align_up(e.size, kGranule)));
+      memory = std::make_shared<OwnedMemory>(s.fd, e.size);
+    } else {
+      memory = std::make_shared<OwnedMemory>(e.size);
+    }
+    e.write_body(memory->data);
+    return memory;
+  }));
   e.sent = nb::object();
   return s;
 }
@@ -47,8 +53,11 @@ Snapshot received_snapshot(uint16_t codec, uint32_t flags, size_t size, nb::hand
   }
   if (!PyBytes_CheckExact(data.ptr()) || size_t(PyBytes_GET_SIZE(data.ptr())) != size)
     throw std::system_error(EPROTO, std::generic_category(), "snapshot size");
-  place(s, std::make_shared<OwnedMemory>(size));
-  std::memcpy(s.frame.memory->data, PyBytes_AS_STRING(data.ptr()), size);
+  place(s, unlocked_from(size, [&] {
+    auto memory = std::make_shared<OwnedMemory>(size);
+    std::memcpy(memory->data, PyBytes_AS_STRING(data.ptr()), size);
+    return memory;
+  }));
   return s;
 }
 

@@ -170,6 +170,50 @@ TEST(above_the_cap_a_warm_block_is_for_those_alone_who_may_cross_it) {
   for (Block* block : blocks) s.arena.release(block);
 }
 
+// Its free memory is found there as that of other sizes is.
+TEST(above_the_cap_a_warm_block_with_more_than_is_asked_for_makes_room) {
+  for (const size_t smaller : {size_t(512), size_t(300) << 10}) {
+    Setup s(32 * kMiB);
+    std::vector<Block*> blocks;
+    for (int i = 0; i < 8; ++i) blocks.push_back(s.arena.allocate(kUnit));
+    Arena::given = kMiB;
+    blocks.push_back(s.arena.allocate((size_t(256) << 10) - kBlockHeader));
+    Arena::given = 0;
+    CHECK_EQ(s.arena.bytes_touched(), 32 * kMiB + (256 << 10));
+    Block* warm = blocks[3];
+    blocks.erase(blocks.begin() + 3);
+    s.arena.release(warm);
+    if (smaller < 256 << 10) {
+      CHECK_THROWS(ArenaFull, s.arena.allocate(kUnit - smaller));  // what it gives is too little
+    } else {
+      blocks.push_back(s.arena.allocate(kUnit - smaller));
+      std::memset(blocks.back()->data(), 7, kUnit - smaller);
+      CHECK(s.arena.bytes_touched() <= 32 * kMiB);
+    }
+    CHECK_EQ(s.memory(), s.arena.bytes_touched());
+    for (Block* block : blocks) s.arena.release(block);
+    s.arena.give_back(0);
+    CHECK_EQ(s.memory(), 0u);
+    CHECK_EQ(s.arena.bytes_touched(), 0u);
+  }
+}
+
+TEST(who_tries_again_and_again_keeps_no_warm_block_from_going_back) {
+  Setup s(32 * kMiB);
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(s.arena.allocate(kUnit));
+  Arena::given = 4 * kMiB;
+  blocks.push_back(s.arena.allocate(kUnit));
+  Arena::given = 0;
+  s.arena.release(blocks.back());
+  blocks.pop_back();
+  constexpr uint64_t kIdle = 50'000'000;
+  for (const uint64_t until = now_ns() + kIdle; now_ns() < until;) CHECK_THROWS(ArenaFull, s.arena.allocate(kUnit));
+  s.arena.give_back(kIdle);
+  CHECK_EQ(s.arena.bytes_touched(), 32 * kMiB);
+  for (Block* block : blocks) s.arena.release(block);
+}
+
 TEST(what_is_passed_on_is_ahead_of_what_makes_the_next_one) {
   Setup s(32 * kMiB);
   std::vector<Block*> blocks;

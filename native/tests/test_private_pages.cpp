@@ -134,6 +134,46 @@ TEST(a_forked_child_keeps_what_it_has_inherited) {
   CHECK(Value(s, again).is_full_of(5));
 }
 
+// As mlockall does, which would lock all that a sanitizer has mapped as well.
+TEST(pages_that_were_locked_while_they_lay_idle_show_the_next_value) {
+  Setup s;
+  int byte = 0;
+  char* at = nullptr;
+  const auto look = [&](bool used_before) {
+    Block* block = published(s, ++byte);
+    Value value(s, block);
+    CHECK(!used_before || at == value.data());
+    at = value.data();
+    CHECK(value.is_full_of(byte));
+  };
+  const auto mapped = [&] { return reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(at) / kernel_page() * kernel_page()); };
+  look(false);
+  look(true);
+  if (::mlock(mapped(), kSize) != 0) return;  // RLIMIT_MEMLOCK
+  look(false);  // a new view: what is locked keeps its pages
+  for (int i = 0; i < 3; ++i) {
+    look(true);
+    REQUIRE(::mlock(mapped(), kSize) == 0 && ::munlock(mapped(), kSize) == 0);
+    look(true);  // its pages have gone, and are the file's again
+    look(true);
+  }
+  // While a value is there, to the end of it and after.
+  for (const bool unlocked : {false, true}) {
+    {
+      Value value(s, published(s, ++byte));
+      at = value.data();
+      REQUIRE(::mlock(mapped(), kSize) == 0);
+      if (unlocked) ::munlock(mapped(), kSize);
+      CHECK(value.is_full_of(byte));
+    }
+    look(unlocked);
+    look(true);
+  }
+  REQUIRE(::mlock2(mapped(), kSize, MLOCK_ONFAULT) == 0);
+  look(false);
+  look(true);
+}
+
 TEST(both_ways_of_asking_say_the_same) {
   Setup s;
   const Fd pagemap(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from conveyor import _core
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Pause the collector: it would look through the new objects again and again, and each time that there
     are a quarter more of them through all that the process has."""
-    pauses = gc.isenabled()
+    paused = _core.Uncollected()
     try:
-        if pauses:
-            gc.disable()
         yield
     finally:
-        if pauses:
-            gc.enable()
+        paused.end()
+
+
+# Not by pthread_atfork: a library may fork without the GIL, and such a child runs no Python.
+os.register_at_fork(after_in_child=_core.go_on_collecting)

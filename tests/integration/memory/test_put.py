@@ -1,6 +1,9 @@
 """What a process has put, and gets itself: private pages over the value, which nobody else sees."""
 
+import sys
 import threading
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +109,120 @@ def test_threads_have_values_of_their_own():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+class Ticks:
+    """A thread that notes when it runs."""
+
+    def __enter__(self):
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(0.0005)
+        self._times = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def _run(self):
+        while not self._ended.wait(0.0002):
+            self._times.append(time.perf_counter())
+
+    def part_stood_still(self, work):
+        """Run ``work``, and return for how much of its time the thread did not run at a stretch."""
+        started = time.perf_counter()
+        work()
+        ended = time.perf_counter()
+        times = [started, *(t for t in self._times if started < t < ended), ended]
+        return max(b - a for a, b in pairwise(times)) / (ended - started)
+
+    def __exit__(self, *_):
+        self._ended.set()
+        self._thread.join()
+        sys.setswitchinterval(self._interval)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.ones(128 * MB, np.uint8),
+        lambda: bytes(128 * MB),
+        lambda: {"a": [np.ones(64 * MB, np.uint8)], "b": np.ones((64, MB), np.uint8)},
+        lambda: "x" * (128 * MB),
+    ],
+    ids=["array", "bytes", "dict", "text"],
+)
+def test_other_threads_run_while_a_value_is_put(make):
+    value = make()
+    get(conveyor.put(value))
+    with Ticks() as ticks:
+        # Others may have the cores meanwhile, so not each time.
+        assert any(ticks.part_stood_still(lambda: conveyor.put(value)) < 0.5 for _ in range(20)), (
+            "the thread stood still as long as a value was put"
+        )
+
+
+def test_threads_put_one_value_at_the_same_time():
+    given = full(7, 4 * MB)
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            value = get(conveyor.put({"a": given, "b": given[:1000]}))
+            value["b"][:] = 1
+            if not (value["a"] == 7).all():
+                wrong.append(value)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert (given == 7).all()
+
+
+def test_forks_and_the_programs_end_while_threads_put(scripts):
+    program = """
+        import os
+        import threading
+        import time
+        import numpy as np
+        import conveyor
+
+        conveyor.put(1)
+        wrong, count = [], [0]
+
+        def work(mark):
+            while True:
+                value = np.full(3 << 20, mark, np.uint8)
+                got = conveyor.get(conveyor.put(value))
+                if not (got == mark).all():
+                    wrong.append(mark)
+                count[0] += 1
+
+        for mark in (1, 2):
+            threading.Thread(target=work, args=(mark,), daemon=True).start()
+        for _ in range(5):
+            seen = count[0]
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    conveyor.init()
+                    for size in (3 << 20, 300_000):
+                        assert (conveyor.get(conveyor.put(np.full(size, 9, np.uint8))) == 9).all()
+                    conveyor.shutdown()
+                    code = 0
+                finally:
+                    os._exit(code)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            while count[0] == seen:
+                time.sleep(0.001)
+        assert not wrong
+        print("done")
+    """
+    assert scripts.run(program).split() == ["done"]
 
 
 def test_memory_goes_back_with_the_last_who_has_it(wait_until):

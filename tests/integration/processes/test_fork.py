@@ -4,6 +4,7 @@ Each in a program of its own, so that what goes wrong in a child shows in its ex
 """
 
 import importlib.util
+import textwrap
 
 import pytest
 
@@ -451,6 +452,108 @@ def test_a_fork_while_other_threads_execute(scripts):
             t.join(60)
         assert not failures, failures
         """,
+    )
+
+
+PAUSED = """
+    import threading
+
+    # The garbage collector pauses while values of so many parts are encoded and decoded.
+    inside, go_on = threading.Event(), threading.Event()
+    in_thread = [None]
+    def stop():
+        if threading.current_thread() is in_thread[0]:
+            inside.set()
+            assert go_on.wait(60)
+    class Encoded:
+        def __reduce__(self):
+            stop()
+            return str, ()
+    class Decoded:
+        def __reduce__(self):
+            return exec, ("import __main__; __main__.stop()",)
+    many = [float(i) for i in range(20_000)]
+    ref = conveyor.put({"first": Decoded(), "rest": [str(i) for i in many]})
+    works = [
+        lambda: conveyor.put([Encoded(), *many]),
+        lambda: maker.echo.remote([Encoded(), *many]),
+        lambda: conveyor.get(ref),
+    ]
+    def is_on_in_child():
+        child = os.fork()
+        if child == 0:
+            found = gc.isenabled()
+            own = conveyor._core.Uncollected()
+            assert not gc.isenabled()
+            own.end()
+            assert gc.isenabled() == found
+            os._exit(found)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    def start(work):
+        inside.clear(), go_on.clear()
+        thread = in_thread[0] = threading.Thread(target=work, daemon=True)
+        thread.start()
+        assert inside.wait(60)
+        return thread
+    def end(thread):
+        go_on.set()
+        thread.join(60)
+        assert not thread.is_alive()
+"""
+
+
+def paused(body):
+    return textwrap.dedent(PAUSED).strip("\n") + "\n" + textwrap.dedent(body)
+
+
+def test_a_child_collects_garbage_where_a_thread_of_its_parent_paused_that(scripts):
+    run(
+        scripts,
+        paused("""
+            for work in works:
+                thread = start(work)
+                assert not gc.isenabled()
+                assert is_on_in_child()
+                assert not gc.isenabled()
+                end(thread)
+                assert gc.isenabled()
+                assert is_on_in_child()
+            # Who has turned it off himself finds it so.
+            gc.disable()
+            for work in works:
+                thread = start(work)
+                assert not is_on_in_child()
+                end(thread)
+                assert not gc.isenabled()
+            gc.enable()
+        """),
+    )
+
+
+def test_a_child_that_is_forked_while_its_own_thread_pauses_the_collector(scripts):
+    run(
+        scripts,
+        paused("""
+            found = []
+            class Forks:
+                def __reduce__(self):
+                    child = os.fork()
+                    found.append(child)
+                    return int, ()
+            for others in (False, True):
+                thread = start(works[0]) if others else None
+                try:
+                    conveyor.put([Forks(), *many])
+                except conveyor.exceptions.ConveyorError:
+                    assert 0 in found
+                if 0 in found:
+                    collects = gc.isenabled()
+                    os._exit(0 if collects else 1)
+                finish(found.pop())
+                if others:
+                    end(thread)
+                assert gc.isenabled()
+        """),
     )
 
 
