@@ -490,6 +490,8 @@ class Supervisor:
                 uninterrupted(partial(self._undo, failed))
                 if replaces is None:
                     self._table.forget_start(failed)
+            if self._table.closed and isinstance(error, ActorStartError):
+                raise ending.error() from error  # which has ended the start
             raise
         finally:
             self._awaited.difference_update(requested)

@@ -205,6 +205,39 @@ def test_ctrl_c_at_any_moment(scripts, delay):
     assert not [child for child in children if child.is_running()]
 
 
+@pytest.mark.parametrize("how", ["", "conveyor.shutdown()"])
+def test_who_starts_an_actor_in_a_thread_is_told_that_the_session_has_ended(ending, how):
+    program, children = ending(
+        """
+        launcher.CLOSE_TIMEOUT = 1.0
+        launcher.Launcher.is_silent = property(lambda self: False, lambda self, value: None)
+        from conveyor.engines.local import engine
+        engine._ANSWER_TIMEOUT = 1000.0
+        Actor.remote()
+        deafen()
+        told = []
+
+        def start():
+            try:
+                Actor.remote()
+            except conveyor.exceptions.SessionEndedError:
+                told.append(1)
+                raise
+
+        threads = [threading.Thread(target=start, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while len(conveyor.runtime.context.running().supervisor._awaited) < 3:
+            time.sleep(0.01)
+        """,
+        how,
+        "" if not how else "for thread in threads: thread.join()\nassert told == [1, 1, 1], told",
+    )
+    err = _over(program, children, 0)
+    if not how:  # at the end of the program nothing is printed of it
+        assert err == ""
+
+
 def test_who_waits_in_a_thread_is_told_that_the_session_has_ended(scripts):
     scripts.run(
         """
