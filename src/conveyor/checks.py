@@ -181,16 +181,21 @@ def check_flag(value: Any, name: str) -> bool:
 
 
 def check_name(value: Any, name: str) -> str:
-    """Return ``value``, which must be a name that other processes can read.
+    """Return ``value``, which must be a name that other processes can read, and that messages can have on one
+    line.
 
     Raises:
         TypeError: it is no str.
-        ValueError: it cannot be encoded.
+        ValueError: it cannot be encoded, or printed.
     """
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, not {type(value).__name__}")
     if not _is_text(value):
         raise ValueError(f"{name} must be text that can be encoded as UTF-8, not {value!r}")
+    if not value.isprintable():
+        raise ValueError(
+            f"{name} must have printable characters only (no line break, no tab), not {value!r}"
+        )
     return str(value)  # of a subclass, too: others may not know it
 
 

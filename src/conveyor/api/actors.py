@@ -522,8 +522,7 @@ class ActorClass(Generic[T]):
                 except NameTakenError as taken:
                     raise ValueError(str(taken)) from None
             name = self._options.name
-            if name is None:
-                raise ValueError("get_if_exists looks for an actor by its name: give it a name")
+            assert name is not None
             while True:
                 with suppress(ValueError):  # there is none yet
                     actor, class_name, methods = runtime.find_actor(name)

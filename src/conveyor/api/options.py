@@ -296,7 +296,7 @@ class ActorOptions(Struct, frozen=True):
         Raises:
             NotImplementedError: ``concurrency_groups``, which would have to mean something.
             TypeError: an option that does not exist, or a value of the wrong type.
-            ValueError: a value out of range.
+            ValueError: a value out of range, or ``get_if_exists`` without a name.
         """
         variables, environment = split_runtime_env(options.pop("runtime_env", None))
         if options.pop("concurrency_groups", None):
@@ -319,7 +319,10 @@ class ActorOptions(Struct, frozen=True):
             checked["env_vars"] = {**variables, **checked.get("env_vars", {})}
         if placement:
             checked["placement"] = {**self.placement, **placement}
-        return replace(self, **checked)
+        made = replace(self, **checked)
+        if made.get_if_exists and made.name is None:
+            raise ValueError("get_if_exists looks for an actor by its name: give it a name")
+        return made
 
     def placement_for(self, places: bool) -> Mapping[str, Any]:
         """Return the placement options for the hosts. Hosts that have no choice (``places`` is false) get

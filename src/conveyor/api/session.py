@@ -119,6 +119,9 @@ def init(
     for name in ("local_mode", "raise_descriptor_limit"):
         check_flag(given.get(name, False), name)
     engine, address = _engine_at(engine, given.pop("address", None), given.pop("local_mode", False))
+    for name in given:  # whether or not a session is running
+        if name not in InitOptions.__annotations__:
+            raise TypeError(f"the {engine} engine has no option {name!r}")
     if engine == "ray":
         _gather_rays(given, address)
     else:

@@ -160,11 +160,24 @@ def format_traceback(error: BaseException) -> str:
     except BaseException as failure:
         if not is_fault(failure):
             raise
-        return f"{type_name(type(error))}: <no traceback: {type(failure).__name__}>\n"
+        text = _of_it_alone(error, type(failure).__name__)
     if len(text) > _LONGEST:
         half = _LONGEST // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
     return text
+
+
+def _of_it_alone(error: BaseException, failure: str) -> str:
+    """Return the frames of ``error`` without those that it came from, which cannot be printed with them: a
+    class of theirs fails at it, or they are too many."""
+    stack = ""
+    with contextlib.suppress(Exception):
+        frames = traceback.extract_tb(error.__traceback__)
+        users = [frame for frame in frames if not frame.filename.startswith(_OURS)]
+        stack = "".join(["Traceback (most recent call last):\n", *traceback.format_list(users)])
+    said = first_line(message_of(error))
+    said = f"{type_name(type(error))}: {said}" if said else type_name(type(error))
+    return f"{stack}{said}\n<the rest cannot be printed: {failure}>\n"
 
 
 def _is_alone(error: BaseException) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
 from conveyor import _core
 from conveyor.api.actors import ActorHandle, AnyActor
 from conveyor.calls.call import FUNCTION
+from conveyor.checks import check_name
 from conveyor.collective.group import Group
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime import context, ending
@@ -247,7 +248,7 @@ def get_collective_groups(
 ) -> list[CollectiveGroupHandle]:
     """Return the groups that this process has created, with all of ``actors`` in them, and of that
     backend."""
-    wanted = set(actors or ())
+    wanted = set(() if actors is None else _handles(actors))
     requested = None if backend is None else backend.lower()
     return [
         handle
@@ -310,22 +311,31 @@ def _made() -> dict[str, CollectiveGroupHandle]:
     return {} if runtime is None else runtime.collectives.made
 
 
-def _checked(runtime: Runtime, actors: Any) -> list[ActorHandle[Any]]:
-    if isinstance(actors, (str, bytes)) or not isinstance(actors, Sequence):
+def _handles(actors: Any) -> list[ActorHandle[Any]]:
+    """Return ``actors`` as a list; ``TypeError`` if it is no collection of actors."""
+    if isinstance(actors, (str, bytes)) or not isinstance(actors, Collection):
         raise TypeError(f"a list of actors is needed, not {actors!r}")
     for actor in actors:
         if not isinstance(actor, ActorHandle):
             raise TypeError(f"a group is of actors, and {actor!r} is none")
+    return list(actors)
+
+
+def _checked(runtime: Runtime, actors: Any) -> list[ActorHandle[Any]]:
+    if not isinstance(actors, Sequence):  # ranks have an order
+        raise TypeError(f"a list of actors is needed, not {actors!r}")
+    handles = _handles(actors)
+    for actor in handles:
         if actor._runtime is not runtime:
             raise ValueError(f"{actor!r} belongs to another session")
-    if not actors:
+    if not handles:
         raise ValueError("a group has one actor at least")
-    if len(set(actors)) != len(actors):
-        twice = next(actor for i, actor in enumerate(actors) if actor in actors[:i])
+    if len(set(handles)) != len(handles):
+        twice = next(actor for i, actor in enumerate(handles) if actor in handles[:i])
         raise ValueError(f"{twice!r} is listed twice: an actor is one rank of a group")
-    if len(actors) > _core.MOST_RANKS:
-        raise ValueError(f"a group has {_core.MOST_RANKS} actors at most, not {len(actors)}")
-    return list(actors)
+    if len(handles) > _core.MOST_RANKS:
+        raise ValueError(f"a group has {_core.MOST_RANKS} actors at most, not {len(handles)}")
+    return handles
 
 
 def _check_driver_rank(runtime: Runtime, rank: Any, actors: int) -> None:
@@ -342,6 +352,7 @@ def _check_driver_rank(runtime: Runtime, rank: Any, actors: int) -> None:
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"a group's name must be a text, not {name!r}")
+    check_name(name, "a group's name")
 
 
 def _check_backend(backend: Any) -> None:

@@ -82,7 +82,7 @@ class MultiOutputNode(DAGNode[ResultT]):
             return node
 
         structure = replace_nodes(nodes, keep)
-        chosen = tuple(_effect(node) for node in effects)
+        chosen = tuple(_effect(node) for node in _listed(effects))
         for node in (*found, *chosen):
             record_of(node).ends_graph = True
         if not found and not chosen:
@@ -124,6 +124,12 @@ class MultiOutputNode(DAGNode[ResultT]):
 
     def _upstream(self) -> tuple[DAGNode, ...]:
         return tuple(dict.fromkeys([*self._nodes, *self._effects]))
+
+
+def _listed(effects: Any) -> Iterable[Any]:
+    if not isinstance(effects, Iterable) or isinstance(effects, (str, bytes, DAGNode)):
+        raise GraphError(f"effects are a list of bound methods, not {effects!r}")
+    return effects
 
 
 def _effect(node: Any) -> MethodNode:

@@ -371,6 +371,11 @@ class Hosts(Protocol):
 
     def unwatch(self, fd: int) -> None: ...
 
+    def hurry(self) -> None:
+        """Have :meth:`close`, also one under way, wait only for what ends processes."""
+        ...
+
     def close(self) -> None:
-        """End all processes and wait until they are gone."""
+        """End all processes and wait until they are gone. No wait for one that is still to come outlasts
+        this."""
         ...

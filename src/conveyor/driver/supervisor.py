@@ -23,7 +23,7 @@ from conveyor.driver.remote_processes import RemoteNodes
 from conveyor.exceptions import ActorDiedError, ActorStartError, ConveyorError, RuntimeStateError
 from conveyor.flag import Flag
 from conveyor.refs.ref import Ref
-from conveyor.runtime import threads
+from conveyor.runtime import ending, threads
 from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import PID_MASK, ActorId
@@ -87,8 +87,8 @@ class Restarts:
         """Return the actor's living process. A dead actor is restarted, whatever its ``max_restarts``; the
         restart goes on where ``time_limit`` ends.
 
-        Raises ``ActorDiedError`` if that is not possible, or if the new process has died as well, and
-        ``WaitTimeoutError``.
+        Raises ``ActorDiedError`` if that is not possible, or if the new process has died as well,
+        ``SessionEndedError`` and ``WaitTimeoutError``.
         """
         tried = False
         while True:
@@ -97,6 +97,8 @@ class Restarts:
                 return record
             _wait_for_end(record, time_limit)
             if tried:
+                if self._table.closed:  # which has ended the try
+                    raise ending.error()
                 raise record.death()
             with self.lock:
                 if self._table.record(actor) is not record or record.under_way:
@@ -412,6 +414,8 @@ class Supervisor:
         self._restarts = Restarts(
             table, lambda record, pause: self.start(record.actor, replaces=record, pause=pause)
         )
+        #: Requests for processes that somebody waits for.
+        self._awaited: set[Spawning] = set()
         self._graceful_exit = GracefulExit(
             shared_state.process, grace, self._end_at_once, table.label
         )
@@ -463,6 +467,9 @@ class Supervisor:
                 spawned = self._spawn(record, startups[0], construct, replaces, pause)
                 if not isinstance(spawned, Spawned):
                     requested.append(spawned)
+                    self._awaited.add(spawned)
+                    if self._table.closed:  # whoever gives them up may not have seen it
+                        raise ending.error()
                     if not spawned.ask() and later:
                         given = entered, startups, requested, handed_over
                         uninterrupted(partial(self._begin_wait, *given))
@@ -483,8 +490,11 @@ class Supervisor:
                 uninterrupted(partial(self._undo, failed))
                 if replaces is None:
                     self._table.forget_start(failed)
+            if self._table.closed and isinstance(error, ActorStartError):
+                raise ending.error() from error  # which has ended the start
             raise
         finally:
+            self._awaited.difference_update(requested)
             for startup in startups:
                 uninterrupted(startup.close)
             for known in entered:
@@ -538,8 +548,10 @@ class Supervisor:
             self._undo(record)
             self._table.forget_actor(record)  # its last handle may be gone by now
         else:
+            self._awaited.discard(spawning)  # from now on it has its time for an orderly end
             self._is_there(record)
         finally:
+            self._awaited.discard(spawning)
             startup.close()
             record.spawning = None
             record.placed.set()
@@ -752,14 +764,23 @@ class Supervisor:
             self._wait_for_news(record)
             record.killed = "has ended with its session"
             record.actor.over.set()
+        self._give_up_starts()
         self._graceful_exit.say(records, self.end_waits)
 
     def hurry(self) -> None:
-        """Kill at once all processes that are still ending: nobody wants to wait for them."""
+        """Kill at once all processes that are still ending, and give up those that are still to come: nobody
+        wants to wait for them."""
         self._graceful_exit.hurry()
+        self._hosts.hurry()
+        self._give_up_starts()
         for record in self._table:
             if record.process is not None and not record.exited.is_set():
                 self._end_at_once(record)
+
+    def _give_up_starts(self) -> None:
+        """Give up the processes that are waited for: they would be ended as soon as they come."""
+        for spawning in list(self._awaited):
+            spawning.give_up("is not wanted any more, since the session ends")
 
     def close(self) -> None:
         """Let go of what belonged to the processes, which are all gone."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from conveyor.checks import check_shape
+from conveyor.exceptions import ArenaFullError
 from conveyor.later import LaterModule
 from conveyor.runtime import context
 
@@ -16,8 +17,20 @@ if TYPE_CHECKING:
 else:
     np, torch = LaterModule("numpy"), LaterModule("torch")
 
-#: More bytes than any arena has: what is larger is refused as this is.
+#: More bytes than any arena has: what is larger fits no number of the native core's, and is refused as this
+#: is.
 _MOST = 1 << 62
+
+
+def _allocate(size: int) -> Any:
+    runtime = context.current()
+    if size <= _MOST:
+        return runtime.allocate(size)
+    try:
+        return runtime.allocate(_MOST)
+    except ArenaFullError as error:
+        error.args = (str(error).replace(str(_MOST), str(size), 1), *error.args[1:])
+        raise
 
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> np.ndarray[Any, Any]:
@@ -33,7 +46,7 @@ def empty(shape: int | Sequence[int], dtype: Any = float) -> np.ndarray[Any, Any
     if kind.hasobject:
         raise TypeError(f"arrays of {kind} hold Python objects and cannot lie in shared memory")
     sizes = check_shape(shape)
-    buffer = context.current().allocate(min(math.prod(sizes) * kind.itemsize, _MOST))
+    buffer = _allocate(math.prod(sizes) * kind.itemsize)
     array: np.ndarray[Any, Any] = np.ndarray(sizes, kind, buffer=buffer)
     return array
 
@@ -47,7 +60,7 @@ def empty_tensor(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
     count = math.prod(sizes)
     if count == 0:
         return torch.empty(sizes, dtype=kind)
-    buffer: Any = context.current().allocate(min(count * kind.itemsize, _MOST))
+    buffer = _allocate(count * kind.itemsize)
     tensor = torch.frombuffer(buffer, dtype=kind, count=count).view(sizes)
     buffer.made_for(tensor.untyped_storage()._cdata)
     return tensor

@@ -477,6 +477,13 @@ def test_groups_are_known_by_name(local):
     assert collective.get_collective_groups([two]) == [first, second]
     assert collective.get_collective_groups([two, three]) == [second]
     assert collective.get_collective_groups([two], "gloo") == [first]
+    assert collective.get_collective_groups({two}) == [first, second]
+    assert collective.get_collective_groups([]) == [first, second]
+    for wrong in (5, "first", two, [two, 5], [None], [first]):
+        with pytest.raises(TypeError, match=r"a list of actors is needed|a group is of actors"):
+            collective.get_collective_groups(wrong)
+    with pytest.raises(ValueError, match="a group's name must have printable characters only"):
+        collective.create_collective_group([one, two], name="a\nb")
     assert (first.name, first.backend, first.actors) == ("first", "gloo", [one, two])
     assert (first.get_rank(two), first.get_rank(three)) == (1, -1)
     assert repr(first) == "<collective group 'first' of 2 actors>"

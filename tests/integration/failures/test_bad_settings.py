@@ -76,6 +76,10 @@ def test_an_engine_that_is_none(wrong):
         ({"name": 5}, TypeError, "name must be a str, not int"),
         ({"name": ""}, ValueError, "name must not be empty"),
         ({"name": "\ud800"}, ValueError, "name must be text that can be encoded"),
+        *[
+            ({"name": f"a{char}b"}, ValueError, "name must have printable characters only")
+            for char in "\0\n\r\t\x1b\x7f\x85\u2028\u202e\ufeff"
+        ],
         ({"num_cpus": -1}, ValueError, "num_cpus must be a number from 0 to 1000000, not -1"),
         ({"num_cpus": 10**400}, ValueError, "num_cpus must be a number from 0 to 1000000"),
         ({"num_cpus": math.nan}, ValueError, "num_cpus must be a number from 0 to 1000000"),
@@ -91,6 +95,8 @@ def test_an_engine_that_is_none(wrong):
         ({"env_vars": {"a": "\ud800"}}, ValueError, "env_vars has 'a'.* cannot be encoded"),
         ({"env_vars": {"a": 5}}, TypeError, "env_vars must be a dict of str to str"),
         ({"get_if_exists": "yes"}, TypeError, "get_if_exists must be True or False, not 'yes'"),
+        ({"get_if_exists": True}, ValueError, "get_if_exists looks for an actor by its name"),
+        ({"get_if_exists": True, "name": None}, ValueError, "get_if_exists looks for an actor by"),
     ],
 )
 def test_options_of_an_actor(local, options, error, text):
@@ -98,6 +104,20 @@ def test_options_of_an_actor(local, options, error, text):
         with pytest.raises(error, match=text):
             wrong(**options)
     assert get(Actor.remote().echo.remote(1)) == 1
+
+
+@pytest.mark.parametrize("name", ["a b", "Zähler", "名前", "x" * 300, "a/b:c#1"])
+def test_names_that_can_be_printed(local, name):
+    actor = Actor.options(name=name).remote()
+    assert get(actor.echo.remote(1)) == 1
+    assert conveyor.get_actor(name) == actor
+
+
+def test_the_name_that_get_if_exists_looks_for_stays(local):
+    named = Actor.options(name="one")
+    assert named.options(get_if_exists=True).remote() == named.options(get_if_exists=True).remote()
+    with pytest.raises(ValueError, match="looks for an actor by its name"):
+        named.options(get_if_exists=True).options(name=None)
 
 
 def test_a_name_that_is_more_than_a_text(local):
@@ -137,6 +157,7 @@ def test_options_of_calls_and_functions(local):
         ({"name": 5}, "name must be a str, not int"),
         ({"name": None}, "name must be a str, not NoneType"),
         ({"name": "\ud800"}, "name must be text that can be encoded"),
+        ({"name": "a\nb"}, "name must have printable characters only"),
         ({"fail_fast": "no"}, "fail_fast must be True or False, not 'no'"),
         ({"cancel_with_await": 0}, "cancel_with_await must be True or False, not 0"),
         ({"ignore_unused": None}, "ignore_unused must be True or False, not None"),

@@ -132,3 +132,57 @@ def test_frames_of_the_users_below_the_library_stay():
             return
         error = error.__cause__ or error.__context__
     pytest.fail("the frame that has raised is nowhere")
+
+
+class NoBool(Exception):
+    def __bool__(self):
+        raise RuntimeError("neither")
+
+
+class NoText(Exception):
+    def __str__(self):
+        raise RuntimeError("nothing")
+
+
+def chain(length):
+    error = None
+    for i in range(length):
+        made = LookupError(i)
+        made.__cause__, error = error, made
+    return error
+
+
+UNUSUAL = {
+    "no truth": lambda: NoBool("it"),
+    "no truth, many lines": lambda: NoBool("it\nand\nmore"),
+    "no text": lambda: NoText("it"),
+    "a long chain": lambda: chain(3000),
+    "a chain": lambda: chain(10),
+}
+
+
+@conveyor.remote
+class Unusual:
+    def fail(self, what, cause=None):
+        error = UNUSUAL[what]()
+        if cause is None:
+            raise error
+        raise KeyError("outer") from UNUSUAL[cause]()
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("what", UNUSUAL)
+def test_frames_of_an_error_that_is_hard_to_print(what):
+    actor = Unusual.remote()
+    with pytest.raises(conveyor.exceptions.TaskError) as caught:
+        get(actor.fail.remote(what))
+    told = caught.value.remote_traceback
+    assert "Traceback (most recent call last):\n" in told
+    assert "in fail\n    raise error\n" in told
+    assert "calls" + os.sep not in told
+    assert type(UNUSUAL[what]()).__name__ in told
+    with pytest.raises(conveyor.exceptions.TaskError) as caught:
+        get(actor.fail.remote("a chain", what))
+    told = caught.value.remote_traceback
+    assert "in fail\n    raise KeyError" in told
+    assert "KeyError: 'outer'" in told

@@ -29,6 +29,17 @@ def test_what_no_arena_can_hold_is_refused(fresh_session, shape):
         conveyor.empty(shape, "f8")
 
 
+@pytest.mark.parametrize("count", [1 << 50, 10**18, (1 << 63) - 1, 1 << 63, 10**30])
+def test_the_number_of_bytes_that_are_too_many_is_said(fresh_session, count):
+    for make in (
+        lambda: conveyor.empty(count, "f8"),
+        lambda: conveyor.empty((2, count), "f4"),
+        lambda: conveyor.empty_tensor(count, _torch().float64),
+    ):
+        with pytest.raises(ArenaFullError, match=f"a value of {8 * count} bytes is larger than"):
+            make()
+
+
 def test_an_array_of_an_earlier_session_is_copied(leaves_nothing):
     with leaves_nothing():
         _send_from_session_to_session(200_000)

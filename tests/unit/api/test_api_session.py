@@ -128,6 +128,17 @@ def test_a_second_init():
     conveyor.init(ignore_reinit_error=True)
 
 
+@pytest.mark.parametrize("again", [{}, {"ignore_reinit_error": True}])
+@pytest.mark.parametrize("running", [False, True])
+def test_an_option_that_does_not_exist(running, again):
+    """It is named, whether or not there is a session, which stays as it was."""
+    if running:
+        conveyor.init()
+    with pytest.raises(TypeError, match="the inline engine has no option 'bogus'"):
+        conveyor.init("inline", bogus=1, **again)
+    assert conveyor.is_initialized() is running
+
+
 def test_an_engine_that_does_not_exist():
     with pytest.raises(ValueError, match="unknown engine 'cluster'; known are local, inline"):
         conveyor.init("cluster")

@@ -339,6 +339,10 @@ def test_effects():
     for wrong in (inp, 1):
         with pytest.raises(GraphError, match="effects are bound methods"):
             MultiOutputNode([x], effects=[wrong])
+    for wrong in (5, None, log, inp, "log", b"log"):
+        with pytest.raises(GraphError, match="effects are a list of bound methods, not "):
+            MultiOutputNode([x], effects=wrong)
+    assert MultiOutputNode([x], effects=iter((log,))).effects == (log,)
 
 
 # All nodes

@@ -157,12 +157,21 @@ class LocalHosts:
     def unwatch(self, fd: int) -> None:
         self._events.remove(fd)
 
+    def hurry(self) -> None:
+        self._launcher.hurry()
+
     def close(self) -> None:
         try:
             self._launcher.close()
-        finally:
-            self._printer.close(PRINT_TIMEOUT)
-            self._events.close()
+        except Exception:
+            self._close_events()
+            raise
+        # Not after Ctrl-C, which has this called again: it still wants to hear of ends.
+        self._close_events()
+
+    def _close_events(self) -> None:
+        self._printer.close(PRINT_TIMEOUT)
+        self._events.close()
 
     def _exited(self, pid: int, status: int) -> None:
         claim = self._claims.pop(pid, None)
@@ -201,6 +210,7 @@ class LocalSpawning:
         self._claim = GpuClaim(hosts._gpus, options.num_gpus)
         self._request: SpawnRequest | None = None
         self._forked = False
+        self._abandoned = ""
 
     def ask(self) -> bool:
         """Ask the fork server for the process, and return whether it has answered. It answers within
@@ -210,6 +220,8 @@ class LocalSpawning:
             uninterrupted(self._claim.take)
         launcher = self._hosts._launcher
         self._request = launcher.request(self._spec(), self._fds, self._spawned)
+        if self._abandoned:  # in this order: whoever gives up just now notes it before looking
+            launcher.give_up(self._request, self._abandoned)
         return launcher.ask(self._request, 0.0 if launcher.is_silent else _ANSWER_TIMEOUT)
 
     def wait(self) -> Spawned:
@@ -229,6 +241,7 @@ class LocalSpawning:
         uninterrupted(partial(self._give_up, f"it {why}"))
 
     def _give_up(self, why: str) -> None:
+        self._abandoned = why
         if self._request is not None:
             self._hosts._launcher.give_up(self._request, why)
         if not self._forked:

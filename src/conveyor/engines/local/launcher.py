@@ -215,6 +215,10 @@ class Children:
         #: Set once all of their ends are reported as well.
         self.all_reported = Flag()
 
+    def __bool__(self) -> bool:
+        """Whether any of them lives."""
+        return bool(self._living)
+
     def add(self, pid: int, pidfd: int, outputs: dict[int, str]) -> None:
         """Add a process that has been started. Call with the lock."""
         self._living[pid] = _Child(pid, pidfd, outputs)
@@ -311,7 +315,7 @@ class Room:
         self._waiting.append(waiter)
 
     def wake(self) -> None:
-        """Wake all waiters; on the loop's thread."""
+        """Wake all waiters; on the loop's thread, or with the lock before this is closed."""
         with self._lock:
             self._events.remove(self._watch.fileno())
             waiting, self._waiting = self._waiting, []
@@ -338,6 +342,7 @@ CLOSE_TIMEOUT = 10.0  # a killed process may be long in the kernel, freeing memo
 KILL_TIMEOUT = 5.0
 PRINT_TIMEOUT = 2.0
 LAST_WORDS_BYTES = 4 << 10
+_CLOSING = "the fork server is being ended, since the session ends"
 
 
 class Launcher:
@@ -375,7 +380,7 @@ class Launcher:
         # Guards all that follows, and that no descriptor is closed while another thread uses it.
         # Never held across anything that blocks. Reentrant: a signal handler may call kill().
         self._lock = threading.RLock()
-        self._closing = False
+        self._closing = self._hurried = False
         self._server: subprocess.Popen[bytes] | None = None
         self._server_fd = -1
         self._server_log = -1
@@ -510,8 +515,20 @@ class Launcher:
         with suppress(OSError):
             self._send(server.HEADLESS, pid=pid, room_wait=RoomWait(SPAWN_TIMEOUT))
 
+    def hurry(self) -> None:
+        """Wait for no imports of the fork server when it is closed, or is being closed just now."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock, suppress(ProcessLookupError):
+            self._hurried = True
+            # One that has actors has done its imports, and ends the processes that these have started, too.
+            lives = self._server_fd >= 0 and not self._server_end
+            if self._closing and lives and not self._children:
+                signal.pidfd_send_signal(self._server_fd, signal.SIGKILL)
+
     def close(self) -> None:
-        """Kill all actors, wait until they and the fork server are gone. Idempotent, bounded."""
+        """Refuse what is asked for, kill all actors, wait until they and the fork server are gone.
+        Idempotent, bounded."""
         if os.getpid() != self._owner:
             return
         if self._events.on_thread() or self._output.on_thread():
@@ -520,6 +537,12 @@ class Launcher:
             with self._lock:
                 self._closing = True
                 fork_server = self._server
+                # Now, since nobody may be left to hear of the server's end.
+                for request in list(self._requests.values()):
+                    request.refuse(_CLOSING)
+                self._requests.clear()
+                if self._control is not None and self._room is not None:
+                    self._room.wake()
             if fork_server is None:
                 return
             if self._events.closed:
@@ -532,6 +555,8 @@ class Launcher:
             except OSError:  # it is gone; or the kernel kills the actors with it
                 fork_server.kill()
             self._go_on()
+            if self._hurried:
+                self.hurry()
             with threads.lent(self._lock):  # a signal handler may have interrupted whoever has it
                 if not self._children.all_gone.wait(CLOSE_TIMEOUT):
                     fork_server.kill()
@@ -584,8 +609,8 @@ class Launcher:
         try:
             request.prepare(theirs)
             with self._lock:
-                if self._server_end:
-                    request.refuse(self._server_end)
+                if self._server_end or self._closing:
+                    request.refuse(self._server_end or _CLOSING)
                 if request.error:
                     return
                 self._requests[request.number] = request
@@ -619,6 +644,8 @@ class Launcher:
             with self._lock:
                 if self._control is None or self._room is None:
                     raise BrokenPipeError("the fork server is gone")
+                if self._closing and room_wait is not None:
+                    raise BrokenPipeError(_CLOSING)
                 with suppress(BlockingIOError):
                     server.send(self._control, message, fds)
                     return

@@ -477,6 +477,9 @@ class RayHosts:
     def unwatch(self, fd: int) -> None:
         self._events.remove(fd)
 
+    def hurry(self) -> None:
+        pass  # nothing waits here for a process that is still to come
+
     def close(self) -> None:
         self._agents.refuse()
         self._starts.close(self._events)
