@@ -798,6 +798,15 @@ def full_of_results():
     return maker, kept
 
 
+@conveyor.remote
+class Given:
+    def __init__(self, x):
+        self.x = x
+
+    def first(self):
+        return float(self.x[0])
+
+
 def has_one(actor, kept):
     """Have ``actor`` make one result, which it may above the cap."""
     kept.append(actor.make.remote(0))
@@ -807,14 +816,15 @@ def has_one(actor, kept):
 def test_a_constructor_for_which_there_is_no_memory_is_an_error_of_the_actor_s_calls():
     """Though there is none for the error's text either."""
     (actor,) = actors()
-    _, kept = full_of_results()
+    maker, kept = full_of_results()
     has_one(actor, kept)
-    late = Actor.remote()  # its class goes by value
+    late = Given.remote(value(1))
     for _ in range(2):
         with pytest.raises(ConstructorError):
-            get(late.ready.remote())
+            get(late.first.remote())
     kept.clear()
-    assert get(Actor.remote().ready.remote()) is None
+    del maker
+    assert get(Given.remote(value(2)).first.remote()) == 2
 
 
 def test_a_row_of_actors_passes_values_on_by_reference():
