@@ -69,17 +69,17 @@ def test_arguments_of_a_call(holder):
     bad = {"x": lock()}
     text = refused(lambda: holder.keep.remote(1, bad))
     assert text.startswith(
-        f"argument 1 of keeper.keep, a dict, cannot be sent: its part args[1]['x'] {LOCK}"
+        f"argument 1 of holder.keep, a dict, cannot be sent: its part args[1]['x'] {LOCK}"
     )
     text = refused(lambda: holder.keep.remote(1, k=[bad]))
     assert text.startswith(
-        "argument 'k' of keeper.keep, a list, cannot be sent: its part kwargs['k'][0]['x'] is"
+        "argument 'k' of holder.keep, a list, cannot be sent: its part kwargs['k'][0]['x'] is"
     )
     text = refused(lambda: holder.items.remote(bad))
-    assert text.startswith("argument 0 of keeper.items, a dict, cannot be sent: its part args[0]")
+    assert text.startswith("argument 0 of holder.items, a dict, cannot be sent: its part args[0]")
     text = refused(lambda: holder.__ray_call__.remote(lambda self, x: x, lock()))
     assert text.startswith(
-        "argument 1 of keeper.__ray_call__, a _thread.lock, cannot be sent: Type"
+        "argument 1 of holder.__ray_call__, a _thread.lock, cannot be sent: Type"
     )
 
 
@@ -111,7 +111,7 @@ def test_an_argument_beside_one_that_is_not_there_yet(local, latches):
     late = Late.remote().wait.remote(go.path)
     holder = conveyor.remote(Keeper).options(name="holder").remote()
     assert refused(lambda: holder.keep.remote(late, lock())).startswith(
-        "argument 1 of keeper.keep, a _thread.lock, cannot"
+        "argument 1 of holder.keep, a _thread.lock, cannot"
     )
     go.open()
     get(late)
@@ -120,24 +120,24 @@ def test_an_argument_beside_one_that_is_not_there_yet(local, latches):
 def test_results_of_calls(holder):
     text = refused(lambda: get(holder.result.remote()))
     assert text.startswith(
-        f"the result of keeper.result, a dict, cannot be sent: its part ['x'][0] {LOCK}"
+        f"the result of holder.result, a dict, cannot be sent: its part ['x'][0] {LOCK}"
     )
     text = refused(lambda: get(holder.two.remote()))
-    assert text.startswith("result 1 of keeper.two, a dict, cannot be sent: its part ['b'] is of")
+    assert text.startswith("result 1 of holder.two, a dict, cannot be sent: its part ['b'] is of")
 
 
 def test_results_that_are_to_stay(holder):
     stays = {"tensor_transport": "auto"}
     text = refused(lambda: get(holder.result.options(**stays).remote()))
     assert text.startswith(
-        f"the result of keeper.result, a dict, cannot be sent: its part ['x'][0] {LOCK}"
+        f"the result of holder.result, a dict, cannot be sent: its part ['x'][0] {LOCK}"
     )
     text = refused(lambda: get(holder.two.options(**stays).remote()))
-    assert text.startswith("result 1 of keeper.two, a dict, cannot be sent: its part ['b'] is of")
+    assert text.startswith("result 1 of holder.two, a dict, cannot be sent: its part ['b'] is of")
     stream = holder.items.options(**stays).remote()
     assert next(stream) == 1
     assert refused(lambda: next(stream)).startswith(
-        "an item of keeper.items, a dict, cannot be sent: its part ['a'] is of type _thread.lock"
+        "an item of holder.items, a dict, cannot be sent: its part ['a'] is of type _thread.lock"
     )
 
 
@@ -146,7 +146,7 @@ def test_an_item_of_a_stream(holder):
     assert next(stream) == 1
     with pytest.raises(SerializationError) as raised:
         next(stream)
-    text = "an item of keeper.items, a dict, cannot be sent: its part ['a'] is of type _thread.lock"
+    text = "an item of holder.items, a dict, cannot be sent: its part ['a'] is of type _thread.lock"
     assert str(raised.value).startswith(text)
     assert raised.value.node == "holder.items"
 
@@ -187,11 +187,11 @@ def test_constants_of_a_graph(holder):
         nested = holder.keep.bind(1, k={"n": inp, "c": [lock()]})
     text = refused(lambda: whole.compile(name="first", ignore_unused=True))
     assert text.startswith(
-        "argument 1 of keeper.keep in first, a dict, cannot be sent: its part args[1]['c'] is of"
+        "argument 1 of holder.keep in first, a dict, cannot be sent: its part args[1]['c'] is of"
     )
     text = refused(lambda: nested.compile(name="second", ignore_unused=True))
     assert text.startswith(
-        "part ['c'] of argument 'k' of keeper.keep in second, a list, cannot be sent: its part "
+        "part ['c'] of argument 'k' of holder.keep in second, a list, cannot be sent: its part "
         "kwargs['k']['c'][0] is of type _thread.lock"
     )
 
@@ -284,9 +284,9 @@ def test_inside_of_an_actor(local):
     caller = Caller.remote()
     holder = conveyor.remote(Keeper).options(name="holder").remote()
     for call, text in (
-        (lambda: caller.calls.remote(holder), "argument 0 of keeper.keep, a dict"),
+        (lambda: caller.calls.remote(holder), "argument 0 of holder.keep, a dict"),
         (lambda: caller.executes.remote(graph), "argument 0 of outer.execute, a dict"),
-        (lambda: caller.compiles.remote(holder), "argument 1 of keeper.keep in inner, a dict"),
+        (lambda: caller.compiles.remote(holder), "argument 1 of holder.keep in inner, a dict"),
     ):
         with compiled(holder.keep.bind, name="outer") as graph:
             assert refused(lambda call=call: get(call())).startswith(f"{text}, cannot be sent")

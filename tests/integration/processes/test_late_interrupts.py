@@ -59,7 +59,7 @@ def interrupted(monkeypatch):
     """``interrupted(times)``: have the giving up of claims interrupted so often. Then what was printed."""
     printed = []
     monkeypatch.setattr(sys, "unraisablehook", lambda u: printed.append(u.exc_type))
-    before = claims._holder
+    before = claims._directory
 
     def begin(times):
         claims.install(Keeper(before, times))
