@@ -47,7 +47,7 @@ size_t Arena::class_of(size_t size) {
 }
 
 Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bool beyond_cap, bool may_wait) {
-  const bool first = std::exchange(first_may_cross, false);
+  const bool first = first_may_cross;
   if (inherited_) throw ArenaFull("this memory belongs to the process that this one was forked from");
   const size_t need = kBlockHeader + payload;
   const size_t bytes = align_up(need, kGranule);

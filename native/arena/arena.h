@@ -129,7 +129,7 @@ class Arena : public Shareable<Arena> {
   // whatever the size of their results, and in a row of methods each is ahead of the one before it. `kAsMuch`: a result is
   // passed on, which takes its own place, and is ahead of the method that makes the next one.
   static thread_local size_t given;
-  // Whether what this thread allocates next crosses a memory cap if it is all that this arena has. The others may hold all
+  // Whether what this thread allocates crosses a memory cap if it is all that this arena has. The others may hold all
   // memory with what is wanted later than this, and wait for it without end.
   static thread_local bool first_may_cross;
   // Whether nothing of this arena is in use.

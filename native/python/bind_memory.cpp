@@ -136,8 +136,8 @@ void bind_memory(nb::module_& m) {
            Return what was noted last, and note that the method which this thread runs was given so many bytes of other
            processes' arenas: what it sends crosses a memory cap if the rest is not above it. A reader with
            ``brings_work``, and a program, note that by themselves.)")
-      .def_static("let_first_cross", [] { Arena::first_may_cross = true; }, R"(
-           Have what this thread allocates next cross a memory cap if nothing else of its arena is in use.)")
+      .def_static("let_first_cross", [](bool may) { Arena::first_may_cross = may; }, "may"_a, R"(
+           Whether what this thread allocates from now on crosses a memory cap if nothing else of its arena is in use.)")
       .def_prop_ro("has_nothing_out", &Arena::has_nothing_out, "Whether nothing of it is in use.")
       .def_prop_ro("returned", &Arena::returned, "Count of values that were let go of while somebody starved, in any arena.")
       .def("give_back", [](Arena& a) {

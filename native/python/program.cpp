@@ -524,8 +524,12 @@ bool Program::run(Send& step) {
 
 bool Program::prepare(Writer& writer, Encoded& e) {
   Arena::given = given_;
+  const struct Crosses {
+    ~Crosses() { Arena::first_may_cross = false; }
+  } no_longer;
   try {
     for (;;) {
+      Arena::first_may_cross = memory_wait_.is_valid() && nb::cast<bool>(memory_wait_.attr("crossing"));
       try {
         writer.prepare(e);
         break;

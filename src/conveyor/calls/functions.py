@@ -189,7 +189,13 @@ class Functions:
         deaths = self._process.process_table.deaths
         if deaths != self._deaths:
             self._deaths = deaths
-            self._workers = [worker for worker in self._workers if not worker.link.gone]
+            dead = [worker for worker in self._workers if worker.link.gone]
+            if dead:
+                self._workers = [worker for worker in self._workers if worker not in dead]
+                if any(
+                    worker.link.gate.submitted > 1 for worker in dead
+                ):  # beside the constructor's
+                    self._unused = 0
 
     def _start(self) -> Worker | None:
         """Start a worker, unless there are as many as there are cores."""
@@ -205,6 +211,7 @@ class Functions:
                 with self.lock:
                     self._last = worker.link
                     self._workers.append(worker)
+                    self._start_error = None
             finally:
                 self._starting = False
                 self._process.notify()  # who waits may have waited for just this
@@ -268,7 +275,8 @@ class Functions:
     def _replace_dead(self) -> bool:
         """Start a worker if one has died for which there is work. Whether there is a new one."""
         with self.lock:
-            enough = len(self._workers) >= min(self._most, len(self._waiting))
+            busy = sum(1 for worker in self._workers if worker.link.outstanding)
+            enough = len(self._workers) >= min(self._most, len(self._waiting) + busy)
             if enough or self._starting or self._process.ended or self._unused >= _MOST_UNUSED:
                 return False
             self._unused += 1

@@ -411,8 +411,8 @@ class Link:
                 except BaseException as error:  # the call's outcome: an argument failed, say
                     if not is_of_value(error):
                         raise
-                    if call[4] == STOP and not self.gone:  # no memory to say it with: soon
-                        return False
+                    if (call is UNSAID or call[4] == STOP) and not self.gone:
+                        return False  # no memory to say it with: soon
                     if isinstance(error, ArenaFullError) and self._awaits_memory(error):
                         continue
                     outcome = outcome_of(error)

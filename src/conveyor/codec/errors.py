@@ -188,7 +188,7 @@ def _is_alone(error: BaseException) -> bool:
 
 #: The text of a frame where it stands (an instruction of its code). Making one reads the file and parses the
 #: line, which was two thirds of what it cost to send an error.
-_texts: dict[tuple[int, int], tuple[types.CodeType, str]] = {}
+_texts: dict[tuple[int, int, int], tuple[types.CodeType, str]] = {}
 
 
 def _stack_of(users: types.TracebackType) -> str | None:
@@ -199,7 +199,7 @@ def _stack_of(users: types.TracebackType) -> str | None:
     while tb is not None:
         code = tb.tb_frame.f_code
         if not code.co_filename.startswith(_OURS):
-            key = (id(code), tb.tb_lasti)
+            key = (id(code), tb.tb_lasti, tb.tb_lineno)
             known = _texts.get(key)
             if known is None:
                 text = "".join(traceback.extract_tb(tb, limit=1).format())

@@ -160,9 +160,8 @@ class Shortage:
         and ``DeadlockError``."""
         if before is None:
             return begun(error, begin)
-        if not before.crosses(error):
-            before.note(error)
-            self._sleep(before, before.ready)
+        before.note(error)
+        self._sleep(before, before.ready)
         before.tries()
         return before
 
@@ -311,16 +310,22 @@ class Sending:
         if not self.ready():
             return False
         while True:
+            crossing = False
             if self.wait is not None:
                 self.wait.tries()
+                crossing = self.wait.crossing
             try:
+                if crossing:
+                    _core.Arena.let_first_cross(True)
                 return self._send() is not False
             except ArenaFullError as error:
-                if self.wait is None:
-                    self.wait = begun(error, self._begin)
-                elif not self.wait.crosses(error):
+                if self.wait is not None:
                     self.wait.note(error)
                     return False
+                self.wait = begun(error, self._begin)
+            finally:
+                if crossing:
+                    _core.Arena.let_first_cross(False)
 
 
 class MemoryWait:
@@ -350,7 +355,9 @@ class MemoryWait:
         #: The error that it would be.
         self.why = "others go first"
         self._in_vain = False
-        self._has_crossed = False
+        #: Whether the next try crosses the cap, and whether this one does.
+        self._may_cross = self.crossing = False
+        self._crossed_at = 0
         # Whether it was found to be in vain while it waited. The program does not wait where it tries.
         self._is_over = False
         self._wanted = True
@@ -389,11 +396,17 @@ class MemoryWait:
             return False
         self._looks_at = now + _LEAST_NS
         self._is_over = self._is_in_vain()
-        return self._is_over
+        if crosses_at := self._crosses_at():
+            self._may_cross = now >= crosses_at
+            self._notify_at(crosses_at)
+        return self._is_over or self._may_cross
 
     def tries(self) -> None:
         """Note that the send is about to be tried."""
         self._due = False
+        self.crossing, self._may_cross = self._may_cross, False
+        if self.crossing:
+            self._crossed_at = _core.monotonic_ns()
         self.tried = self._shortage.news
         if self._returned != self._shortage.returned:
             self._returned = self._shortage.returned
@@ -415,18 +428,6 @@ class MemoryWait:
         if self._shortage.has_later(self):
             self._shortage.notify()
         return not is_final(error) and not self._in_vain
-
-    def crosses(self, error: ArenaFullError) -> bool:
-        """Whether the send is to be tried once more at once, across the cap. A result that has waited in vain
-        is so if its process has no other value: the others may hold all memory with results that the program
-        gets later, and let go of none before it has this one."""
-        vain = self._in_vain and self._wanted and not is_final(error)
-        if self._has_crossed or not (vain and self.is_result and self._shortage.has_nothing_out):
-            return False
-        self._has_crossed = True
-        self._shortage.in_vain += 1
-        _core.Arena.let_first_cross()
-        return True
 
     def note(self, error: ArenaFullError) -> None:
         """Note that the send has been tried in vain; raise ``error`` if it is not to be tried again."""
@@ -483,8 +484,16 @@ class MemoryWait:
             self._waiting_since = 0
             return since + shortage.less(_PROGRAM_NS)
         self._waiting_since = self._waiting_since or _core.monotonic_ns()
-        waits = _CROSSES_NS if self.is_result and shortage.has_nothing_out else _WAITING_NS
-        return max(since, self._waiting_since) + shortage.less(waits)
+        return max(since, self._waiting_since) + shortage.less(_WAITING_NS)
+
+    def _crosses_at(self) -> int:
+        """Return when a result may cross the cap; 0: not as things are. It may where the program waits and
+        its own process has no other value: the others may hold all memory with results that the program gets
+        later, and let go of none before it has this one."""
+        shortage = self._shortage
+        if not (self.is_result and self._waiting_since and shortage.has_nothing_out):
+            return 0
+        return max(self._news_at, self._waiting_since, self._crossed_at) + _CROSSES_NS
 
     def _notify_at(self, time: int) -> None:
         now = _core.monotonic_ns()

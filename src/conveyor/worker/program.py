@@ -722,6 +722,10 @@ class RungFor:
     def tries(self) -> None:
         self._wait.tries()
 
+    @property
+    def crossing(self) -> bool:
+        return self._wait.crossing
+
     def note(self, error: ArenaFullError) -> None:
         """Note that an attempt to send the output has failed; see ``MemoryWait.note``."""
         self._wait.note(error)
