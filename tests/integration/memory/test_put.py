@@ -202,7 +202,7 @@ def test_forks_and_the_programs_end_while_threads_put(scripts):
 
         for mark in (1, 2):
             threading.Thread(target=work, args=(mark,), daemon=True).start()
-        for _ in range(5):
+        for _ in range(2):
             seen = count[0]
             child = os.fork()
             if child == 0:

@@ -54,7 +54,7 @@ def value(found, name, **labels):
 
 
 def test_prometheus(engine):
-    with graph_of("first") as graph, graph_of('odd "name"\\\n'):
+    with graph_of("first") as graph, graph_of('odd "name"\\'):
         conveyor.get([graph.execute(x) for x in range(5)])
         failed = graph.execute("text")
         conveyor.wait(failed, num_returns=len(failed))
@@ -77,7 +77,7 @@ def test_prometheus(engine):
             where = {"graph": "first", "edge": str(edge.edge)}
             assert value(found, "conveyor_edge_frames_total", **where) == edge.frames
             assert value(found, "conveyor_edge_sent_bytes_total", **where) == edge.bytes
-        nothing = value(found, "conveyor_executions_submitted_total", graph='odd \\"name\\"\\\\\\n')
+        nothing = value(found, "conveyor_executions_submitted_total", graph='odd \\"name\\"\\\\')
         assert nothing == 0
         only = parsed(metrics.prometheus_text([graph]))
         assert {dict(labels)["graph"] for _, labels in only} == {"first"}
