@@ -23,8 +23,7 @@ Snapshot snapshot(nb::handle value, nb::handle sent, size_t share_from) {
   s.frame.flags = e.flags & ~uint32_t(kBound);  // `sent` is its own: it brings its definitions
   s.frame.size = e.size;
   if (e.attached) s.frame.attached = std::make_shared<const Held>(std::move(e.keeps), std::move(e.attached));
-  // As in Writer::prepare(): `e` keeps what is copied.
-  place(s, unlocked_from(e.size, [&] {
+  const auto make = [&] {
     std::shared_ptr<OwnedMemory> memory;
     if (share_from != 0 && e.size >= share_from) {
       s.fd = std::make_shared<const Fd>(make_memfd("conveyor-value", align_up(e.size, kGranule)));
@@ -34,7 +33,10 @@ Snapshot snapshot(nb::handle value, nb::handle sent, size_t share_from) {
     }
     e.write_body(memory->data);
     return memory;
-  }));
+  };
+  // As in Writer::prepare(): `e` keeps what is copied. What is shared goes to other processes, with the GIL: an actor that
+  // ends waits for nobody who is just making it.
+  place(s, share_from != 0 ? make() : unlocked_from(e.size, make));
   e.sent = nb::object();
   return s;
 }
