@@ -155,7 +155,7 @@ TEST(a_process_table_is_attached_by_its_descriptor_alone) {
   auto same = ProcessTable::attach(process_table->fd());
   CHECK_EQ(same->slots(), 2u);
   CHECK_EQ(std::string(same->slot(1)->name), "slot 1");
-  same->ring(1, 70);
+  same->notify(1, 70);
   CHECK_EQ(process_table->slot(1)->doorbell.ready[1].load(), uint64_t(1) << 6);
   Fd other = make_memfd("no process table", sizeof(ProcessTableHeader));
   CHECK_THROWS(std::system_error, ProcessTable::attach(other.get()));
