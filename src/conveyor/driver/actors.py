@@ -186,11 +186,11 @@ class ActorRecord:
         #: Set once others may call it, behind the constructor's call, or there will be no process.
         self.usable = Flag()
         #: Set from the request to the engine until the process is there, or does not come: then `placed` is
-        #: set, and `start_error` says why not. `requested`: somebody has got that error.
+        #: set, and `start_error` says why not. `error_was_got`: by somebody.
         self.spawning: Spawning | None = None
         self.placed = Flag()
         self.start_error = ""
-        self.requested = False
+        self.error_was_got = False
         self.headless = False  # the hosts have been told that its main thread is gone
         #: Set once the cause of the death is known, also for a thread that holds a lock which the rest of the
         #: cleanup needs.
@@ -314,7 +314,7 @@ class ActorRecord:
         """Return the error for users of this process. ``label`` names a (graph, node) that the driver may not
         know."""
         if self.start_error:
-            self.requested = True
+            self.error_was_got = True
             return ActorStartError(self.start_error, self.id.name)
         page = self._last_snapshot or self._process_table.status(self.slot)
         # Not in the thread that brings the code: it would wait for itself.

@@ -165,7 +165,7 @@ class GraphService:
         # A ref in the other process's argument has been replaced by its value already.
         return tuple(map(Itself.of, args)), {k: Itself.of(v) for k, v in kwargs.items()}
 
-    def _said(self, requested: Show) -> Any:
+    def _said(self, request: Show) -> Any:
         graph = self._graph
         answers: dict[Question, Callable[..., Any]] = {
             "explain": graph.explain,
@@ -173,24 +173,24 @@ class GraphService:
             "stats": graph.stats,
             "is_teardown": lambda: graph.is_teardown,
         }
-        return answers[requested.question](*requested.args)
+        return answers[request.question](*request.args)
 
-    def _begin(self, requested: Execute, snapshot: _core.Snapshot, came: int, waiting: bool) -> Any:
+    def _begin(self, request: Execute, snapshot: _core.Snapshot, came: int, waiting: bool) -> Any:
         """Begin an execution. ``came``: when it was asked for. ``waiting``: other executions come first."""
-        if requested.failed:
+        if request.failed:
             return self._entry.refs_of(snapshot.decode())
         if waiting:
             raise CapacityError(f"{self._graph.name}: others of this handle wait for room")
-        args, kwargs = self._arguments(requested.whole, snapshot)
+        args, kwargs = self._arguments(request.whole, snapshot)
         options: dict[str, Any] = {}
         passed = (_core.monotonic_ns() - came) / 1e9
-        if requested.left is not None:
+        if request.left is not None:
             # A deadline that has passed is no wrong argument.
-            options["deadline"] = max(requested.left - passed, 1e-9)
-        if not requested.patient:
+            options["deadline"] = max(request.left - passed, 1e-9)
+        if not request.patient:
             return self._graph.try_execute(*args, **kwargs, **options)
-        if requested.time_limit is not None:
-            options["timeout"] = max(requested.time_limit - passed, 0.0)
+        if request.time_limit is not None:
+            options["timeout"] = max(request.time_limit - passed, 0.0)
         return self._graph.execute(*args, **kwargs, **options)
 
 

@@ -562,8 +562,8 @@ class Supervisor:
 
     def _log_start_error(self, record: ActorRecord) -> None:
         """Log why the actor could not be started, if nobody has had the error."""
-        if record.start_error and not record.requested:
-            record.requested = True
+        if record.start_error and not record.error_was_got:
+            record.error_was_got = True
             logger.warning("%s", record.start_error)
 
     def _spawn(

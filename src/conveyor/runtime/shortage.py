@@ -22,7 +22,7 @@ _SETTLE_NS = 500_000_000
 #: what it holds at any time; and where that waits for this library, as in ``get``.
 _PROGRAM_NS = 60_000_000_000
 _WAITING_NS = 3_000_000_000
-#: The same of a result that crosses the cap then.
+#: How long a result waits, while the program does, before it may cross the cap.
 _CROSSES_NS = 200_000_000
 #: Each that has waited in vain has the next one wait half as long, at most so often, until one is sent.
 _MOST_IN_VAIN = 5
@@ -252,7 +252,7 @@ class Shortage:
         return self._process_table.leaving(DRIVER)
 
     def notify_at(self, wait: MemoryWait) -> None:
-        """Ring this process's doorbell at the deadline of ``wait``."""
+        """Notify this process's doorbell at the deadline of ``wait``."""
         with suppress(SystemLimitError):  # no thread is to be had: then the next ring will do
             self._alarm.add(wait)
 
