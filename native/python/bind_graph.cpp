@@ -207,10 +207,11 @@ class Done {
     RefCore& ref = *nb::inst_ptr<RefCore>(h);
     if (!is_own(Py_TYPE(h.ptr()))) return ask(h.attr("done")());
     if (ref.outcome.is_valid()) return true;
-    if (ref.source.type().ptr() != link_.ptr()) return ask(ref.source.attr("is_ready")(h));
+    // As Ref.done: where Python code was asked, another thread may have taken it from the source meanwhile.
+    if (ref.source.type().ptr() != link_.ptr()) return ask(ref.source.attr("is_ready")(h)) || ref.outcome.is_valid();
     // As Link.is_ready, but that the link is asked once whether it is gone.
     if (ref.number < 0) return false;
-    return ref.gate->gate->ready(uint64_t(ref.number), ref.reader) || is_gone(ref.source);
+    return ref.gate->gate->ready(uint64_t(ref.number), ref.reader) || is_gone(ref.source) || ref.outcome.is_valid();
   }
 
  private:

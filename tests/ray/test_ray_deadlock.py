@@ -72,8 +72,17 @@ class Node:
     def lend(self, path):
         return [self.peers[path[0]].walk.remote(path[1:])]
 
-    def get_lent(self, refs):
+    def get_lent(self, refs, inside=None):
+        if inside is not None:
+            open(inside, "w").close()
         return conveyor.get(refs[0])
+
+    def walk_after(self, path, inside):
+        """As ``walk``, once the other one is in its method: else it may be served before."""
+        while not os.path.exists(inside):
+            time.sleep(0.002)
+        os.unlink(inside)
+        return self.walk(path)
 
     def lent(self, lender, path):
         """Gets a ref that another actor has made, of a call that comes back to this one."""
@@ -134,8 +143,10 @@ class Node:
         (ref,) = conveyor.get(self.peers[lender].lend_graph.remote(names, path))
         return conveyor.get(ref)
 
-    def pass_on(self, name, refs):
+    def pass_on(self, name, refs, inside=None):
         """The call waits here for its argument, which others make."""
+        if inside is not None:
+            open(inside, "w").close()
         return conveyor.get(self.peers[name].echo.remote(refs[0]))
 
     def slow(self, x, seconds, done=None):
@@ -361,15 +372,18 @@ def test_a_graph_of_the_drivers_that_an_actor_executes(take, way, wait_until):
         assert all_alive(a, b, d)
 
 
-def test_a_result_of_a_graph_that_was_passed_on(take):
+def test_a_result_of_a_graph_that_was_passed_on(take, tmp_path):
     a, b, c, d = take("abcd")
-    with steps(b, d) as graph:
-        deadlocks(a.get_lent.remote([graph.execute("a")]), a, b)
+    inside = str(tmp_path / "inside")
+    with InputNode() as inp:
+        last = d.walk.bind(b.walk_after.bind(inp, inside))
+    with last.compile() as graph:
+        deadlocks(a.get_lent.remote([graph.execute("a")], inside), a, b)
         assert all_alive(a, b, d)
         # The same where it is an argument, for which a call waits.
-        deadlocks(a.pass_on.remote("c", [graph.execute("a")]), a, b)
+        deadlocks(a.pass_on.remote("c", [graph.execute("a")], inside), a, b)
         assert all_alive(a, b, d)
-        assert get(a.get_lent.remote([graph.execute("c")])) == "end"
+        assert get(a.get_lent.remote([graph.execute("c")], inside)) == "end"
     deadlocks(a.lent_of_graph.remote("c", "bd", "a"), a, b)
     assert all_alive(a, b, c, d)
     get(c.end_lent_graph.remote())

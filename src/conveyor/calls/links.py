@@ -443,6 +443,9 @@ class Link:
                     return False
                 self._pending.take_out(0)
                 ref._number = number
+                if self.gate.ready(number, 0):
+                    # Whoever was rung for the result has looked before this could say that it is there.
+                    self._process.notify()
                 self._end_memory_wait()  # the next one has one of its own
             self._end_memory_wait()
         self._pump.sent(self)

@@ -307,7 +307,9 @@ class Ref(_RefCore[ValueT], Placed):
 
     def done(self) -> bool:
         """Whether ``get`` would return at once."""
-        return self._outcome is not EMPTY or self._source.is_ready(self)
+        if self._outcome is not EMPTY or self._source.is_ready(self):
+            return True
+        return self._outcome is not EMPTY  # another thread may have taken it from the source meanwhile
 
     def fileno(self) -> int:
         """A descriptor that polls readable once the ref is done: for ``select``, ``poll``, ``epoll``
@@ -344,8 +346,11 @@ class Ref(_RefCore[ValueT], Placed):
 
     def has_failed(self) -> bool:
         """Whether ``get`` would raise at once, as far as can be told without decoding anything."""
-        outcome = self._outcome
-        return type(outcome) is Failure if outcome is not EMPTY else self._source.has_failed(self)
+        if self._outcome is EMPTY:
+            failed = self._source.has_failed(self)
+            if self._outcome is EMPTY:  # else another thread may have taken it from the source meanwhile
+                return failed
+        return type(self._outcome) is Failure
 
     def parts(self) -> tuple[Ref, ...]:
         """The refs that this one's result is made of: itself, where it comes from one channel."""
