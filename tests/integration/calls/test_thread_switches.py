@@ -117,7 +117,7 @@ def test_what_is_done_stays_so_while_another_thread_gets_it(switched, kind):
         for _ in range(1500):
             refs[0] = ref = make()
             if kind == "failed call":
-                with pytest.raises(ValueError):
+                with pytest.raises(ValueError, match="2"):
                     ref.get(WAIT)
             else:
                 assert ref.get(WAIT) == 4
