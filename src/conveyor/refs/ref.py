@@ -309,7 +309,8 @@ class Ref(_RefCore[ValueT], Placed):
         """Whether ``get`` would return at once."""
         if self._outcome is not EMPTY or self._source.is_ready(self):
             return True
-        return self._outcome is not EMPTY  # another thread may have taken it from the source meanwhile
+        # Another thread may have taken it from the source meanwhile.
+        return self._outcome is not EMPTY
 
     def fileno(self) -> int:
         """A descriptor that polls readable once the ref is done: for ``select``, ``poll``, ``epoll``
@@ -348,7 +349,8 @@ class Ref(_RefCore[ValueT], Placed):
         """Whether ``get`` would raise at once, as far as can be told without decoding anything."""
         if self._outcome is EMPTY:
             failed = self._source.has_failed(self)
-            if self._outcome is EMPTY:  # else another thread may have taken it from the source meanwhile
+            # Else another thread has taken it from the source meanwhile.
+            if self._outcome is EMPTY:
                 return failed
         return type(self._outcome) is Failure
 

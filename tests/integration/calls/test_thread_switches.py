@@ -75,9 +75,7 @@ def test_who_waits_hears_of_a_call_that_another_thread_has_sent(switched, behind
 
     async def rounds():
         for _ in range(400):
-            refs = (
-                behind_all_workers() if behind == "workers" else behind_an_argument(one, other)
-            )
+            refs = behind_all_workers() if behind == "workers" else behind_an_argument(one, other)
             if how == "await":
                 assert await awaited(refs) == [4] * len(refs)
             elif how == "wait":
