@@ -348,7 +348,7 @@ class Ref(_RefCore[ValueT], Placed):
     def has_failed(self) -> bool:
         """Whether ``get`` would raise at once, as far as can be told without decoding anything."""
         if self._outcome is EMPTY:
-            failed = self._source.has_failed(self)
+            failed: bool = self._source.has_failed(self)
             # Else another thread has taken it from the source meanwhile.
             if self._outcome is EMPTY:
                 return failed
