@@ -73,7 +73,7 @@ void Inbox::disarm(int own) {
 void Inbox::clear_event(int own) {
   if (inherited()) return;
   std::lock_guard lock(sleepers_mutex_);
-  // The flag before the event: a ringer that finds it down has moved the count, and the caller looks at
+  // The flag before the event: a notifier that finds it down has moved the count, and the caller looks at
   // that again. (Were it the other way round, an event would be left for the next sleep, no more.)
   set_awake(own);
   if (eventfd_.get() >= 0) drain_event(eventfd_.get());
@@ -120,7 +120,7 @@ int Inbox::poll() {
     }
     for (size_t i = 0; i < kDoorbellWords; ++i) {
       if (self_->doorbell.ready[i].load(std::memory_order_relaxed) == 0) continue;
-      // Acquire pairs with the ringer's release: what it published is visible.
+      // Acquire pairs with the notifier's release: what it published is visible.
       pending_[i] = self_->doorbell.ready[i].exchange(0, std::memory_order_acquire);
       if (pending_[i] != 0) ++pending_words_;
     }

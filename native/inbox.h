@@ -33,7 +33,7 @@ class Inbox {
   }
   // The main thread of a program waits for something of this library, or does no longer.
   void count_waiting(int32_t more) { self_->waiting.fetch_add(uint32_t(more), std::memory_order_seq_cst); }
-  // So many more methods run beside the main thread, in others or as coroutines. Who ends the last one rings the doorbell.
+  // So many more methods run beside the main thread, in others or as coroutines. Who ends the last one notifies this process.
   void count_concurrent(int32_t more) { concurrent_.fetch_add(uint32_t(more), std::memory_order_relaxed); }
   // It is idle, and is about to sleep. What the last method has held is let go of by now: who waits for memory may have
   // nobody left to wait for.

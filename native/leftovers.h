@@ -102,7 +102,7 @@ class Leftovers {
   template <class Each>
   void begin(const Each& each) {
     ticket_ = words_.requested.load(std::memory_order_seq_cst);
-    // Before the looks: what comes later rings the doorbell once more, and what is dropped from now on and is
+    // Before the looks: what comes later notifies once more, and what is dropped from now on and is
     // here makes another sweep due.
     seen_ = waiter_.count();
     state_.store(State::kWatching, std::memory_order_seq_cst);

@@ -35,9 +35,9 @@ constexpr uint32_t kAttentionBit = 0;  // whatever has no bit of its own: a deat
 // makes a system call only if somebody sleeps. A waiter notes `count`, looks, and sleeps only if
 // `count` has not moved since.
 //
-// Ringers only add to a doorbell: bits, and the count. Who sleeps is written by the sleepers alone, so a
-// ringer that stops or dies between any two of its steps, or that wakes the wrong one, takes nothing
-// from the ringers after it: they find the same sleepers and wake them. That costs a system call for
+// Notifiers only add to a doorbell: bits, and the count. Who sleeps is written by the sleepers alone, so a
+// notifier that stops or dies between any two of its steps, or that wakes the wrong one, takes nothing
+// from the notifiers after it: they find the same sleepers and wake them. That costs a system call for
 // each ring until the sleeper runs.
 struct alignas(kCacheLine) Doorbell {
   std::atomic<uint32_t> count;     // futex word
@@ -48,7 +48,7 @@ struct alignas(kCacheLine) Doorbell {
 static_assert(sizeof(Doorbell) == 2 * kCacheLine);
 
 enum class Condition : uint32_t { kFree = 0, kStarting = 1, kAlive = 2, kDying = 3, kDead = 4 };
-enum class State : uint32_t { kIdle = 0, kRunning = 1, kWaiting = 2 };
+enum class State : uint32_t { kIdle = 0, kRunning = 1 };
 
 // A short text of one writer, for people: a seqlock. Zero terminated, whoever has died while writing it.
 template <size_t kSize>

@@ -90,7 +90,7 @@ class Waiter {
     doorbell_->armed.store(1, std::memory_order_seq_cst);  // before the look at `count`: see ProcessTable::strike
     return doorbell_->count.load(std::memory_order_seq_cst) == seen;
   }
-  // Nobody of this process sleeps in poll any more. A ringer that sees it late writes once in vain.
+  // Nobody of this process sleeps in poll any more. A notifier that sees it late writes once in vain.
   void disarm_event() { doorbell_->armed.store(0, std::memory_order_relaxed); }
 
  private:

@@ -344,7 +344,7 @@ void bind_graph(nb::module_& m) {
       .def("interrupt", [](Gated& g) {
              ++g.interruptions;
              g.inbox->process_table()->notify(g.inbox->slot(), kAttentionBit);
-           }, "Whoever waits in ``get`` returns ``EMPTY`` and looks again. Rings this process's bell.")
+           }, "Whoever waits in ``get`` returns ``EMPTY`` and looks again. Notifies this process.")
       .def("get", [](Gated& g, uint64_t number, size_t reader, nb::handle timeout, int64_t deaths) {
              nb::object value = g.get(number, reader, deadline_after(timeout), deaths);
              if (!value.is_valid()) return *empty;

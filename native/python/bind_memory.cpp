@@ -95,10 +95,10 @@ void bind_memory(nb::module_& m) {
       .def("failed", &Limits::failed, "number"_a, "Whether it is so marked, as long as it is under way.")
       .def_prop_ro("cancellations", &Limits::cancellations, "How often ``cancel`` was called.")
       .def("drop_stream", &Limits::drop_stream, "number"_a, "task"_a,
-           "Nobody wants more items of a generator task of an execution; then ring its actor.")
+           "Nobody wants more items of a generator task of an execution; then notify its actor.")
       .def("stream_dropped", &Limits::stream_dropped, "number"_a, "task"_a, "Whether that is so, of an execution that is under way.")
       .def("deadline", &Limits::deadline, "number"_a, "In nanoseconds of the monotonic clock; 0: none.")
-      .def("stopped", [](Limits& l, uint64_t number) { return l.look(number, now_ns()) != Limits::Verdict::kGoOn; }, "number"_a,
+      .def("ended", [](Limits& l, uint64_t number) { return l.look(number, now_ns()) != Limits::Verdict::kGoOn; }, "number"_a,
            "Whether it is cancelled or its deadline has passed.")
       .def("report", [](const Limits& l, uint64_t number) {
         const auto [node, others] = l.report(number);

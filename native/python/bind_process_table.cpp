@@ -218,7 +218,7 @@ void bind_process_table(nb::module_& m) {
              return nb::make_tuple(uint32_t(s.state.load()), s.graph.load(), s.node.load(), s.execution.load(),
                                    s.since_ns.load(), s.signal.load(), text_of(s.what.get()));
            }, "slot"_a, nb::sig("def status(self, slot: int) -> tuple[int, int, int, int, int, int, str]"),
-           "(state, graph, node, execution, since in ns, fatal signal, method name); states are 0 idle, 1 running, 2 waiting.")
+           "(state, graph, node, execution, since in ns, fatal signal, method name); states are 0 idle, 1 running.")
       .def("decoding", [](ProcessTable& b, uint32_t slot) -> nb::object {
              const Status& s = slot_of(b, slot)->status;
              const uint64_t since = s.decoding_since_ns.load();

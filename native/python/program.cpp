@@ -396,7 +396,7 @@ bool Program::call(Call& step, bool& begun) {
   if (limits_ != nullptr) {
     const Limits::Verdict verdict = limits_->look(execution_, recorder_->now());
     if (verdict != Limits::Verdict::kGoOn) {
-      store(step, stopped(step, verdict));
+      store(step, why_not_run(step, verdict));
       skipped(step);
       return true;
     }
@@ -590,7 +590,7 @@ void Program::ended(Call& step, nb::object value) {
     if (deadline != 0) {
       // What came too late is no result, whether somebody was waiting for it at the deadline or not.
       if (now_ns() >= deadline)
-        value = stopped(step, Limits::Verdict::kOverdue);
+        value = why_not_run(step, Limits::Verdict::kOverdue);
       else
         limits_->note_ran(execution_, step.node);
     }
@@ -598,7 +598,7 @@ void Program::ended(Call& step, nb::object value) {
   finish(step, std::move(value));
 }
 
-nb::object Program::stopped(Call& step, Limits::Verdict verdict) {
+nb::object Program::why_not_run(Call& step, Limits::Verdict verdict) {
   limits_->note_skipped(execution_, step.node);
   return verdict == Limits::Verdict::kCancelled ? cancelled_ : overdue_;
 }

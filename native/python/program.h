@@ -177,7 +177,7 @@ class Program {
   // writer.prepare(e), as soon as there is memory. False: not now.
   bool prepare(Writer& writer, Encoded& e);
   void end_memory_wait();
-  nb::object stopped(Call& step, Limits::Verdict verdict);
+  nb::object why_not_run(Call& step, Limits::Verdict verdict);
   // The error frame of `exception`. Throws only SystemExit and the like, which end the actor.
   nb::object failed(nb::handle exception, const std::string& label);
   // In a catch block: the same of what is being handled.

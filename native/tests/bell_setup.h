@@ -69,7 +69,7 @@ inline bool sleep_once(ProcessTable& process_table, uint32_t slot, Waiter& waite
   return false;
 }
 
-// What ringers publish: for each bit a number that only grows, counted before the ring.
+// What notifiers publish: for each bit a number that only grows, counted before the ring.
 struct Published {
   std::array<std::atomic<uint64_t>, kDoorbellBits> number;
 };
@@ -77,7 +77,7 @@ struct Published {
 inline void ring_at_random(ProcessTable& process_table, uint32_t slot, Published& published, uint64_t seed, int times) {
   check::Random random(seed);
   for (int i = 0; i < times; ++i) {
-    // Few bits most of the time, so that ringers meet.
+    // Few bits most of the time, so that notifiers meet.
     const auto bit = uint32_t(random.below(4) != 0 ? random.below(3) * 64 : random.below(kDoorbellBits));
     published.number[bit].fetch_add(1, std::memory_order_relaxed);
     process_table.notify(slot, bit);
@@ -114,22 +114,22 @@ inline void take_all(ProcessTable& process_table, uint32_t slot, Published& publ
 }
 
 inline void many_ringers(bool processes, How how) {
-  constexpr int kRingers = 4;
+  constexpr int kNotifiers = 4;
   const int times = check::kThreadSanitizer ? 5'000 : 20'000;
   auto process_table = process_table_of(1);
   Shared<Published> published;
   const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   process_table->set_eventfd(0, event, 1);
-  auto ringer = [&](uint64_t seed) { ring_at_random(*process_table, 0, *published.at, seed, times); };
-  const uint64_t total = uint64_t(kRingers) * uint64_t(times);
+  auto notifier = [&](uint64_t seed) { ring_at_random(*process_table, 0, *published.at, seed, times); };
+  const uint64_t total = uint64_t(kNotifiers) * uint64_t(times);
   if (processes) {
     std::vector<check::Child> children;
-    for (int i = 0; i < kRingers; ++i) children.emplace_back([&] { ringer(uint64_t(i)); });
+    for (int i = 0; i < kNotifiers; ++i) children.emplace_back([&] { notifier(uint64_t(i)); });
     take_all(*process_table, 0, *published.at, total, how, event);
     for (auto& child : children) CHECK(child.passed());
   } else {
     std::vector<std::thread> threads;
-    for (int i = 0; i < kRingers; ++i) threads.emplace_back([&, i] { ringer(uint64_t(i)); });
+    for (int i = 0; i < kNotifiers; ++i) threads.emplace_back([&, i] { notifier(uint64_t(i)); });
     take_all(*process_table, 0, *published.at, total, how, event);
     for (auto& thread : threads) thread.join();
   }

@@ -97,12 +97,12 @@ TEST(processes_ring_each_other_at_random) {
   std::vector<check::Child> children;
   for (uint32_t me = 0; me < kProcesses; ++me)
     children.emplace_back([&, me] {
-      std::thread ringer([&] {
+      std::thread notifier([&] {
         for (uint32_t to = 0; to < kProcesses; ++to)
           if (to != me) ring_at_random(*process_table, to, (*published.at)[to], me * kProcesses + to, kTimes);
       });
       take_all(*process_table, me, (*published.at)[me], (kProcesses - 1) * kTimes, me % 2 != 0 ? How::kSpin : How::kFutex, -1);
-      ringer.join();
+      notifier.join();
     });
   for (auto& child : children) CHECK(child.passed());
 }
@@ -159,13 +159,13 @@ TEST(a_ring_before_the_deadline_ends_the_sleep) {
   Waiter waiter(&process_table->slot(0)->doorbell);
   const uint32_t seen = waiter.count();
   const uint64_t start = now_ns();
-  std::thread ringer([&] {
+  std::thread notifier([&] {
     ::usleep(20'000);
     process_table->notify(0, 5);
   });
   CHECK(waiter.park(seen, start + kLost));
   CHECK(now_ns() - start < kLost / 2);
-  ringer.join();
+  notifier.join();
 }
 
 TEST(a_sleep_survives_rings_of_other_doorbells_and_signals) {
@@ -246,7 +246,7 @@ TEST(arming_tells_a_count_that_has_moved) {
   ::close(event);
 }
 
-// A ringer that is stopped at a random moment, for long; what the other one says is heard meanwhile.
+// A notifier that is stopped at a random moment, for long; what the other one says is heard meanwhile.
 TEST(a_stopped_ringer_silences_no_other) {
   constexpr int kRounds = check::kThreadSanitizer ? 40 : 150;
   auto process_table = process_table_of(1);

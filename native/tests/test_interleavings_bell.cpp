@@ -171,8 +171,8 @@ TEST(the_main_thread_and_an_event_loop_and_two_rings) {
   scene.holds(kThorough ? 2 : 1, 100);
 }
 
-// Ringers that stop for ever at any of their steps, and descriptors that differ between processes. The
-// sleeper, in poll, waits for what body 2 publishes; body 1 is another ringer, that may stop.
+// Notifiers that stop for ever at any of their steps, and descriptors that differ between processes. The
+// sleeper, in poll, waits for what body 2 publishes; body 1 is another notifier, that may stop.
 
 namespace {
 
@@ -186,7 +186,7 @@ void ring_and_take_the_flag(Doorbell& doorbell, int eventfd) {
   }
 }
 
-struct Ringers : OneProcess {
+struct Notifiers : OneProcess {
   OtherProcess first{*this}, second{*this};
   Fd former{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};  // of the process that had the slot before
   // What they have of the sleeper.
@@ -226,12 +226,12 @@ struct Ringers : OneProcess {
 }  // namespace
 
 TEST(a_ringer_that_stops_silences_no_other) {
-  Ringers p;
+  Notifiers p;
   const auto sleeper = [&] { p.wait(1); };
   const Scene scene = p.scene({sleeper, [&] { p.first.process_table->notify(0, 1); }, [&] { p.publish_by(p.second, 2); }}, 1 << 1);
   scene.holds(kThorough ? model::kAll : 2, 100);
   CHECK(scene.fails(kOmitted, "store", &p.doorbell(0).armed));
-  // The explorer sees it where ringers take the flag down, and only because one of them may stop.
+  // The explorer sees it where notifiers take the flag down, and only because one of them may stop.
   const auto old_first = [&] { ring_and_take_the_flag(p.doorbell(0), p.event.get()); };
   const auto old_second = [&] { p.published.fetch_add(1), ring_and_take_the_flag(p.doorbell(0), p.event.get()); };
   for (int preemptions : {2, model::kAll}) {
@@ -241,14 +241,14 @@ TEST(a_ringer_that_stops_silences_no_other) {
 }
 
 TEST(a_ringer_that_stops_silences_no_other_for_a_sleeper_in_the_futex) {
-  Ringers p;
+  Notifiers p;
   const Scene scene = p.scene({[&] { p.wait_for(1); }, [&] { p.first.process_table->notify(0, 1); }, [&] { p.publish_by(p.second, 2); }}, 1 << 1);
   scene.holds(kThorough ? model::kAll : 2, 100);
   CHECK(scene.fails(kOmitted, "futex wake", &p.doorbell(0).count));
 }
 
 TEST(a_ringer_that_stops_silences_no_other_for_an_event_loop) {
-  Ringers p;
+  Notifiers p;
   p.has_loop = true;
   const Scene scene = p.scene({[&] { p.wait(1); }, [&] { p.first.process_table->notify(0, 1); }, [&] { p.publish_by(p.second, 2); }, [&] { p.loop(1); }}, 1 << 1);
   scene.holds(1, 100);
@@ -256,8 +256,8 @@ TEST(a_ringer_that_stops_silences_no_other_for_an_event_loop) {
 
 // It knew the process that had the slot before, and rings for what it has to say to that one.
 TEST(a_ringer_with_a_former_process_s_descriptor_silences_no_other) {
-  Ringers p;
-  p.has[0] = Ringers::kFormer;
+  Notifiers p;
+  p.has[0] = Notifiers::kFormer;
   const auto sleeper = [&] { p.wait(1); };
   for (uint64_t may_stop : {0, 1 << 1}) {
     const Scene scene = p.scene({sleeper, [&] { p.first.process_table->notify(0, 1); }, [&] { p.publish_by(p.second, 2); }}, may_stop);
@@ -270,10 +270,10 @@ TEST(a_ringer_with_a_former_process_s_descriptor_silences_no_other) {
 
 // What it says is for the slot's process of now, and the death watch has the descriptor that it lacks.
 TEST(a_ringer_with_a_former_process_s_descriptor_wakes_through_the_death_watch) {
-  Ringers p;
+  Notifiers p;
   const auto sleeper = [&] { p.wait(1); };
   const auto service = [] { model::started(); };
-  for (const Ringers::Has has : {Ringers::kFormer, Ringers::kNothing}) {
+  for (const Notifiers::Has has : {Notifiers::kFormer, Notifiers::kNothing}) {
     p.has[0] = p.has[1] = has;
     const Scene scene = p.scene({sleeper, [&] { p.publish_by(p.first, 1); }, service}, 0, 1);
     scene.holds(kThorough ? 2 : 1, 100);
@@ -284,14 +284,14 @@ TEST(a_ringer_with_a_former_process_s_descriptor_wakes_through_the_death_watch) 
     two.holds(1, 100);
   }
   // Did it believe that its descriptor were the right one, it would wake nobody.
-  p.has[0] = Ringers::kFormerForRight;
+  p.has[0] = Notifiers::kFormerForRight;
   CHECK(p.scene({sleeper, [&] { p.publish_by(p.first, 1); }, service}, 0, 1).fails(model::Fault::kNone, "", nullptr));
 }
 
 // The slot's next process starts, sleeps and is rung, while somebody who knew the former one still rings.
 TEST(a_slot_changes_hands_while_it_is_rung) {
-  Ringers p;
-  p.has[0] = Ringers::kRight;  // until the slot is prepared anew
+  Notifiers p;
+  p.has[0] = Notifiers::kRight;  // until the slot is prepared anew
   const auto next_process = [&] {
     p.process_table->prepare(0, "");
     p.process_table->slot(0)->condition.store(Condition::kAlive);

@@ -109,11 +109,11 @@ TEST(every_waiter_wakes_at_a_death) {
   CHECK(scene.fails(kOmitted, "fetch_add", &d.process_table->header()->deaths));
 }
 
-// A ringer that dies before it has woken anybody: whoever sleeps, in the futex or in poll, wakes at its
+// A notifier that dies before it has woken anybody: whoever sleeps, in the futex or in poll, wakes at its
 // death at the latest, and finds what it had published.
 TEST(a_ringer_that_dies_half_way_leaves_nobody_asleep) {
   Deaths d;
-  OtherProcess ringer(d);
+  OtherProcess notifier(d);
   Fd event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   std::unique_ptr<Inbox> inbox;
   const Scene scene{&d, {[&] {
@@ -123,7 +123,7 @@ TEST(a_ringer_that_dies_half_way_leaves_nobody_asleep) {
                              wait(*inbox, seen, 0);
                            }
                          },
-                         [&] { ringer.process_table->notify(0, 3); }, [&] { d.process_table->announce_death(1); }, [&] { d.wait_for_a_death(0); }},
+                         [&] { notifier.process_table->notify(0, 3); }, [&] { d.process_table->announce_death(1); }, [&] { d.wait_for_a_death(0); }},
                     [&] {
                       d.reset();
                       uint64_t n;
@@ -131,10 +131,10 @@ TEST(a_ringer_that_dies_half_way_leaves_nobody_asleep) {
                       }
                       const uint32_t incarnation = d.process_table->slot(0)->incarnation.load();
                       d.process_table->set_eventfd(0, event.get(), incarnation);
-                      ringer.knows(0, event.get(), incarnation);
+                      notifier.knows(0, event.get(), incarnation);
                       inbox = std::make_unique<Inbox>(d.process_table, 0, event.get(), 1ul);
                     },
-                    [] { return true; }, 0, [&]() -> std::vector<model::Explorer::Alias> { return {ringer.alias(d)}; }, 1u << 1};
+                    [] { return true; }, 0, [&]() -> std::vector<model::Explorer::Alias> { return {notifier.alias(d)}; }, 1u << 1};
   scene.holds(1, 20);
   CHECK(scene.fails(kOmitted, "futex wake", &d.doorbell(0).count, 1));
   CHECK(scene.fails(kOmitted, "store", &d.doorbell(0).armed, 1));
@@ -192,12 +192,12 @@ TEST(an_actor_that_dies_right_after_its_start_is_seen) {
   CHECK(scene.fails(kOmitted, "futex wake", &d.process_table->header()->alarm));
 }
 
-// A ringer that has no descriptor of a sleeper in poll asks the watch to wake it.
+// A notifier that has no descriptor of a sleeper in poll asks the watch to wake it.
 TEST(a_nudge_reaches_who_sleeps_in_poll) {
   Deaths d;
   Fd event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   model::Atomic<int> published{0};
-  // The ringer's own view of the process table, without the descriptor; the watch's has it.
+  // The notifier's own view of the process table, without the descriptor; the watch's has it.
   OtherProcess stranger(d);
   auto& other = stranger.process_table;
   const Scene scene{&d, {[&] {

@@ -6,7 +6,7 @@ using namespace conveyor;
 TEST(eventfds_may_come_and_go_while_others_ring) {
   auto process_table = process_table_of(2);
   std::atomic<bool> stop{false};
-  std::thread ringer([&] {
+  std::thread notifier([&] {
     Waiter waiter(&process_table->slot(1)->doorbell);
     while (!stop.load()) {
       waiter.arm_event(waiter.count());
@@ -20,7 +20,7 @@ TEST(eventfds_may_come_and_go_while_others_ring) {
     ::close(event);
   }
   stop.store(true);
-  ringer.join();
+  notifier.join();
 }
 
 TEST(an_eventfd_wakes_only_the_process_that_it_is_of) {
@@ -58,7 +58,7 @@ TEST(a_fork_while_others_ring_leaves_nothing_locked) {
   process_table->set_eventfd(0, event, 1);
   Waiter(&process_table->slot(0)->doorbell).arm_event(0);
   std::atomic<bool> stop{false};
-  std::thread ringer([&] {
+  std::thread notifier([&] {
     while (!stop.load()) {
       process_table->notify(0, 3);
       process_table->set_eventfd(0, event, 1);
@@ -73,7 +73,7 @@ TEST(a_fork_while_others_ring_leaves_nothing_locked) {
     if (!CHECK(child.passed())) break;
   }
   stop.store(true);
-  ringer.join();
+  notifier.join();
   ::close(event);
 }
 

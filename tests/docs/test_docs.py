@@ -121,6 +121,33 @@ def test_names_that_a_page_of_the_architecture_cites_are_there(page, known):
     assert [path for path in paths if not any(file.endswith(f"/{path}") for file in files)] == []
 
 
+def test_members_of_native_classes_that_a_page_cites_are_theirs():
+    native = [
+        t
+        for path, t in SOURCES.items()
+        if path.is_relative_to("native") and "tests" not in path.parts
+    ]
+    cited = {
+        member
+        for page in PAGES
+        for member in re.findall(r"\b([A-Z][A-Za-z]+)::([a-z]\w*)", page.read_text())
+    }
+    assert len(cited) > 30
+
+    def is_there(owner, member):
+        declared = rf"\b{member}(\(|;|,|{{| =)"
+        return any(
+            re.search(rf"\b{owner}::{member}\(", text)
+            or (
+                re.search(rf"\b(class|struct)( alignas\(\w+\))? {owner}\b", text)
+                and re.search(declared, text)
+            )
+            for text in native
+        )
+
+    assert [f"{o}::{m}" for o, m in sorted(cited) if not is_there(o, m)] == []
+
+
 def test_every_page_is_in_the_navigation():
     nav = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2].partition("\nvalidation")[0]
     listed = set(re.findall(r"[\w/.-]+\.md", nav))

@@ -34,13 +34,13 @@ class Threadless(Plain):
         attached.threads = types.SimpleNamespace(start=refusing)
 
 
-@pytest.mark.parametrize("name", ["attached_actor", "with-driver"])
+@pytest.mark.parametrize("name", ["attached-actor", "with-driver"])
 def test_one_whose_process_has_no_thread_for_it(rt, two_nodes, wait_until, caplog, name):
     stage = ray.remote(num_cpus=0)(Threadless).remote()
     ray.get(stage.refuse.remote(name))
     with pytest.raises(ActorDiedError):
         get(conveyor.attach(stage).pid.remote())
-    if name == "attached_actor":  # it has been let in by then
+    if name == "attached-actor":  # it has been let in by then
         said = "Threadless of Ray cannot take part: .*no thread for attached_actor, by the test"
         wait_until(lambda: re.search(said, caplog.text, re.S), WAIT)
     nothing_left(wait_until, stage)

@@ -354,7 +354,7 @@ class Functions:
         self.flush()  # it may have been the last that waited
         return True
 
-    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+    def why_not_run(self, ref: Ref, overdue: bool) -> BaseException:
         return cancelled_error(self.describe(ref))
 
     def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:

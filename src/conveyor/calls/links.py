@@ -503,7 +503,7 @@ class Link:
             self.flush()  # others may have waited behind it
         return True
 
-    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+    def why_not_run(self, ref: Ref, overdue: bool) -> BaseException:
         return ending.error() if self._process.ended else cancelled_error(self.describe(ref))
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
@@ -548,8 +548,8 @@ class Link:
             else:
                 attending.end()
                 # A refusal changes nothing that the gate looks at: it only rings.
-                every_ring = wait is not None or self._refusal is not None
-                value = get_or_wait(ref, inbox, seen, step, deaths, every_ring)
+                every_notification = wait is not None or self._refusal is not None
+                value = get_or_wait(ref, inbox, seen, step, deaths, every_notification)
                 if value is not EMPTY:
                     return value
             time_limit.check(lambda: self.describe(ref), self.doing)

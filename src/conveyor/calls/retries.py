@@ -267,9 +267,9 @@ class Tries:
             ref._outcome = self._outcome
         return True
 
-    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+    def why_not_run(self, ref: Ref, overdue: bool) -> BaseException:
         source: Source = self.last._source
-        return source.stopped(self.last, overdue)
+        return source.why_not_run(self.last, overdue)
 
     def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
         return blockers_of(self.last, question, again)

@@ -1,7 +1,7 @@
 """The command `conveyor`: what a shell asks of running sessions, and of this system.
 
 `conveyor status` (or `python -m conveyor status`) looks at them from outside: at the process table, which all
-processes of a session map, and at the driver's roster of graphs. Nobody is asked and nothing is written, so
+processes of a session map, and at the driver's list of graphs. Nobody is asked and nothing is written, so
 it shows a session that hangs, or is stopped, as well as one that works. What is on other nodes a thread of
 the driver asks those; where it does not answer, that is said.
 

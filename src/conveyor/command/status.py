@@ -73,7 +73,7 @@ def _ask(driver: int, key: bytes, name: str, seconds: float, stacks: bool) -> li
 
 _PROC = Path("/proc")
 _PROCESS_TABLE = "conveyor-process-table"
-#: Bytes of a memory file that are read.
+#: Conditions of a slot whose process is there.
 _THERE = (1, 2, 3)  # starting, alive, dying
 
 
@@ -223,7 +223,7 @@ def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Sessio
 def _graphs(driver: int) -> dict[int, DeployedGraph]:
     try:
         return read_graph_list(_content(driver, FILE).splitlines(keepends=True))
-    except MsgspecError:  # it is no roster: the driver may be another user's
+    except MsgspecError:  # it is no list of graphs: the driver may be another user's
         return {}
 
 

@@ -319,7 +319,7 @@ class Deployment:
 
 
 #: Name of the file among the driver's descriptors.
-FILE = "conveyor-roster"
+FILE = "conveyor-graphs"
 #: A file with more bytes than this is written anew once it is twice as large as the deployed graphs need.
 _SMALL = 1 << 16
 

@@ -127,8 +127,8 @@ class Execution(Struct, eq=False, weakref=True):
         self._graph.end(ref._number, ref._siblings(), cancelled_error(self._graph.execution(ref)))
         return True
 
-    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
-        return self.late(ref._number) if overdue else self._graph.stopped(ref, overdue)
+    def why_not_run(self, ref: Ref, overdue: bool) -> BaseException:
+        return self.late(ref._number) if overdue else self._graph.why_not_run(ref, overdue)
 
     def describe(self, ref: Ref) -> str:
         return self._graph.describe(ref)

@@ -118,7 +118,7 @@ class FailureTeller:
         if self._limits.failed(execution):
             if cancelled:
                 return  # for that failure
-        elif self._limits.stopped(execution):
+        elif self._limits.ended(execution):
             return  # its waiters have another error already
         self._told = execution
         writer = self._writer or self._open()

@@ -295,7 +295,7 @@ class GraphSource:
             if member.alive:  # a coroutine may be running there
                 self._process.process_table.notify(member.slot, bit)
 
-    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+    def why_not_run(self, ref: Ref, overdue: bool) -> BaseException:
         if type(self._lifecycle.closed) is SessionEndedError:  # so it was cancelled
             return ending.error()
         return cancelled_error(self.execution(ref))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from msgspec import Struct
@@ -209,16 +208,15 @@ def _forced(source: str, hint: TransportHint, name: str, is_remote: Container[st
     transport = registry.get(name)
     if transport is not None and any(kind in is_remote for kind in transport.capabilities.devices):
         return transport  # this process takes no part in it
-    why_not = _MISSING.get(name, lambda: None)() if transport is None else _viable(transport)
+    why_not = _viable(transport)
     if transport is not None and why_not is None:
         return transport
     usable = [name for name in registry.names() if _viable(registry.get(name)) is None]
     others = f"{_listed(['auto', *usable])} can be used here, and a Communicator of your own"
     if transport is None:
-        told = "" if why_not is None else f" ({why_not})"
         raise GraphError(
             f"{source}: {hint} asks for the transport {hint.transport!r}, and there is no "
-            f"transport of that name available yet{told}; {others}"
+            f"transport of that name available yet; {others}"
         )
     raise GraphError(
         f"{source}: {hint} asks for the transport {hint.transport!r}, which cannot be used: {why_not}; "
@@ -232,16 +230,6 @@ def _viable(transport: Transport | None) -> str | None:
         return transport.viable()
     except Exception as error:
         return f"viable() has raised {type(error).__name__}: {error}"
-
-
-def _without_nixl() -> str | None:
-    return "the package nixl is not installed" if find_spec("nixl") is None else None
-
-
-#: For transports of Ray that do not exist here, why they could not be used anyway.
-_MISSING: dict[str, Callable[[], str | None]] = {
-    "nixl": _without_nixl,
-}
 
 
 def _automatic(hint: TransportHint) -> Transport:

@@ -624,7 +624,7 @@ class Imports:
     def cancel(self, ref: Ref) -> bool:
         raise RuntimeStateError(f"{ref!r} can only be cancelled in the process that made it")
 
-    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+    def why_not_run(self, ref: Ref, overdue: bool) -> BaseException:
         raise AssertionError("errors of imported refs come as they are")
 
     def describe(self, ref: Ref) -> str:

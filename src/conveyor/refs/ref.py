@@ -254,7 +254,7 @@ class Source(Protocol):
         """Cancel the execution or call of ``ref``, which is not done. False if that cannot be."""
         ...
 
-    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+    def why_not_run(self, ref: Ref, overdue: bool) -> BaseException:
         """Make the error of work that was not run: it was cancelled, or its deadline had passed."""
         ...
 
@@ -462,7 +462,7 @@ class Ref(_RefCore[ValueT], Placed):
         if type(value) is ErrorFrame:
             meta = value.meta
             if meta in (_CANCELLED, _OVERDUE):
-                value = Failure(self._source.stopped(self, meta == _OVERDUE))
+                value = Failure(self._source.why_not_run(self, meta == _OVERDUE))
             else:
                 value = Failure(decode_error(meta), partial(decode_error, meta), value)
         self._outcome = value

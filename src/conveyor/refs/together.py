@@ -16,7 +16,7 @@ class Companion(Protocol):
     """Member of a group of things that are waited for together: a ref, or something that can only fail."""
 
     def has_failed(self) -> bool:
-        """Whether ``get`` would raise. A failure rings the doorbell of the process that waits."""
+        """Whether ``get`` would raise. A failure notifies the process that waits."""
 
     def get(self, timeout: float | None) -> Any:
         """Raise the failure, if there is one."""
@@ -63,18 +63,18 @@ def get_or_wait(
     seen: int,
     timeout: float | None,
     deaths: int,
-    every_ring: bool = False,
+    every_notification: bool = False,
 ) -> Any:
     """Call ``Gate.get`` for ``ref``; the wait also ends when a ref that is got with it has failed. Not
     called before a wait has lasted so long that it may cost something to be woken.
 
-    ``every_ring``: it ends whenever the doorbell rings. ``seen`` is the inbox's count before the caller
-    looked whether anything else has ended the wait.
+    ``every_notification``: it ends whenever this process is notified. ``seen`` is the inbox's count before
+    the caller looked whether anything else has ended the wait.
     """
     gate = ref._gate
     parts = _parts() if timeout != 0 else {}
     # Otherwise it is got by code that runs while one of them is decoded.
-    if id(ref) not in parts and not every_ring:
+    if id(ref) not in parts and not every_notification:
         return gate.get(ref._number, ref._reader, timeout, deaths)
     value = gate.take(ref._number, ref._reader)
     if value is not EMPTY or ref._outcome is not EMPTY:

@@ -80,9 +80,9 @@ class Watcher:
     """Thread that sleeps on this process's doorbell. It exists only while somebody has asked about a ref
     that is not done."""
 
-    def __init__(self, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
+    def __init__(self, inbox: _core.Inbox, notify: Callable[[], object]) -> None:
         self._inbox = inbox
-        self._notify = ring
+        self._notify = notify
         # Nothing of others is called, and no ref is asked, while it is held: callbacks take locks of
         # their own. Reentrant, because finalizers may run in the middle of anything.
         self._lock = threading.RLock()

@@ -41,10 +41,10 @@ class EdgeWait:
 class Fetching(Struct, frozen=True):
     """A value of another process's that one waits for.
 
-    value: its ``id`` among :func:`conveyor.objects`. keeper: whose it is. node: on which node that is, if on
+    value: its ``id`` among :func:`conveyor.objects`. holder: whose it is. node: on which node that is, if on
     another one than the process that waits. done, total: its bytes that are there, and all of them; a
     ``total`` of 0: it is held back (``conveyor.testing.hold_transfers``). seconds: for how long it has been
-    waited for. others: how many more values are. slot: of the keeper, if that is on another node.
+    waited for. others: how many more values are. slot: of the holder, if that is on another node.
     """
 
     value: str

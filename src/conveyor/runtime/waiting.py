@@ -24,11 +24,12 @@ class Timed(Protocol):
 
 
 class Alarm:
-    """Thread that rings the doorbell at deadlines. It exists only while something with a deadline is waited
-    for in general: by ``conveyor.wait``, an event loop, or a descriptor. ``get`` watches the clock itself."""
+    """Thread that notifies this process at deadlines. It exists only while something with a deadline is
+    waited for in general: by ``conveyor.wait``, an event loop, or a descriptor. ``get`` watches the clock
+    itself."""
 
-    def __init__(self, ring: Callable[[], object]) -> None:
-        self._notify = ring
+    def __init__(self, notify: Callable[[], object]) -> None:
+        self._notify = notify
         # By itself, since a signal handler that raises may leave a condition held that was entered: its
         # entering is Python's. Then no deadline would be seen any more, nor the session's end.
         self._lock = threading.RLock()

@@ -1,4 +1,4 @@
-"""Orders of the driver to an actor: deploy and undeploy channels. They are never queued behind calls."""
+"""Orders of the driver to an actor: deploy and undeploy graphs. They are never queued behind calls."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ from conveyor.runtime.messages import SHARE_FROM
 from conveyor.runtime.shortage import DRIVER, MemoryWait, Sending, begun
 from conveyor.runtime.wait_graph import steps_of
 from conveyor.worker.calls import Arriving
+from conveyor.worker.endpoints import Endpoints, Meetings
 from conveyor.worker.instance import Abandoned, until
-from conveyor.worker.out_of_band import Endpoints, Meetings
 
 if TYPE_CHECKING:
     import asyncio

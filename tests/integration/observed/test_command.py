@@ -170,56 +170,56 @@ def test_what_is_not_there_is_said():
     assert "invalid int value" in err
 
 
-def test_the_last_graph_takes_the_roster_with_it(opened_since):
-    roster = GraphList()
+def test_the_last_graph_takes_the_list_with_it(opened_since):
+    graphs = GraphList()
     opened = opened_since()
 
-    def rosters():
+    def lists():
         # The session's threads have descriptors of their own for a moment.
-        return [what for what in opened().values() if "conveyor-roster" in what]
+        return [what for what in opened().values() if "conveyor-graphs" in what]
 
     try:
         for number in range(3):
-            roster.note(number, f"graph {number}", {0: "some.task"})
-            assert len(rosters()) == 1
-            roster.note(number + 10, "another", {})
-            roster.forget(number)
-            assert len(rosters()) == 1
-            roster.forget(number + 10)
-            roster.forget(number + 10)
-            assert not rosters()
+            graphs.note(number, f"graph {number}", {0: "some.task"})
+            assert len(lists()) == 1
+            graphs.note(number + 10, "another", {})
+            graphs.forget(number)
+            assert len(lists()) == 1
+            graphs.forget(number + 10)
+            graphs.forget(number + 10)
+            assert not lists()
     finally:
-        roster.close()
+        graphs.close()
 
 
-def test_a_roster_without_descriptors_keeps_no_graph_from_its_end(monkeypatch):
-    roster = GraphList()
+def test_a_list_without_descriptors_keeps_no_graph_from_its_end(monkeypatch):
+    graphs = GraphList()
     try:
-        roster.note(0, "stays", {0: "some.task"})
+        graphs.note(0, "stays", {0: "some.task"})
         names = dict.fromkeys(range(100), "some.task" * 100)
         for number in (1, 2):
-            roster.note(number, "goes", names)
+            graphs.note(number, "goes", names)
         with monkeypatch.context() as patch:
 
             def refuse(name):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
             patch.setattr(descriptors, "memory_file", refuse)
-            roster.forget(1)
-            roster.forget(2)
+            graphs.forget(1)
+            graphs.forget(2)
             with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
-                roster.note(3, "is refused", names)
-            roster.forget(3)
-        roster.note(4, "comes later", {0: "another.task"})
+                graphs.note(3, "is refused", names)
+            graphs.forget(3)
+        graphs.note(4, "comes later", {0: "another.task"})
         (file,) = [
             f"/proc/self/fd/{fd}"
             for fd in os.listdir("/proc/self/fd")
-            if "conveyor-roster" in _target(fd)
+            if "conveyor-graphs" in _target(fd)
         ]
         with open(file, "rb") as lines:
             assert sorted(read_graph_list(lines)) == [0, 4]
     finally:
-        roster.close()
+        graphs.close()
 
 
 def _target(fd):
@@ -231,14 +231,14 @@ def _target(fd):
 
 @pytest.mark.parametrize("deployed", [1, 40])
 def test_a_roster_stays_small(deployed, opened_since):
-    roster, opened = GraphList(), opened_since()
+    graphs, opened = GraphList(), opened_since()
     try:
         for number in range(2_000):
-            roster.note(number, f"graph {number}", {0: "some.task" * 10})
-            roster.forget(number - deployed)
-            roster.forget(number - deployed)
+            graphs.note(number, f"graph {number}", {0: "some.task" * 10})
+            graphs.forget(number - deployed)
+            graphs.forget(number - deployed)
         (file,) = [
-            f"/proc/self/fd/{fd}" for fd, what in opened().items() if "conveyor-roster" in what
+            f"/proc/self/fd/{fd}" for fd, what in opened().items() if "conveyor-graphs" in what
         ]
         assert os.stat(file).st_size < 100_000
         with open(file, "rb") as lines:
@@ -246,7 +246,7 @@ def test_a_roster_stays_small(deployed, opened_since):
         assert sorted(graphs) == list(range(2_000 - deployed, 2_000))
         assert graphs[1_999] == DeployedGraph(1_999, "graph 1999", {0: "some.task" * 10})
     finally:
-        roster.close()
+        graphs.close()
     # What is being written has no end yet.
     whole = b'{"number":1,"name":"a","tasks":{}}\n'
     assert read_graph_list([whole, whole[:-5]]) == {1: DeployedGraph(1, "a", {})}
@@ -270,9 +270,9 @@ actor = Actor.options(name="its actor").remote()
 with InputNode() as inp:
     graph = actor.echo.bind(inp).compile()
 pid = os.getpid()
-((roster, _),) = _files(pid, FILE)
+((graphs, _),) = _files(pid, FILE)
 ((process_table, _),) = _files(pid, "conveyor-process-table")
-with open(roster, "r+b") as file:
+with open(graphs, "r+b") as file:
     file.write(b"no JSON, \\xff, and a line\\n")
 copies = [os.memfd_create("conveyor-process-table") for _ in range(3)]
 for copy, size in zip(copies, (None, 4096, 10)):

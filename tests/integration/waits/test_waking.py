@@ -1,4 +1,4 @@
-"""Nobody who sleeps is left asleep: by a ringer that knew its slot's former process, by one that is
+"""Nobody who sleeps is left asleep: by a notifier that knew its slot's former process, by one that is
 stopped, or where the kernel cannot wait for deaths."""
 
 import asyncio

@@ -51,8 +51,8 @@ def gate(process_table, inbox):
 def busy_bell(process_table):
     """The bell of the process that waits is rung all the time."""
     stop, tell = os.pipe()
-    ringer = os.fork()
-    if ringer == 0:
+    notifier = os.fork()
+    if notifier == 0:
         os.close(tell)
         os.set_blocking(stop, False)
         while True:
@@ -66,7 +66,7 @@ def busy_bell(process_table):
     os.close(stop)
     yield
     os.close(tell)
-    os.waitpid(ringer, 0)
+    os.waitpid(notifier, 0)
 
 
 @pytest.mark.usefixtures("busy_bell")

@@ -486,7 +486,7 @@ class CallJob(Job):
     def has_failed(self, ref: Ref) -> bool:
         return False  # one that has has its outcome
 
-    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+    def why_not_run(self, ref: Ref, overdue: bool) -> BaseException:
         return cancelled_error(self.label)
 
     def describe(self, ref: Ref) -> str:

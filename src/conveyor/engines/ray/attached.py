@@ -420,7 +420,7 @@ def join(made: Any, bootstrap: Bootstrap) -> NodeOfProcess | None:
             return ray_actor.where()
         _host, _ = owner(connection)
         fds = ray_actor.welcomed(connection)
-        threads.start(_take_part, "attached_actor", made, connection, fds)
+        threads.start(_take_part, "attached-actor", made, connection, fds)
     except BaseException:
         if connection is not None:
             if fds:  # it was let in, so its leaving has to be told
