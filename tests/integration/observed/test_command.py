@@ -171,7 +171,7 @@ def test_what_is_not_there_is_said():
 
 
 def test_the_last_graph_takes_the_list_with_it(opened_since):
-    graphs = GraphList()
+    graph_list = GraphList()
     opened = opened_since()
 
     def lists():
@@ -180,37 +180,37 @@ def test_the_last_graph_takes_the_list_with_it(opened_since):
 
     try:
         for number in range(3):
-            graphs.note(number, f"graph {number}", {0: "some.task"})
+            graph_list.note(number, f"graph {number}", {0: "some.task"})
             assert len(lists()) == 1
-            graphs.note(number + 10, "another", {})
-            graphs.forget(number)
+            graph_list.note(number + 10, "another", {})
+            graph_list.forget(number)
             assert len(lists()) == 1
-            graphs.forget(number + 10)
-            graphs.forget(number + 10)
+            graph_list.forget(number + 10)
+            graph_list.forget(number + 10)
             assert not lists()
     finally:
-        graphs.close()
+        graph_list.close()
 
 
 def test_a_list_without_descriptors_keeps_no_graph_from_its_end(monkeypatch):
-    graphs = GraphList()
+    graph_list = GraphList()
     try:
-        graphs.note(0, "stays", {0: "some.task"})
+        graph_list.note(0, "stays", {0: "some.task"})
         names = dict.fromkeys(range(100), "some.task" * 100)
         for number in (1, 2):
-            graphs.note(number, "goes", names)
+            graph_list.note(number, "goes", names)
         with monkeypatch.context() as patch:
 
             def refuse(name):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
             patch.setattr(descriptors, "memory_file", refuse)
-            graphs.forget(1)
-            graphs.forget(2)
+            graph_list.forget(1)
+            graph_list.forget(2)
             with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
-                graphs.note(3, "is refused", names)
-            graphs.forget(3)
-        graphs.note(4, "comes later", {0: "another.task"})
+                graph_list.note(3, "is refused", names)
+            graph_list.forget(3)
+        graph_list.note(4, "comes later", {0: "another.task"})
         (file,) = [
             f"/proc/self/fd/{fd}"
             for fd in os.listdir("/proc/self/fd")
@@ -219,7 +219,7 @@ def test_a_list_without_descriptors_keeps_no_graph_from_its_end(monkeypatch):
         with open(file, "rb") as lines:
             assert sorted(read_graph_list(lines)) == [0, 4]
     finally:
-        graphs.close()
+        graph_list.close()
 
 
 def _target(fd):
@@ -230,13 +230,13 @@ def _target(fd):
 
 
 @pytest.mark.parametrize("deployed", [1, 40])
-def test_a_roster_stays_small(deployed, opened_since):
-    graphs, opened = GraphList(), opened_since()
+def test_the_list_stays_small(deployed, opened_since):
+    graph_list, opened = GraphList(), opened_since()
     try:
         for number in range(2_000):
-            graphs.note(number, f"graph {number}", {0: "some.task" * 10})
-            graphs.forget(number - deployed)
-            graphs.forget(number - deployed)
+            graph_list.note(number, f"graph {number}", {0: "some.task" * 10})
+            graph_list.forget(number - deployed)
+            graph_list.forget(number - deployed)
         (file,) = [
             f"/proc/self/fd/{fd}" for fd, what in opened().items() if "conveyor-graphs" in what
         ]
@@ -246,7 +246,7 @@ def test_a_roster_stays_small(deployed, opened_since):
         assert sorted(graphs) == list(range(2_000 - deployed, 2_000))
         assert graphs[1_999] == DeployedGraph(1_999, "graph 1999", {0: "some.task" * 10})
     finally:
-        graphs.close()
+        graph_list.close()
     # What is being written has no end yet.
     whole = b'{"number":1,"name":"a","tasks":{}}\n'
     assert read_graph_list([whole, whole[:-5]]) == {1: DeployedGraph(1, "a", {})}
