@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from conveyor import _core
 from conveyor.checks import check_timeout
 from conveyor.exceptions import ChannelClosedError, RuntimeStateError
+from conveyor.later import LaterModule
 from conveyor.runtime import context, ending
 from conveyor.runtime.broker import (
     RECEIVING,
@@ -38,6 +39,9 @@ from conveyor.runtime.shortage import Sending
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting import wait_until
 from conveyor.typevars import ItemT, SentT, ValueT
+
+# It brings asyncio, which is slow to import.
+aio: Any = LaterModule("conveyor.runtime.aio")
 
 __all__ = ["Channel", "ChannelStatistics", "Receiver", "Sender", "open"]
 
@@ -377,8 +381,6 @@ class End:
 
     async def _wait_async(self) -> None:
         """Wait until another attempt may succeed."""
-        from conveyor.runtime import aio  # asyncio is slow to import
-
         await aio.wait_until(self._worth_trying)
 
     def _worth_trying(self) -> bool:
@@ -487,8 +489,6 @@ class Sender(End, Generic[SentT], side=SENDING):
                 if sending.wait is None:
                     await self._wait_async()
                 else:
-                    from conveyor.runtime import aio  # asyncio is slow to import
-
                     await aio.wait_until(sending.ready, lambda _: sending.causes())
 
     def _sending(self, value: SentT, blocks: bool) -> Sending:

@@ -56,12 +56,12 @@ def names_later(
 
 
 class LaterModule:
-    """Stand-in for a module of another library, imported at the first use, also in annotations that are
-    evaluated."""
+    """Stand-in for a module that is slow to import, or of a higher layer: it is imported at the first use,
+    also in annotations that are evaluated."""
 
     def __init__(self, name: str) -> None:
         self.__name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        found = self.__dict__[attribute] = getattr(import_module(self.__name), attribute)
+        found = self.__dict__[attribute] = getattr(import_later(self.__name), attribute)
         return found

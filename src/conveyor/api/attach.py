@@ -15,9 +15,13 @@ from conveyor.dag import DAGNode, InputNode, MultiOutputNode
 from conveyor.driver.driver import Driver
 from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError
 from conveyor.flag import Flag
-from conveyor.later import import_later
+from conveyor.later import LaterModule, import_later
 from conveyor.runtime import context
 from conveyor.runtime.protocol import Attached, MethodInfo
+
+# There where the engine is Ray.
+ray_actor: Any = LaterModule("ray.actor")
+ray_dag: Any = LaterModule("ray.dag")
 
 
 def converted(root: Any, attach: Callable[[Any], Any]) -> DAGNode:
@@ -26,7 +30,7 @@ def converted(root: Any, attach: Callable[[Any], Any]) -> DAGNode:
     Raises:
         NotImplementedError: it has what has no counterpart here.
     """
-    kinds = import_later("ray.dag")
+    kinds = ray_dag
     made: dict[str, Any] = {}
     inputs = InputNode()
     actors: dict[str, Any] = {}
@@ -54,7 +58,7 @@ def converted(root: Any, attach: Callable[[Any], Any]) -> DAGNode:
         if node.is_class_method_output:
             return made[node.class_method_call.get_stable_uuid()][node.output_idx]
         handle = node._parent_class_node
-        if not isinstance(handle, import_later("ray.actor").ActorHandle):
+        if not isinstance(handle, ray_actor.ActorHandle):
             raise NotImplementedError(
                 f"{node.get_method_name()} is bound to a class, and its actor is not started: start it with "
                 "remote(), and bind the method of the actor"
@@ -188,7 +192,7 @@ def attach(what: Any) -> Any:
     ray = import_later("ray")
     if isinstance(what, ray.actor.ActorHandle):
         return _attach(driver, ray, what)
-    if isinstance(what, import_later("ray.dag").DAGNode):
+    if isinstance(what, ray_dag.DAGNode):
         return converted(what, lambda handle: _attach(driver, ray, handle))
     raise TypeError(
         f"attach takes the handle of an actor of Ray's, or a node of ray.dag, not {type(what).__name__}"

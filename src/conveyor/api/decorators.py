@@ -34,7 +34,7 @@ from conveyor.api.options import (
 from conveyor.api.remote_function import RemoteFunction, checked_worker_options
 from conveyor.api.retries import RETRIES_MARK, take_retries, warn_of_generator
 from conveyor.dag.methods import is_generator
-from conveyor.later import import_later
+from conveyor.later import LaterModule
 from conveyor.typevars import Unpack
 
 if TYPE_CHECKING:
@@ -84,6 +84,10 @@ if TYPE_CHECKING:
         def __call__(
             self, function: Callable[Concatenate[Any, P], T], /
         ) -> TypedMethod[P, T, list[Ref[Any]]]: ...
+
+
+# Rarely needed.
+into: Any = LaterModule("conveyor.direct.into")
 
 
 @overload
@@ -225,7 +229,7 @@ def _receiving(function: Any, places: dict[str, Any]) -> Any:
             raise ValueError(
                 f"receive_into names {name!r}, which is no parameter of {function.__name__}()"
             )
-    made = import_later("conveyor.direct.into").receiving(function, places)
+    made = into.receiving(function, places)
     setattr(made, RECEIVED_MARK, tuple(places))
     return made
 

@@ -11,9 +11,12 @@ from conveyor.api.methods import make_table
 from conveyor.api.options import check_get_options, check_snapshot, check_transport
 from conveyor.callers import trimmed
 from conveyor.checks import check_count, check_flag
-from conveyor.later import import_later
+from conveyor.later import LaterModule
 from conveyor.refs.ref import Ref
 from conveyor.runtime import context
+
+# Rarely needed.
+into_memory: Any = LaterModule("conveyor.direct.into")
 
 T = TypeVar("T")
 KeyT = TypeVar("KeyT")
@@ -71,7 +74,7 @@ def get(refs: Any, *, timeout: float | None = None, into: Any = None, **rays: An
         if into is not None:
             if not isinstance(refs, (list, tuple, Mapping)):
                 raise TypeError(f"get takes references, not a {type(refs).__name__}")
-            each = import_later("conveyor.direct.into").get_each_into
+            each = into_memory.get_each_into
             return _core.with_fetch_limit(timeout, each, refs, into, timeout)
         return context.current().get(refs, timeout)
     except Exception as error:
@@ -79,8 +82,7 @@ def get(refs: Any, *, timeout: float | None = None, into: Any = None, **rays: An
 
 
 def _get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
-    get_into = import_later("conveyor.direct.into").get_into
-    return _core.with_fetch_limit(timeout, get_into, ref, into, timeout)
+    return _core.with_fetch_limit(timeout, into_memory.get_into, ref, into, timeout)
 
 
 def put(

@@ -24,7 +24,10 @@ from conveyor.checks import (
 )
 from conveyor.dag.hints import known_transports
 from conveyor.exceptions import ConveyorWarning
-from conveyor.later import import_later
+from conveyor.later import LaterModule, import_later
+
+# Rarely needed.
+managers: Any = LaterModule("conveyor.direct.managers.registry")
 
 #: Options of actors that say where one is to be, which only an engine with several nodes can use.
 PLACEMENT_OPTIONS = {
@@ -227,7 +230,7 @@ def check_transport(value: Any, option: str = "tensor_transport") -> str | None:
         for one in known:
             if one.lower() == name:
                 return one
-        if import_later("conveyor.direct.managers.registry").is_known(name):
+        if managers.is_known(name):
             return name
         listed = ", ".join(sorted({*known, OBJECT_STORE}))
         raise ValueError(f"invalid tensor transport: {value!r}; known are {listed}")
@@ -241,7 +244,7 @@ def check_has_transport(actor: Any, name: str) -> None:
         ValueError: it cannot.
     """
     if name not in known_transports:
-        import_later("conveyor.direct.managers.registry").check_has_transport(actor, name)
+        managers.check_has_transport(actor, name)
 
 
 def check_snapshot(snapshot: Any, transport: str | None) -> None:

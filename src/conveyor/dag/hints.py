@@ -7,7 +7,10 @@ from typing import Any
 from msgspec import Struct
 
 from conveyor.device import base as devices
-from conveyor.later import import_later
+from conveyor.later import LaterModule, import_later
+
+# Of a higher layer.
+communicators: Any = LaterModule("conveyor.transport.communicator")
 
 TRANSPORTS = ("auto", "shm", "gloo", "nccl", "nixl", "cuda_ipc", "accelerator")
 DEVICES = ("default", "cpu", "gpu", "cuda")
@@ -35,8 +38,7 @@ class TransportHint(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.transport, str):
-            # The module is of a higher layer, and is imported when it is needed.
-            if not import_later("conveyor.transport.communicator").is_one(self.transport):
+            if not communicators.is_one(self.transport):
                 raise ValueError(
                     f"unknown transport {self.transport!r}: it is a name or a "
                     f"conveyor.experimental.channel.Communicator; known are {', '.join(_transports())}"

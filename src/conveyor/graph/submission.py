@@ -14,12 +14,16 @@ from conveyor import _core
 from conveyor.checks import check_deadline, check_timeout
 from conveyor.dag.inputs import Key, Path, given
 from conveyor.exceptions import ArgumentsError, CapacityError
+from conveyor.later import LaterModule
 from conveyor.plan.model import Passed, Plan
 from conveyor.refs.ref import Ref, blockers_of
 from conveyor.refs.values import RefFailed, is_there, lacking, refs_among, with_values
 from conveyor.runtime.process import Process
 from conveyor.runtime.wait_graph import Ask
 from conveyor.runtime.waiting import TimeLimit, wait_within
+
+# It brings asyncio, which is slow to import.
+aio: Any = LaterModule("conveyor.runtime.aio")
 
 #: The options of ``execute``. Inputs of the graph may have the same names.
 RESERVED = ("timeout", "deadline")
@@ -349,15 +353,13 @@ class SubmissionWaits:
 
     async def wait(self, attempt: Attempt) -> Any:
         """Run the attempt; the running asyncio task sleeps while the attempt lacks something."""
-        from conveyor.runtime.aio import wait_until  # asyncio is slow to import
-
         try:
             while True:
                 try:
                     need = next(attempt)
                 except StopIteration as over:
                     return over.value
-                await wait_until(need.ready, None if need.bounded else need.ask)
+                await aio.wait_until(need.ready, None if need.bounded else need.ask)
         finally:
             attempt.close()
 

@@ -28,13 +28,25 @@ from conveyor.codec import (
 from conveyor.codec.direct import Located, Unfetched, keep_out_of_band
 from conveyor.codec.encoded import DIRECT
 from conveyor.codec.frames import decode
-from conveyor.exceptions import ConstructorError, SerializationError, SessionEndedError
-from conveyor.later import import_later
+from conveyor.exceptions import (
+    ConstructorError,
+    ExecutionCancelledError,
+    SerializationError,
+    SessionEndedError,
+)
+from conveyor.later import LaterModule, import_later
 from conveyor.runtime import context, ending
 from conveyor.runtime.wait_graph import Again, Blockers
 from conveyor.runtime.waiting import TimeLimit, passing_on, wait_within
 from conveyor.system_limits import explained
 from conveyor.typevars import ValueT
+
+# Rarely needed and slow to import, or of a higher layer.
+awaiting: Any = LaterModule("conveyor.direct.awaiting")
+future: Any = LaterModule("conveyor.refs.future")
+imports: Any = LaterModule("conveyor.refs.imports")
+into: Any = LaterModule("conveyor.direct.into")
+listing: Any = LaterModule("conveyor.direct.listing")
 
 
 class Unseen:
@@ -141,19 +153,19 @@ class Placed:
         - the name of a user's transport;
         - ``"lost"``: it had stayed with a process that is dead.
         """
-        found: str = import_later("conveyor.direct.listing").route_of(self)
+        found: str = listing.route_of(self)
         return found
 
     def tensor_transport(self) -> str | None:
         """Return the transport with which the value has stayed where it was made; ``None``: it came with the
         ref. Waits until the value is there."""
-        found: str | None = import_later("conveyor.direct.listing").transport_of(self)
+        found: str | None = listing.transport_of(self)
         return found
 
     def value_id(self) -> str | None:
         """Return the ``id`` of the value among :func:`conveyor.objects`; ``None``: it came with the ref.
         Refs that name the same value have the same id. Waits until the value is there."""
-        found: str | None = import_later("conveyor.direct.listing").value_id_of(self)
+        found: str | None = listing.value_id_of(self)
         return found
 
 
@@ -324,7 +336,7 @@ class Ref(_RefCore[ValueT], Placed):
     def future(self) -> Future[ValueT]:
         """A ``concurrent.futures.Future`` of the result. Its callbacks run on a thread of the library's, one
         after the other; its ``cancel`` is :meth:`cancel`."""
-        made: Future[ValueT] = import_later("conveyor.refs.future").future_of(self)
+        made: Future[ValueT] = future.future_of(self)
         return made
 
     def cancel(self) -> bool:
@@ -341,8 +353,6 @@ class Ref(_RefCore[ValueT], Placed):
         outcome = self._outcome
         if type(outcome) is not Failure:
             return False
-        from conveyor.exceptions import ExecutionCancelledError
-
         return isinstance(outcome.error, ExecutionCancelledError)
 
     def has_failed(self) -> bool:
@@ -391,7 +401,7 @@ class Ref(_RefCore[ValueT], Placed):
         return self._targets is not None and not passing_on()
 
     def _received(self, timeout: float | None) -> Any:
-        return import_later("conveyor.direct.into").receive_set(self, self._targets, timeout)
+        return into.receive_set(self, self._targets, timeout)
 
     def _error_of(self, outcome: Failure) -> BaseException:
         if outcome.may_have_others:
@@ -480,8 +490,7 @@ class Ref(_RefCore[ValueT], Placed):
             )
             yield from awaited.__await__()
         if may_have_stayed(self):
-            when_there = import_later("conveyor.direct.awaiting").when_there
-            return cast("ValueT", (yield from when_there(self.get).__await__()))
+            return cast("ValueT", (yield from awaiting.when_there(self.get).__await__()))
         return self.get()
 
     def _awaited_as(self) -> Hashable:
@@ -495,24 +504,18 @@ class Ref(_RefCore[ValueT], Placed):
             self.cancel()
 
     def __reduce__(self) -> Any:
-        from conveyor.refs.imports import (
-            load_pickled,
-            reduce_done,  # above
-        )
-
-        done = reduce_done(self)
+        done = imports.reduce_done(self)
         if done is not None:
             return done
         made = self.claim(())
         claims.confirm([made])
-        return load_pickled, made
+        return imports.load_pickled, made
 
     def claim(self, readers: Sequence[Reader]) -> tuple[Any, ...]:
         """Make the claim that this ref is loaded with, once by each of ``readers``. Empty: by one unknown
         reader."""
-        from conveyor.refs.imports import claim
-
-        return claim(self, readers)
+        claim: tuple[Any, ...] = imports.claim(self, readers)
+        return claim
 
     def hex(self) -> str:
         """Return a name of the ref, which no other one of the session has but its copies in other
@@ -572,7 +575,7 @@ _refuse_operators(Ref)
 def asyncio_waits() -> ModuleType:
     """Import ``waiting.aio``: the import of asyncio is slow, and rarely needed."""
     try:
-        from conveyor.runtime import aio
+        aio = import_later("conveyor.runtime.aio")
     except OSError:  # no descriptor was left to read it with
         with explained("await anything in this event loop"):
             raise
@@ -602,8 +605,6 @@ def final(error: BaseException) -> Exception:
 
 def cancelled_error(what: str) -> BaseException:
     """Make the error for whoever wants the result of ``what``."""
-    from conveyor.exceptions import ExecutionCancelledError  # slow to import, and rarely needed
-
     return ExecutionCancelledError(f"{what} was cancelled")
 
 

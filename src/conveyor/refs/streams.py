@@ -14,7 +14,7 @@ from conveyor.callers import trimmed
 from conveyor.checks import check_timeout, deadline_of, left_until
 from conveyor.codec import Reader
 from conveyor.exceptions import SerializationError
-from conveyor.later import import_later
+from conveyor.later import LaterModule
 from conveyor.refs.ref import EMPTY, Ref, Source, asyncio_waits, blockers_of
 from conveyor.refs.together import look_at_others
 from conveyor.runtime import context
@@ -25,6 +25,9 @@ from conveyor.typevars import ItemT
 
 if TYPE_CHECKING:
     from conveyor.runtime.protocol import Runtime
+
+# Of a higher layer.
+awaiting: Any = LaterModule("conveyor.direct.awaiting")
 
 
 #: No execution has such a number.
@@ -288,9 +291,7 @@ class StreamRef(Ref[list[ItemT]]):
                     wait = asyncio_waits().wait_or_cancel
                     await wait(self.done, self._blockers, self._awaited_as(), self._abandon)
                 if self._may_have_stayed():
-                    item = await import_later("conveyor.direct.awaiting").when_there(
-                        self._look_async
-                    )
+                    item = await awaiting.when_there(self._look_async)
                 else:
                     item = self._look_async()
                 if item is not EMPTY:  # else another task has taken it

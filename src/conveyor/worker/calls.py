@@ -17,6 +17,7 @@ from conveyor.codec import REFERENCES_OF_A_LOCAL, claims, encode_error
 from conveyor.codec.faults import NotThere
 from conveyor.direct.awaiting import Attempts
 from conveyor.exceptions import ActorStartError, ArenaFullError, SerializationError
+from conveyor.later import LaterModule
 from conveyor.runtime.process import RESULT_BIT, Place, Process
 from conveyor.runtime.shortage import Sending
 from conveyor.runtime.stored_values import others_have_values
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from conveyor.runtime.aio import Activity
     from conveyor.worker.coroutines import Coroutines
     from conveyor.worker.instance import Instance
+
+# It brings asyncio, which is slow to import.
+aio: Any = LaterModule("conveyor.runtime.aio")
 
 
 class EncodedArgument:
@@ -476,8 +480,6 @@ class Calls:
                     sent = self._reply(mailbox, tag, call, results)
                 if not sent:
                     with self._late_reply(mailbox, tag, call, results, given) as sending:
-                        from conveyor.runtime import aio  # asyncio is slow to import
-
                         while not sending.try_once():
                             await aio.wait_until(sending.ready, lambda _: sending.causes())
             except SystemExit:

@@ -31,6 +31,7 @@ from conveyor.codec.frames import Sealed
 from conveyor.exceptions import ArenaFullError, ConveyorError
 from conveyor.graph.edges import Assignment, checker_of, make_budget
 from conveyor.graph.failures import FailureTeller
+from conveyor.later import LaterModule
 from conveyor.plan import fill
 from conveyor.plan.model import (
     MOST_LEFT_OUT,
@@ -63,6 +64,9 @@ if TYPE_CHECKING:
     from conveyor.codec.promises import PromiseChecker
     from conveyor.runtime.process import Process
     from conveyor.worker.instance import WorkerState
+
+# It brings asyncio, which is slow to import.
+aio: Any = LaterModule("conveyor.runtime.aio")
 
 
 #: Items after which an actor looks whether others want a turn.
@@ -232,15 +236,13 @@ class Producer:
         process.process_table.notify(process.slot, self._program.bit)
 
     async def _send_all(self, made: AsyncIterator[Any] | Coroutine[Any, Any, Any]) -> None:
-        from conveyor.runtime.aio import wait_until
-
         execution = self._program.execution
         items: Any = await made if inspect.iscoroutine(made) else made
         if not hasattr(items, "__anext__"):
             items = _each(iterator(self._label, items))
         try:
             async for item in items:
-                await wait_until(lambda: not self._is_wanted(execution) or self._has_room())
+                await aio.wait_until(lambda: not self._is_wanted(execution) or self._has_room())
                 if not self._is_wanted(execution):
                     return
                 held = [item]
@@ -248,7 +250,7 @@ class Producer:
                     if not sending.try_once():
                         held[:] = take_result(item)  # others may change it meanwhile
                         while not sending.try_once():
-                            await wait_until(sending.ready, lambda _: sending.causes())
+                            await aio.wait_until(sending.ready, lambda _: sending.causes())
         finally:
             if hasattr(items, "aclose"):
                 await items.aclose()
@@ -743,9 +745,7 @@ class RungFor:
             self._task.cancel()
 
     async def _notify(self) -> None:
-        from conveyor.runtime.aio import wait_until
-
-        await wait_until(self._wait.ready)
+        await aio.wait_until(self._wait.ready)
         self._process.process_table.notify(self._process.slot, self._bit)
 
 

@@ -22,6 +22,7 @@ from conveyor.calls.constructor import EXIT_HOOK
 from conveyor.checks import in_seconds
 from conveyor.codec import faults
 from conveyor.codec.pickling import definitions, unpickler
+from conveyor.later import LaterModule
 from conveyor.runtime import context, threads
 from conveyor.runtime.messages import check_greeting
 from conveyor.runtime.process import Process
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     import asyncio
 
     from conveyor.worker.instance import Instance
+
+# It brings asyncio, which is slow to import.
+aio: Any = LaterModule("conveyor.runtime.aio")
 
 
 def limit_grace(name: str, seconds: float) -> None:
@@ -240,9 +244,7 @@ class Worker:
     def _run_with_loop(self) -> None:
         import asyncio
 
-        from conveyor.runtime.aio import ActorLoop, ActorSelector
-
-        loop = ActorLoop(ActorSelector(self.hello.name))
+        loop = aio.ActorLoop(aio.ActorSelector(self.hello.name))
         asyncio.set_event_loop(loop)
         try:
             loop.run_until_complete(self._serve_on_loop())
@@ -256,12 +258,10 @@ class Worker:
                     loop.close()
 
     def _end_with_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        from conveyor.runtime.aio import cancel_all_tasks
-
         if self.worker_state.coroutines is not None:
             self.worker_state.coroutines.leaving = True
         # One that raises KeyboardInterrupt stops the loop: the others need another turn.
-        while try_each(lambda: loop.run_until_complete(cancel_all_tasks())) is not None:
+        while try_each(lambda: loop.run_until_complete(aio.cancel_all_tasks())) is not None:
             pass
         try_each(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
         self._end_instance(loop.run_until_complete)
@@ -270,7 +270,6 @@ class Worker:
     async def _serve_on_loop(self) -> None:
         import asyncio
 
-        from conveyor.runtime.aio import wait_until
         from conveyor.worker.coroutines import Coroutines
 
         inbox, handlers = self.process.inbox, self.handlers
@@ -286,7 +285,7 @@ class Worker:
 
         while not self._over:
             coroutines.note_idle()
-            await wait_until(something)
+            await aio.wait_until(something)
             if coroutines.leaving:
                 return  # a coroutine has ended the process: the loop runs only for its end
             while bits:

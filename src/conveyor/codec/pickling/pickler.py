@@ -35,10 +35,15 @@ from conveyor.codec.pickling import definitions as byvalue
 from conveyor.codec.pickling.definitions import Group, SentDefinitions, definitions_of
 from conveyor.codec.tensors.staging import STAGED
 from conveyor.exceptions import SerializationError
+from conveyor.later import LaterModule
 
 if TYPE_CHECKING:
     from conveyor.codec.pickling.blame import Given
     from conveyor.codec.pickling.full_pickler import FullPickler
+
+# Slow to import, and not needed for most values.
+blame: Any = LaterModule("conveyor.codec.pickling.blame")
+full_pickler: Any = LaterModule("conveyor.codec.pickling.full_pickler")
 
 # A pickler is kept for the next value, since making one costs more than pickling a small dict;
 # not one that has pickled a large value, since clearing its memo costs by the memo's size.
@@ -129,8 +134,6 @@ def _catch_up() -> None:
         else:
             _waiting.pop(name, _nothing)()
     if "cloudpickle" in sys.modules:
-        from conveyor.codec.pickling import full_pickler
-
         full_pickler.register_modules_in_memory()
         _registered = full_pickler.registered_modules()
         if len(_registered) != _seen_registered:
@@ -279,9 +282,8 @@ def _with_header(
 
 
 def _full_pickler(out_of_band: bool = True) -> FullPickler:
-    from conveyor.codec.pickling.full_pickler import FullPickler
-
-    return FullPickler(_reducers, out_of_band)
+    pickler: FullPickler = full_pickler.FullPickler(_reducers, out_of_band)
+    return pickler
 
 
 def _pickled(
@@ -293,8 +295,6 @@ def _pickled(
     """Pickle ``value``: the pickler that has done it, or an error that names the part that cannot be done."""
     if _attempt(pickler, value, sent, made) is None:
         return pickler
-    from conveyor.codec.pickling import blame, full_pickler
-
     # Perhaps it remembered a name that is not good any more.
     full_pickler.forget_names()
     pickler = _full_pickler(pickler.out_of_band)
@@ -334,8 +334,6 @@ def _attempt(
 def blamed(error: SerializationError, given: Iterable[Given]) -> SerializationError:
     """``error`` in the user's terms: of the first of ``given`` that cannot be sent. ``error`` itself if
     all of them can, or if it says what it is about."""
-    from conveyor.codec.pickling import blame
-
     if type(error) is not SerializationError:
         return error
     text = blame.cannot_send_given(given, _why_not)

@@ -24,7 +24,10 @@ from conveyor.dag.inputs import InputAttributeNode, InputNode
 from conveyor.dag.methods import UNPLACED, Collective, Function, MethodNode, OutputElementNode
 from conveyor.dag.node import ActorRef, DAGNode, record_of
 from conveyor.exceptions import GraphError
-from conveyor.later import import_later
+from conveyor.later import LaterModule
+
+# Of a higher layer.
+communicators: Any = LaterModule("conveyor.transport.communicator")
 
 
 class Place(NamedTuple):
@@ -171,8 +174,7 @@ def communicator_of(operation: str, transport: Any) -> Any:
     """Find the communicator that ``transport`` asks for; ``None``: it goes through host memory."""
     if transport is None or (isinstance(transport, str) and transport in ("auto", "shm")):
         return None
-    # The module is of a higher layer, and is imported when it is needed.
-    if import_later("conveyor.transport.communicator").is_one(transport):
+    if communicators.is_one(transport):
         return transport
     raise GraphError(
         f"{operation}: transport is {transport!r}; collectives go through host memory: leave it out, say "
@@ -284,7 +286,7 @@ class Ranks:
         """Make the tasks of a collective that a communicator does. ``lists`` has a list of nodes for each
         tensor of the ranks. ``plain`` has the function that a rank without a communicator calls for each
         list."""
-        transport = import_later("conveyor.transport.communicator").ForCollectives(communicator)
+        transport = communicators.ForCollectives(communicator)
         name = f"communicator {transport.get_transport_name()}"
         title, own = f"{self.title} by the {name}", list(zip(*lists, strict=True))
         first = self.before(f"offer for {self.operation}", f"the offer for {title}")

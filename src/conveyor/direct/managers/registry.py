@@ -51,11 +51,14 @@ from conveyor.exceptions import (
     TransportError,
     WaitTimeoutError,
 )
-from conveyor.later import import_later
+from conveyor.later import LaterModule, import_later
 from conveyor.runtime import context, threads
 
 if TYPE_CHECKING:
     from conveyor.codec.pickling.blame import Given
+
+# Needed for errors alone.
+blame: Any = LaterModule("conveyor.codec.pickling.blame")
 
 
 #: Types with a reducer that looks whether their values are taken out.
@@ -669,9 +672,7 @@ def _kinds(devices: Any) -> tuple[str, ...]:
 
 
 def _of_class(manager_class: type) -> Iterator[Given]:
-    from conveyor.codec.pickling.blame import Given  # needed for nothing but the error
-
-    yield Given.definition("manager_class", manager_class)
+    yield blame.Given.definition("manager_class", manager_class)
 
 
 def _checked(data_type: Any) -> type | None:
