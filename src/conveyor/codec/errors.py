@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import conveyor.exceptions
 from conveyor import _core
+from conveyor.codec.encoded import pack
 from conveyor.codec.faults import is_fault, shown, type_name
 from conveyor.codec.pickling.pickler import dumps_by_value
 from conveyor.codec.pickling.unpickler import loads
@@ -40,6 +41,9 @@ from conveyor.weak import WeakKeys
 if TYPE_CHECKING:
     from conveyor._core import Holding
 
+
+#: Flag of a type that was made by a ``class`` statement, or may change otherwise.
+_HEAP_TYPE = 1 << 9
 
 #: Lines of the message, at most.
 _LINES = 20
@@ -145,7 +149,7 @@ def format_traceback(error: BaseException) -> str:
         users = error.__traceback__
         while users is not None and users.tb_frame.f_code.co_filename.startswith(_OURS):
             users = users.tb_next
-        said = "".join(traceback.format_exception_only(type(error), error))
+        said = _last_line(error)
         stack = _stack_of(users) if users is not None and _is_alone(error) else None
         if stack is not None:
             text = f"Traceback (most recent call last):\n{stack}{said}"
@@ -165,6 +169,37 @@ def format_traceback(error: BaseException) -> str:
         half = _LONGEST // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
     return text
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Whether ``error``, as most, is of a class of Python's own and has nothing but texts and numbers."""
+    return (
+        not type(error).__flags__ & _HEAP_TYPE
+        and not error.__dict__
+        and all(type(arg) in _CONSTANTS for arg in error.args)
+        and not isinstance(error, _WITH_MORE)
+    )
+
+
+_CONSTANTS = frozenset((type(None), bool, int, float, str))
+#: Errors that have fields beside their arguments, or whose last line says more.
+_WITH_MORE = (
+    AttributeError,
+    ImportError,
+    NameError,
+    OSError,
+    StopIteration,
+    SyntaxError,
+    SystemExit,
+    UnicodeError,
+)
+
+
+def _last_line(error: BaseException) -> str:
+    if not _is_plain(error):
+        return "".join(traceback.format_exception_only(type(error), error))
+    said = str(error)
+    return f"{type(error).__name__}: {said}\n" if said else f"{type(error).__name__}\n"
 
 
 def _of_it_alone(error: BaseException, failure: str) -> str:
@@ -263,6 +298,8 @@ def copy_to_raise(error: ErrorT) -> ErrorT:
 
 
 def forms_of(error: BaseException, lost: list[str]) -> tuple[bytes, ...]:
+    if _is_plain(error):
+        return (pack((), pickle.dumps(error, 5)),)
     forms: list[bytes] = []
     if _has_own_reduction(type(error)):
         with contextlib.suppress(Exception):
@@ -447,8 +484,6 @@ def _fields_of(owner: type) -> list[tuple[str, Any]]:
 
 
 _fields_of_own = functools.cache(_fields_of)
-#: Flag of a type that was made by a ``class`` statement, or may change otherwise.
-_HEAP_TYPE = 1 << 9
 
 
 def load_first(forms: tuple[bytes, ...]) -> BaseException | None:
@@ -499,7 +534,7 @@ def _new(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
 
 
 def _is_heap_type(kind: type) -> bool:
-    return bool(kind.__flags__ & 1 << 9)
+    return bool(kind.__flags__ & _HEAP_TYPE)
 
 
 #: Characters of what an error says.

@@ -227,11 +227,13 @@ FIELDS = [
 ]
 
 
+@pytest.mark.parametrize("added", [{}, {"added": {"a": [1]}}], ids=["as it is", "with more"])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
-def test_error_is_both_and_keeps_its_attributes(error):
+def test_error_is_both_and_keeps_its_attributes(error, added, monkeypatch):
     kind = type(error)
     made = SideEffect.made
-    error.__dict__["added"] = {"a": [1]}
+    for name, value in added.items():
+        monkeypatch.setitem(error.__dict__, name, value)
     text = str(error)
     carried = carry(error)
     for _ in range(2):
@@ -242,8 +244,10 @@ def test_error_is_both_and_keeps_its_attributes(error):
         assert "actor 'worker' and node 'worker.step'" in str(carried)
         assert "Traceback (most recent call last)" in str(carried)
         assert carried.args == error.args
-        if "__reduce__" not in kind.__dict__ or kind is BadReduce:
+        if added and ("__reduce__" not in kind.__dict__ or kind is BadReduce):
             assert carried.added == {"a": [1]}
+        *_, last = traceback.format_exception_only(kind, error)
+        assert last.rstrip("\n") in carried.remote_traceback
         assert (carried.actor, carried.node) == ("worker", "worker.step")
         assert type(carried.cause) is kind
         assert carried.__cause__ is carried.cause
