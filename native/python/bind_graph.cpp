@@ -83,7 +83,7 @@ void settle_soon(nb::handle self, uint64_t wait_ns) {
     nb::object value;
     try {
       ref.gate->gate->make_hand();
-      value = wait_ns == 0 ? ref.gate->gate->take(uint64_t(ref.number), ref.reader) : ref.gate->get(uint64_t(ref.number), ref.reader, now_ns() + wait_ns, -1);
+      value = wait_ns == 0 ? ref.gate->gate->take(uint64_t(ref.number), ref.reader) : ref.gate->get(ref, now_ns() + wait_ns, -1);
     } catch (nb::python_error& error) {
       // A value that cannot be decoded is this ref's outcome; anything else (Ctrl-C) ends this get only.
       Calling python;
@@ -341,21 +341,19 @@ void bind_graph(nb::module_& m) {
       .def("hear", [](Gated& g) { return g.gate->hear(); }, "Hear of what has failed since: whether there was anything.")
       .def("failures", [](Gated& g) { return g.gate->failures(); }, nb::sig("def failures(self) -> list[tuple[int, list[bytes]]]"),
            "Executions under way in which tasks have failed, with the errors in the order of coming.")
-      .def("interrupt", [](Gated& g) {
-             ++g.interruptions;
-             g.inbox->process_table()->notify(g.inbox->slot(), kAttentionBit);
-           }, "Whoever waits in ``get`` returns ``EMPTY`` and looks again. Notifies this process.")
-      .def("get", [](Gated& g, uint64_t number, size_t reader, nb::handle timeout, int64_t deaths) {
-             nb::object value = g.get(number, reader, deadline_after(timeout), deaths);
+      .def("get", [](Gated& g, const RefCore& ref, nb::handle timeout, int64_t deaths) {
+             nb::object value = g.get(ref, deadline_after(timeout), deaths);
              if (!value.is_valid()) return *empty;
-             g.gate->hand(number, reader, value);
+             g.gate->hand(uint64_t(ref.number), ref.reader, value);
              return value;
-           }, "number"_a, "reader"_a, "timeout"_a.none() = nb::none(), "deaths"_a = -1,
-           nb::sig("def get(self, number: int, reader: int, timeout: float | None = None, deaths: int = -1) -> Any"), R"(
-           Wait for a result and take it, as ``Reader.receive_kept`` gives it; ``EMPTY`` at the timeout, when closed, or
-           when ``ProcessTable.deaths`` is not ``deaths`` (-1: any).)")
-      .def("await_ready", [](Gated& g, uint64_t number, size_t reader, double seconds) { g.await_ready(number, reader, now_ns() + uint64_t(seconds * 1e9)); }, "number"_a, "reader"_a, "seconds"_a,
-           "Wait until a result is here, for so long. It is not taken; what ends ``get`` ends this.")
+           }, "ref"_a, "timeout"_a.none() = nb::none(), "deaths"_a = -1,
+           nb::sig("def get(self, ref: RefCore, timeout: float | None = None, deaths: int = -1) -> Any"), R"(
+           Wait for the result of ``ref``, which was submitted here, and take it, as ``Reader.receive_kept`` gives it;
+           ``EMPTY`` at the timeout, when closed, when the ref has an outcome, or when ``ProcessTable.deaths`` is not
+           ``deaths`` (-1: any).)")
+      .def("await_ready", [](Gated& g, const RefCore& ref, double seconds) { g.await_ready(ref, now_ns() + uint64_t(seconds * 1e9)); }, "ref"_a, "seconds"_a,
+           nb::sig("def await_ready(self, ref: RefCore, seconds: float) -> None"),
+           "Wait until the result of ``ref`` is here, for so long. It is not taken; what ends ``get`` ends this.")
       .def("take", [](Gated& g, uint64_t number, size_t reader) {
              g.gate->make_hand();
              nb::object value = g.gate->take(number, reader);
@@ -403,8 +401,8 @@ void bind_graph(nb::module_& m) {
       .def("_siblings", &ref_siblings, nb::sig("def _siblings(self) -> list[Any]"), "Those of them that are still there.")
       .def("_claim", [](RefCore& ref, nb::handle by) { return ref.claim(by.ptr()); }, "by"_a,
            "Take the right to settle the ref; false if somebody has it.")
-      .def("_unclaim", [](RefCore& ref, nb::handle by) { ref.unclaim(by.ptr()); }, "by"_a,
-           "Give it back, if it was taken by this, and wake those who were refused.")
+      .def("_unclaim", [](RefCore& ref, nb::handle by) { return ref.unclaim(by.ptr()); }, "by"_a,
+           "Give it back, if it was taken by this, and wake those who were refused; true if somebody else has to wake them.")
       .def("_move", [](nb::handle self, nb::object source, nb::object gate, nb::dict from, nb::handle to) {
              RefCore& ref = *nb::inst_ptr<RefCore>(self);
              const nb::object entry = nb::borrow(PyDict_GetItemWithError(from.ptr(), self.ptr()));

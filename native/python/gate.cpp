@@ -245,9 +245,10 @@ nb::object Gate::find(uint64_t number, size_t i, uint64_t since) {
   }
   if (awaits_siblings(number, i)) return nb::object();
   if (failures_ && !failures_->empty()) {
+    // First: it may run any code, to which the failure has to be there still.
+    if (failures_->has(number, i)) discard_stashed(number, i);
     nb::object failure = failures_->take(number, i);
     if (failure.is_valid()) {
-      discard_stashed(number, i);
       taking(number, i, since);
       return failure;
     }

@@ -47,6 +47,7 @@ class Gate {
     leftovers_ = std::move(leftovers);
     leftover_.gate = gate;
   }
+  void leave_leftovers() { leftover_.leave(); }
   // No more: nothing comes any more, or nobody is there to look.
   void forget_leftovers() {
     leftover_.leave();

@@ -5,18 +5,20 @@
 
 namespace conveyor {
 
-nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths) {
+nb::object Gated::get(const RefCore& ref, uint64_t deadline, int64_t deaths) {
+  const uint64_t number = uint64_t(ref.number);
+  const size_t reader = ref.reader;
   gate->make_hand();
   nb::object value = gate->take(number, reader);
   if (value.is_valid()) return value;
-  const uint32_t before = interruptions;
   const uint64_t since = gate->wait_begins();
   for (bool first = true;; first = false) {
     const uint32_t seen = inbox->count();
     gate->make_hand();  // another thread may have used the one before
     value = gate->take(number, reader, since);
     if (value.is_valid()) return value;
-    if (closed || interruptions != before || (deaths >= 0 && inbox->process_table()->header()->deaths.load(std::memory_order_seq_cst) != uint32_t(deaths)))
+    // Looked at behind the count: whoever cancels sets the outcome, and notifies afterwards.
+    if (closed || ref.outcome.is_valid() || (deaths >= 0 && inbox->process_table()->header()->deaths.load(std::memory_order_seq_cst) != uint32_t(deaths)))
       return nb::object();
     // Results of others may move the doorbell so often that no wait comes to look at the time or for a signal.
     bool over = false;
@@ -32,11 +34,10 @@ nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t
   }
 }
 
-void Gated::await_ready(uint64_t number, size_t reader, uint64_t deadline) {
-  const uint32_t before = interruptions;
+void Gated::await_ready(const RefCore& ref, uint64_t deadline) {
   for (;;) {
     const uint32_t seen = inbox->count();
-    if (gate->ready(number, reader) || closed || interruptions != before) return;
+    if (gate->ready(uint64_t(ref.number), ref.reader) || closed || ref.outcome.is_valid()) return;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (now_ns() >= deadline || !wait(*inbox, seen, deadline)) return;
   }
@@ -82,8 +83,9 @@ void Gated::take_words(nb::handle source) {
 
 Gated::~Gated() {
   nb::error_scope keep;
+  gate->leave_leftovers();  // before code runs that could have them swept
   gate->note_last();
-  gate->forget_leftovers();  // before code runs that could have them swept
+  gate->forget_leftovers();
   try {
     gate->discard_all();
   } catch (nb::python_error& error) {
@@ -143,12 +145,13 @@ bool RefCore::claim(const void* by) {
   return true;
 }
 
-void RefCore::unclaim(const void* by) {
-  if (claimed != by) return;
+bool RefCore::unclaim(const void* by) {
+  if (claimed != by) return false;
   claimed = nullptr;
-  if (!contended || gate == nullptr) return;
-  contended = false;
+  if (!std::exchange(contended, false)) return false;
+  if (gate == nullptr) return true;
   gate->inbox->process_table()->notify(gate->inbox->slot(), kAttentionBit);
+  return false;
 }
 
 nb::list ref_with_siblings(nb::handle self, size_t count) {

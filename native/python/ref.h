@@ -7,6 +7,8 @@
 
 namespace conveyor {
 
+class RefCore;
+
 // A gate with what its Python face adds: the doorbell to wait on, and who keeps its ends alive.
 struct Gated {
   std::unique_ptr<Gate> gate;
@@ -16,7 +18,6 @@ struct Gated {
   // The process table's count of deaths when all who take part were known to live; -1: nobody looks. `start` submits
   // nothing when it has moved.
   int64_t deaths = -1;
-  uint32_t interruptions = 0;  // whoever waits in `get` looks at its ref again when it moves
   nb::object limits = nb::none();
   // Executions with a deadline, by the set of words in `limits` that they use.
   struct Timed {
@@ -26,11 +27,11 @@ struct Gated {
   std::vector<Timed> timed{};
 
   ~Gated();
-  // The result, or an invalid object when the deadline (0: none) has passed, when the gate is closed
-  // or its waits are interrupted, or when the process table counts other deaths than the caller knows of (-1: it does not ask).
-  nb::object get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths);
+  // The result of `ref`, or an invalid object when the deadline (0: none) has passed, when the gate is closed or the ref
+  // has an outcome otherwise, or when the process table counts other deaths than the caller knows of (-1: it does not ask).
+  nb::object get(const RefCore& ref, uint64_t deadline, int64_t deaths);
   // Until the result is here, or what ends get(). It is not taken.
-  void await_ready(uint64_t number, size_t reader, uint64_t deadline);
+  void await_ready(const RefCore& ref, uint64_t deadline);
   // Submit `value`; the ref of its first result, an instance of `type`. None if there is no room, if somebody has
   // died, or if `value` is a ref, whose value is to be sent. `self`: this gate's Python object.
   nb::object start(nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline);
@@ -58,9 +59,10 @@ class RefCore {
   RefCore& operator=(const RefCore&) = delete;
 
   // Take the right to settle this ref; false if somebody else has it. Whoever has it ends with `unclaim`, which wakes
-  // those who were refused, and does nothing for others: so it can be called by who does not know whether he has.
+  // those who were refused, and does nothing for others: so it can be called by who does not know whether he has. True
+  // if it cannot wake them, as there is no gate.
   bool claim(const void* by);
-  void unclaim(const void* by);
+  bool unclaim(const void* by);
   // `value` is the outcome, and need not be found again.
   void settle(nb::object value);
   // `other` is a result of the same execution. They know each other as long as they live, and keep

@@ -77,11 +77,13 @@ void Writer::send_error(const char* meta, size_t size, uint64_t tag) noexcept {
 }
 
 void Writer::define_again() {
-  lost_ = ring.lost();  // before: what is lost meanwhile is seen next time
-  if (sent.is_none()) return;
-  Calling python;
-  nb::object result = nb::steal(PyObject_CallMethod(sent.ptr(), "forget", nullptr));
-  if (!result.is_valid()) throw nb::python_error();
+  const auto lost = ring.lost();  // before: what is lost meanwhile is seen next time
+  if (!sent.is_none()) {
+    Calling python;
+    nb::object result = nb::steal(PyObject_CallMethod(sent.ptr(), "forget", nullptr));
+    if (!result.is_valid()) throw nb::python_error();
+  }
+  lost_ = lost;
 }
 
 }  // namespace conveyor

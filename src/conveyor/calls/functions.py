@@ -330,7 +330,7 @@ class Functions:
                 # Most results come soon, and whoever gets the next one sends what waits.
                 left = time_limit.left()
                 look = _LAST_LOOK if left is None else min(left, _LAST_LOOK)
-                value = ref._gate.get(ref._number, 0, look)
+                value = ref._gate.get(ref, look)
                 if value is not EMPTY:
                     return value
         source: Source = ref._source

@@ -16,6 +16,7 @@ from conveyor.calls.pending import (
     CallRef,
     Entry,
     Pump,
+    Taken,
     Waiting,
     await_soon,
     first_lacked,
@@ -209,6 +210,9 @@ class Link:
         #: and so call, in the middle of a call.
         self.lock = threading.RLock()
         self._pending = Waiting()
+        #: Calls that a thread with the lock is in the middle of sending. To encode one may run any code,
+        #: and so may a signal handler: what that calls or cancels finds these calls still pending.
+        self._being_sent: list[CallRef] = []
         #: The wait of the first of them, if it lacks memory.
         self._memory_wait: MemoryWait | None = None
         carries = f"arguments of calls of {actor_name}"
@@ -357,6 +361,7 @@ class Link:
                     for ref, *_ in entries:
                         if withdraw(self._pending, ref):
                             ref._fail(error)
+                self._process.notify()
             self.flush()  # what they wait for may have come before the pump knew of them
 
     def _fail(self, ref: CallRef, error: BaseException) -> None:
@@ -368,11 +373,12 @@ class Link:
     def _instead_of(self, call: Call, why: str) -> Call | None:
         return instead_of(call, self._process.process_table, self.actor_slot, why)
 
-    def _replace(self, place: int, instead: Call | None) -> None:
-        if instead is None:
-            self._pending.take_out(place)
-        else:
+    def _replace(self, ref: Ref, instead: Call | None) -> None:
+        place = place_of(self._pending, ref)
+        if place is not None and instead is not None:
             self._pending[place] = (CallRef.waiting(self, instead[0]), instead, None, None)
+        elif place is not None:
+            self._pending.take_out(place)
 
     @property
     def outstanding(self) -> int:
@@ -387,8 +393,8 @@ class Link:
         if self._pending and self.gone:
             self.why_gone()  # which may wait until that is known: not with the lock
         with self.lock:
-            while self._pending:
-                ref, call, taken, site = self._pending[0]
+            while (entry := self._first_pending()) is not None:
+                ref, call, taken, site = entry
                 if site is not None and lacked(call) is not None:
                     self._end_memory_wait()  # it may be another's that was first
                     return False
@@ -398,12 +404,14 @@ class Link:
                     self._memory_wait = self._process.shortage.begin(order=ref.order)
                 if self._memory_wait is not None and not (self._memory_wait.ready() or self.gone):
                     return False
+                seen = self._process.inbox.count
+                self._being_sent.append(ref)
                 try:
                     if self.gone:
                         raise self.why_gone()
                     if site is not None:
                         call = with_values(call, self._actor, self._process, site)
-                        self._pending[0] = (ref, call, taken, None)
+                        self._put_instead(ref, call, taken)
                         ref.passes_on = True
                     if self._memory_wait is not None:
                         self._memory_wait.tries()
@@ -413,7 +421,7 @@ class Link:
                         raise
                     if (call is UNSAID or call[4] == STOP) and not self.gone:
                         return False  # no memory to say it with: soon
-                    if isinstance(error, ArenaFullError) and self._awaits_memory(error):
+                    if isinstance(error, ArenaFullError) and self._awaits_memory(ref, error):
                         continue
                     outcome = outcome_of(error)
                     if isinstance(error, SerializationError):
@@ -427,29 +435,49 @@ class Link:
                         why = (
                             UNSAID if type(args[0]) is Unmade else unmade(outcome, self.actor_name)
                         )
-                        self._pending[0] = (ref, why, None, None)
+                        self._put_instead(ref, why, None)
                         continue
                     instead = None
                     if not (self._is_control or what in (START, MISSED) or self.gone):
                         instead = self._instead_of(call, _UNCALLED)
-                    self._replace(0, instead)
-                    self._fail(ref, outcome)
+                    self._replace(ref, instead)
+                    if ref._outcome is EMPTY:
+                        self._fail(ref, outcome)
                     # So do those of what has caused it, and this is one.
-                    del ref, call, taken, args, outcome
+                    del entry, ref, call, taken, args, outcome
                     self._process.notify()
                     continue
+                finally:
+                    self._being_sent.pop()
                 if number < 0:
                     self._end_memory_wait()
                     return False
-                self._pending.take_out(0)
+                withdraw(self._pending, ref)
                 ref._number = number
-                if self.gate.ready(number, 0):
-                    # Whoever was rung for the result has looked before this could say that it is there.
+                if ref._outcome is not EMPTY:  # it was cancelled in the middle of this
+                    self._limits.cancel(number)
+                    self.gate.drop_cancelled(number, 0)
+                if self._process.inbox.count != seen:
+                    # Whoever was notified of its end may have looked before it could be told whose it is.
                     self._process.notify()
                 self._end_memory_wait()  # the next one has one of its own
+            if self._pending:
+                return False
             self._end_memory_wait()
         self._pump.sent(self)
         return True
+
+    def _first_pending(self) -> Entry | None:
+        """Return the first call that waits, behind those that are being sent."""
+        if not self._being_sent:
+            return self._pending[0] if self._pending else None
+        return next((one for one in self._pending if one[0] not in self._being_sent), None)
+
+    def _put_instead(self, ref: CallRef, call: Call, taken: Taken | None) -> None:
+        """Have ``call``, which lacks nothing, be what is sent for ``ref``."""
+        place = place_of(self._pending, ref)
+        if place is not None:
+            self._pending[place] = (ref, call, taken, None)
 
     def _submit(self, call: Any, ref: CallRef) -> int:
         if not ref.passes_on:
@@ -466,13 +494,13 @@ class Link:
         if wait is not None:
             wait.end()
 
-    def _awaits_memory(self, error: ArenaFullError) -> bool:
-        """Whether the first call, which could not be sent because of ``error``, waits for memory."""
+    def _awaits_memory(self, ref: CallRef, error: ArenaFullError) -> bool:
+        """Whether the call of ``ref``, which could not be sent because of ``error``, waits for memory."""
         if self._memory_wait is not None:
             return self._memory_wait.goes_on(error)
         if is_final(error):
             return False
-        wait = self._process.shortage.begin(order=self._pending[0][0].order)
+        wait = self._process.shortage.begin(order=ref.order)
         wait.learn(error)
         self._memory_wait = wait
         return True
@@ -488,15 +516,18 @@ class Link:
     def cancel(self, ref: Ref) -> bool:
         error = cancelled_error(self.describe(ref))
         with self.lock:
+            if ref._outcome is not EMPTY:  # it has come while this waited for the lock
+                return False
             place = place_of(self._pending, ref)
-            if place is not None:
+            if place is not None and ref not in self._being_sent:
                 call = self._pending[place][1]
-                self._replace(place, self._instead_of(call, "was cancelled"))
-            ref._fail(error)
+                self._replace(ref, self._instead_of(call, "was cancelled"))
             if ref._number >= 0:
                 self._limits.cancel(ref._number)
                 self.gate.drop_cancelled(ref._number, 0)
-        self.gate.interrupt()
+            if ref._outcome is EMPTY:
+                ref._fail(error)
+        self._process.notify()
         if ref._number >= 0:  # it may be a coroutine that runs
             self._process.process_table.notify(self.actor_slot, self._mailbox_bit)
         else:
@@ -514,7 +545,7 @@ class Link:
                 await_soon(self.lacks(), look)
                 self.flush()
         if ref._number >= 0:
-            value = self.gate.get(ref._number, 0, look)
+            value = self.gate.get(ref, look)
             if value is not EMPTY:
                 return value
         time_limit, queued = TimeLimit(timeout), ref._number < 0

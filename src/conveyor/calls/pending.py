@@ -135,7 +135,7 @@ def await_soon(first: Ref | None, seconds: float) -> None:
         return
     gate: _core.Gate | None = first._gate
     if gate is not None and first._number >= 0:
-        gate.await_ready(first._number, first._reader, seconds)
+        gate.await_ready(first, seconds)
 
 
 def with_values(

@@ -134,11 +134,11 @@ class Tries:
     def _go_on(self, last: Ref) -> bool:
         """Make another try, or end the call, now that ``last`` is over. Returns whether there is another
         try."""
-        outcome = last._settled(None)
-        error = failure_of(outcome)
         with self._lock:
             make, given = self._make, self._given
         try:
+            outcome = last._settled(None)
+            error = failure_of(outcome)
             if error is None or make is None or given is None or not self._again(error, given):
                 self._end(outcome)
                 return False

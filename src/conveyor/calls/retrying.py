@@ -54,10 +54,12 @@ class Retrying:
     def _see(self, call: Tried) -> None:
         if not call.is_over():  # it was seen when another was, before
             return
-        if call.has_lost_its_actor():
-            while (before := self._first()) is not call and before is not None and before.is_over():
-                before.see()
-        call.see()
+        try:
+            if call.has_lost_its_actor():
+                while (before := self._first()) is not call and before and before.is_over():
+                    before.see()
+        finally:  # nobody tells of it again
+            call.see()
 
     def _first(self) -> Tried | None:
         with self._lock:

@@ -114,8 +114,8 @@ class Execution(Struct, eq=False, weakref=True):
             return True
         if not self._alarmed:
             # A thread is about to sleep on the doorbell, which nobody else would ring at the deadline.
-            self._alarmed = True
             self._graph.alarm.add(self)
+            self._alarmed = True
         return self.overdue()
 
     def has_failed(self, ref: Ref) -> bool:

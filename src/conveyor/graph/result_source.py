@@ -191,7 +191,7 @@ class GraphSource:
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         gate = ref._gate
-        value = gate.get(ref._number, ref._reader, 0.0 if timeout == 0 else _FIRST_LOOK)
+        value = gate.get(ref, 0.0 if timeout == 0 else _FIRST_LOOK)
         if value is not EMPTY:
             return value
         time_limit = TimeLimit(timeout)
@@ -206,8 +206,10 @@ class GraphSource:
             deaths = self._process.process_table.deaths
             if wait is not None and wait.serve is not None:
                 wait.serve()
+            # In this order: a restart notes the past of its former epoch, and is not failed afterwards.
+            over = lifecycle.closed_or_failed()
             ended = lifecycle.past_error(ref._number)
-            if ended is not None or lifecycle.closed_or_failed():
+            if over or ended is not None:
                 value = gate.take(ref._number, ref._reader)  # what had come before
                 if value is not EMPTY:
                     return value
@@ -235,7 +237,8 @@ class GraphSource:
     def _is_lost(self, ref: Ref) -> bool:
         """Return whether a result that has not come will not come."""
         lifecycle = self._lifecycle
-        return lifecycle.past_error(ref._number) is not None or lifecycle.closed_or_failed()
+        # In this order: see `_wait`.
+        return lifecycle.closed_or_failed() or lifecycle.past_error(ref._number) is not None
 
     def why(self) -> ConveyorError:
         """Return the error for users of the graph, which is closed or has failed."""
@@ -288,9 +291,10 @@ class GraphSource:
         epoch.limits.cancel(number)
         for ref in refs:
             if ref._outcome is EMPTY:
-                ref._fail(error)
                 ref._gate.drop_cancelled(number, ref._reader)
-                ref._gate.interrupt()
+                if ref._outcome is EMPTY:  # another thread may be getting it
+                    ref._fail(error)
+        self._process.notify()
         for member, bit in zip(epoch.members, epoch.bits, strict=True):
             if member.alive:  # a coroutine may be running there
                 self._process.process_table.notify(member.slot, bit)

@@ -447,7 +447,8 @@ class Ref(_RefCore[ValueT], Placed):
                     self._fail(ended.error)
             return self._outcome
         finally:
-            self._unclaim(by)
+            if self._unclaim(by) and (runtime := context.running()) is not None:
+                runtime.process.notify()
 
     def _wait_for_others(self, by: object, timeout: float | None) -> float | None:
         """Wait until the outcome or the claim is here. Returns what is left of the timeout."""

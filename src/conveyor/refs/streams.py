@@ -326,6 +326,9 @@ class StreamRef(Ref[list[ItemT]]):
                 return value
             except BaseException:
                 self._back.extendleft(reversed(items))
+                runtime = context.running()
+                if runtime is not None:
+                    runtime.process.notify()  # another thread may wait for the next one
                 raise
 
     def _settled(self, timeout: float | None) -> Any:

@@ -75,7 +75,7 @@ def get_or_wait(
     parts = _parts() if timeout != 0 else {}
     # Otherwise it is got by code that runs while one of them is decoded.
     if id(ref) not in parts and not every_notification:
-        return gate.get(ref._number, ref._reader, timeout, deaths)
+        return gate.get(ref, timeout, deaths)
     value = gate.take(ref._number, ref._reader)
     if value is not EMPTY or ref._outcome is not EMPTY:
         return value

@@ -398,7 +398,11 @@ class LoopWatch:
     ) -> asyncio.Future[None]:
         future: asyncio.Future[None] = loop.create_future()
         self._waiting[future] = ready
-        self._look()
+        try:
+            self._look()
+        except BaseException:
+            self.discard(future)
+            raise
         return future
 
     def discard(self, future: asyncio.Future[None]) -> None:
@@ -416,15 +420,22 @@ class LoopWatch:
     def _look(self) -> None:
         # Look after noting the count, sleep only if it has not moved since: no ring is missed.
         seen = self._inbox.count
-        self._complete()
+        try:
+            self._complete()
+        except BaseException:  # a signal handler's: the others are still to be told
+            self._look_soon()
+            raise
         if self._awaits is not None:
             self._awaits.rung()
         if not self._waiting:
             self._inbox.disarm(self._relay)
         elif not self._inbox.arm(seen, self._relay):
-            loop = self._loop()
-            if loop is not None:
-                loop.call_soon(self._look)
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        loop = self._loop()
+        if loop is not None and not loop.is_closed():
+            loop.call_soon(self._look)
 
     def _complete(self) -> None:
         if ending.begun_by_others():
@@ -432,9 +443,15 @@ class LoopWatch:
         for future, ready in list(self._waiting.items()):
             if future.done():  # cancelled
                 del self._waiting[future]
-            elif ready():
-                del self._waiting[future]
+                continue
+            try:
+                if not ready():
+                    continue
+            except Exception as error:  # that one's, of whoever awaits it
+                future.set_exception(error)
+            else:
                 future.set_result(None)
+            del self._waiting[future]
 
     def __del__(self) -> None:
         self._inbox.remove_relay(self._relay)

@@ -370,8 +370,9 @@ class ActorRuntime(CallingRuntime):
             self._deaths = deaths
             self.process.forget_gone()
             for index, link in list(self.links.items()):
-                if link.gone and not link.has_pending:
-                    self.links.pop(index, None)  # refs of its calls keep it as long as they need it
+                # Refs keep it as long as they need it. Another thread may have made the next one.
+                if link.gone and not link.has_pending and self.links.get(index) is link:
+                    del self.links[index]
         self.cleanup.do()
 
     def _let_go(self, number: int, wait: bool) -> None:

@@ -245,3 +245,57 @@ def test_an_argument_that_ends_the_session_when_it_is_sent(scripts):
         print(on[0].is_alive())
     """
     assert scripts.run(program) == "True conveyor-pump False\nFalse\n"
+
+
+@conveyor.remote
+class Log:
+    """Notes what it was called with."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, what, *_):
+        self.notes.append(what)
+        return what
+
+    def all(self):
+        return self.notes
+
+
+@pytest.mark.parametrize("nested", ["call", "get", "cancel it", "cancel the next", "again"])
+def test_code_of_an_argument_uses_the_actor_whose_call_is_being_sent(nested):
+    """No call is made twice, and none is forgotten."""
+    gate, log = Gate.remote(), Log.remote()
+    made = []
+
+    def code():
+        if made:  # it may be tried again
+            return
+        made.append(log.note.remote("nested"))
+        if nested == "get":
+            assert get(made[0]) == "nested"
+        elif nested == "cancel it":
+            first.cancel()
+        elif nested == "cancel the next":
+            second.cancel()
+        elif nested == "again":
+            innermost = WhenSent(lambda: made.append(log.note.remote("innermost")), second)
+            made.append(log.note.remote("again", innermost, second))
+
+    late = gate.wait.remote()
+    first = log.note.remote("first", WhenSent(code, late), late)
+    second = log.note.remote("second", late)
+    third = log.note.remote("third")
+    get(gate.go_on.remote())
+    assert get(third) == "third"
+    if nested != "cancel the next":
+        assert get(second) == "second"
+    if nested != "cancel it":
+        assert get(first) == "first"
+    conveyor.get(made, timeout=WAIT)
+    noted = get(log.all.remote())
+    wanted = {"first", "second", "third", "nested"}
+    wanted -= {"cancel it": {"first"}, "cancel the next": {"second"}}.get(nested, set())
+    if nested == "again":
+        wanted |= {"again", "innermost"}
+    assert sorted(noted) == sorted(wanted)

@@ -1,6 +1,7 @@
 """What threads of one process see of a reference while others are in the middle of sending or taking it."""
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode
+from conveyor.exceptions import ExecutionCancelledError
 
 
 @conveyor.remote
@@ -130,3 +132,29 @@ def test_calls_are_made_again_while_others_are_got(switched):
     call = actor.every_other_fails.options(max_task_retries=-1, retry_exceptions=True)
     for _ in range(1000):
         assert conveyor.get([call.remote(i) for i in range(3)], timeout=WAIT) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["call", "execution"])
+def test_who_is_about_to_wait_hears_of_a_cancellation(switched, kind):
+    """After 5 ms a wait becomes one that may be long."""
+    actor = Actor.remote()
+    with InputNode() as inp:
+        graph = actor.nap.bind(inp).compile()
+
+    def cancel(ref, begun, after):
+        begun.wait()
+        end = time.perf_counter() + after
+        while (left := end - time.perf_counter()) > 0:
+            time.sleep(0.0002 if left > 0.0006 else 0)
+        ref.cancel()
+
+    for i in range(250):
+        ref = actor.nap.remote(0.02) if kind == "call" else graph.execute(0.02)
+        begun = threading.Event()
+        cancelling = threading.Thread(target=cancel, args=(ref, begun, 0.0048 + 0.000005 * i))
+        cancelling.start()
+        begun.set()
+        with contextlib.suppress(ExecutionCancelledError):  # it may have come before
+            ref.get(WAIT)
+        cancelling.join()
+        conveyor.get(actor.square.remote(1), timeout=WAIT)

@@ -171,12 +171,13 @@ def test_a_ring_whose_head_somebody_has_written_over(channel, head):
     for i in range(2):
         assert gate.submit(i) == i
     assert reader.receive() == 0
+    ref = _core.RefCore(None, gate, 1, 0)
     memory[HEAD : HEAD + 8] = struct.pack("<Q", head)
     uses = [
         gate.drain,
         lambda: gate.ready(1, 0),
         lambda: gate.take(1, 0),
-        lambda: gate.get(1, 0, 1.0),
+        lambda: gate.get(ref, 1.0),
         lambda: gate.completed,
         reader.receive,
         reader.skip,
@@ -190,6 +191,7 @@ def test_a_ring_whose_head_somebody_has_written_over(channel, head):
         ):
             use()
     # Mended, nothing is lost.
+    ref = _core.RefCore(None, gate, 1, 0)
     memory[HEAD : HEAD + 8] = struct.pack("<Q", 2)
     assert gate.ready(1, 0)
     assert gate.take(1, 0) == 1

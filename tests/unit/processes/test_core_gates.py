@@ -71,21 +71,21 @@ def busy_bell(process_table):
 
 @pytest.mark.usefixtures("busy_bell")
 def test_a_wait_on_a_busy_bell_ends_in_time(gate):
-    number = gate.submit(None)
+    ref = _core.RefCore(None, gate, gate.submit(None), 0)
     begin = time.monotonic()
-    assert gate.get(number, 0, 0.1) is _core.EMPTY
+    assert gate.get(ref, 0.1) is _core.EMPTY
     assert time.monotonic() - begin < 60
 
 
 @pytest.mark.usefixtures("busy_bell")
 def test_a_wait_on_a_busy_bell_is_interrupted(gate):
-    number = gate.submit(None)
+    ref = _core.RefCore(None, gate, gate.submit(None), 0)
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def wait():
         timer.start()  # here, so that it is awaited when it comes
-        gate.get(number, 0, 60)
+        gate.get(ref, 60)
 
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -166,7 +166,7 @@ gate.submit(["nests"])
 assert gate.submitted - results.count <= DEPTH
 answer()
 for number in range(gate.submitted):
-    assert gate.get(number, 0, 10) is not _core.EMPTY
+    assert gate.get(_core.RefCore(None, gate, number, 0), 10) is not _core.EMPTY
 print("done")
 """
 
