@@ -191,7 +191,6 @@ def test_a_ring_whose_head_somebody_has_written_over(channel, head):
         ):
             use()
     # Mended, nothing is lost.
-    ref = _core.RefCore(None, gate, 1, 0)
     memory[HEAD : HEAD + 8] = struct.pack("<Q", 2)
     assert gate.ready(1, 0)
     assert gate.take(1, 0) == 1
