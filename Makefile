@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-inline test-ray test-nodes test-netns soak-netns test-gpu chaos soak-nodes faults soak bench bench-cluster docs pictures format clean distclean
+.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-inline test-ray test-nodes test-netns soak-netns test-gpu chaos soak-nodes faults soak soak-threads bench bench-cluster docs pictures format clean distclean
 
 help:
 	@echo 'make demo         a language model as a compiled actor graph (PROMPT="..." to say with what)'
@@ -46,6 +46,7 @@ help:
 	@echo 'make soak-nodes   random programs on three nodes of a Ray cluster, while links and nodes fail, 10 minutes (ARGS="--seconds 60", --seed)'
 	@echo 'make faults       every system call and native allocation fails in turn (ARGS="--phase call --step 5")'
 	@echo 'make soak         a million executions whose memory and latency must stay (ARGS="--executions 1e5")'
+	@echo 'make soak-threads  the integration tests with threads that lose the interpreter after each step (ARGS="-n 2")'
 	@echo 'make bench        the benchmarks, against peers (ARGS="..." for benchmarks)'
 	@echo 'make bench-cluster  graphs between two nodes of a Ray cluster, beside Ray (ARGS="--rounds 1")'
 	@echo 'make docs         the documentation, into site/'
@@ -247,6 +248,10 @@ faults: $(STAMPS)/dev
 soak: $(STAMPS)/dev
 	$(build)
 	python tests/soak $(ARGS)
+
+soak-threads: $(STAMPS)/dev
+	$(build)
+	CONVEYOR_TEST_SWITCH_INTERVAL=1e-6 python -m pytest -m "not alone" tests/integration $(ARGS)
 
 bench: $(STAMPS)/bench
 	$(build)

@@ -36,6 +36,11 @@ blame._SECONDS = 20.0
 # Sessions of tests end while methods wait that nobody will let go on.
 os.environ.setdefault("CONVEYOR_GRACE_SECONDS", "2")
 
+# After so many seconds threads lose the interpreter to others that want it; see `make soak-threads`.
+sys.setswitchinterval(
+    float(os.environ.get("CONVEYOR_TEST_SWITCH_INTERVAL", sys.getswitchinterval()))
+)
+
 # The engine of sessions that name none; see `make test-ray`.
 _ON_RAY = os.environ.get("CONVEYOR_ENGINE") == "ray"
 if _ON_RAY:
