@@ -13,7 +13,7 @@ from conveyor import _core
 from conveyor.callers import users_site
 from conveyor.calls.call import Call, count_of
 from conveyor.calls.links import Link
-from conveyor.calls.pending import CallRef, lacked, take
+from conveyor.calls.pending import CallRef, Entry, lacked, take
 from conveyor.calls.unsendable import blame_call
 from conveyor.exceptions import SerializationError
 from conveyor.refs.ref import EMPTY, Ref, Source, blockers_of, cancelled_error, elements_of
@@ -25,7 +25,7 @@ from conveyor.runtime.waiting import TimeLimit, wait_within
 from conveyor.system_limits import cores
 
 if TYPE_CHECKING:
-    from conveyor.calls.pending import Entry, Pump
+    from conveyor.calls.pending import Pump
     from conveyor.runtime.process import Process
 
 #: Seconds of work that a worker is given ahead, by how long its last calls have taken. That covers the way
@@ -148,7 +148,7 @@ class Functions:
         except SerializationError as error:
             raise blame_call(error, self.actor_name, call) from error.__cause__
         with self.lock:
-            self._waiting[ref] = ref, waits, taken, users_site() if has_refs else None
+            self._waiting[ref] = Entry(ref, waits, taken, users_site() if has_refs else None)
         if not self.flush() and not self._pump.knows(self):
             try:
                 self._pump.add(self)
@@ -254,7 +254,7 @@ class Functions:
                 return self._next()
             first = list(islice(self._waiting.values(), _LOOKED_THROUGH))
         # Without the lock: a stream that is an argument asks for its items.
-        ready = [one for one in first if one[3] is None or lacked(one[1]) is None]
+        ready = [one for one in first if one.site is None or lacked(one.call) is None]
         return (worker if ready else None), ready
 
     def _take(self, worker: Worker, ready: list[Entry], pending: deque[Entry]) -> list[Entry]:
@@ -265,9 +265,9 @@ class Functions:
                 return []
             # Others have a share, too.
             most = max(0, min(worker.room, -(-len(self._waiting) // len(self._workers))))
-            taken = list(islice((one for one in ready if one[0] in self._waiting), most))
-            for ref, *_ in taken:
-                ref._move(worker.link, worker.link.gate, self._waiting, pending)
+            taken = list(islice((one for one in ready if one.ref in self._waiting), most))
+            for one in taken:
+                one.ref._move(worker.link, worker.link.gate, self._waiting, pending)
             if taken:
                 self._unused = 0
         return taken
@@ -361,8 +361,8 @@ class Functions:
         with self.lock:
             entry = self._waiting.get(ref)
             workers, starting = list(self._workers), self._starting
-        if entry is not None and entry[3] is not None:
-            first = lacked(entry[1])
+        if entry is not None and entry.site is not None:
+            first = lacked(entry.call)
             if first is not None:
                 return blockers_of(first, question, again)
         if starting:
@@ -385,4 +385,4 @@ class Functions:
         """Return the first argument that the first waiting call lacks."""
         with self.lock:
             entry = next(iter(self._waiting.values()), None)
-        return None if entry is None or entry[3] is None else lacked(entry[1])
+        return None if entry is None or entry.site is None else lacked(entry.call)

@@ -16,14 +16,12 @@ from conveyor.calls.pending import (
     CallRef,
     Entry,
     Pump,
-    Taken,
     Waiting,
     await_soon,
     first_lacked,
     lacked,
     lacked_now,
     outcome_of,
-    place_of,
     take,
     with_values,
     withdraw,
@@ -167,8 +165,9 @@ logger = logging.getLogger("conveyor")
 #: Stands for the arguments by name of a call without any. Nobody changes it.
 _NO_NAMES: dict[str, Any] = {}
 
-#: What ranks of the actor's groups are told of one whose arguments have failed.
+#: What ranks of the actor's groups are told of one whose arguments have failed, or which was cancelled.
 _UNCALLED = "could not be called with its arguments"
+_CANCELLED = "was cancelled"
 
 
 class Link:
@@ -210,9 +209,6 @@ class Link:
         #: and so call, in the middle of a call.
         self.lock = threading.RLock()
         self._pending = Waiting()
-        #: Calls that a thread with the lock is in the middle of sending. To encode one may run any code,
-        #: and so may a signal handler: what that calls or cancels finds these calls still pending.
-        self._being_sent: list[CallRef] = []
         #: The wait of the first of them, if it lacks memory.
         self._memory_wait: MemoryWait | None = None
         carries = f"arguments of calls of {actor_name}"
@@ -330,7 +326,8 @@ class Link:
         except SerializationError as error:
             raise blame_call(error, self.actor_name, call) from error.__cause__
         with self.lock:
-            self._pending.put((ref, waits, taken, users_site() if has_refs else None), again)
+            site = users_site() if has_refs else None
+            self._pending.put(Entry(ref, waits, taken, site), again)
             self.flush()
             waiting = bool(self._pending)
         if waiting:
@@ -358,9 +355,9 @@ class Link:
                 self._pump.add(self)
             except Exception as error:  # nobody would send them
                 with self.lock:
-                    for ref, *_ in entries:
-                        if withdraw(self._pending, ref):
-                            ref._fail(error)
+                    for one in entries:
+                        if self._pending.take_out(one):
+                            one.ref._fail(error)
                 self._process.notify()
             self.flush()  # what they wait for may have come before the pump knew of them
 
@@ -373,12 +370,11 @@ class Link:
     def _instead_of(self, call: Call, why: str) -> Call | None:
         return instead_of(call, self._process.process_table, self.actor_slot, why)
 
-    def _replace(self, ref: Ref, instead: Call | None) -> None:
-        place = place_of(self._pending, ref)
-        if place is not None and instead is not None:
-            self._pending[place] = (CallRef.waiting(self, instead[0]), instead, None, None)
-        elif place is not None:
-            self._pending.take_out(place)
+    def _replace(self, entry: Entry, instead: Call | None) -> None:
+        if instead is None:
+            self._pending.take_out(entry)
+        else:
+            entry.become(CallRef.waiting(self, instead[0]), instead)
 
     @property
     def outstanding(self) -> int:
@@ -389,95 +385,99 @@ class Link:
         return bool(self._pending)
 
     def flush(self) -> bool:
-        """Submit what can be submitted, in order. True if nothing is pending any more."""
+        """Submit what can be submitted, in order. True if nothing is pending any more.
+
+        To encode a call may run any code. Where that calls the same actor, what it calls comes before the
+        call that is being sent.
+        """
         if self._pending and self.gone:
             self.why_gone()  # which may wait until that is known: not with the lock
         with self.lock:
-            while (entry := self._first_pending()) is not None:
-                ref, call, taken, site = entry
-                if site is not None and lacked(call) is not None:
-                    self._end_memory_wait()  # it may be another's that was first
-                    return False
-                if self._memory_wait is not None and self._memory_wait.order != ref.order:
-                    self._end_memory_wait()  # another one was first, and was cancelled
-                if self._memory_wait is None and not self._process.shortage.is_next(ref.order):
-                    self._memory_wait = self._process.shortage.begin(order=ref.order)
-                if self._memory_wait is not None and not (self._memory_wait.ready() or self.gone):
-                    return False
-                seen = self._process.inbox.count
-                self._being_sent.append(ref)
+            while (entry := self._pending.first()) is not None:
                 try:
-                    if self.gone:
-                        raise self.why_gone()
-                    if site is not None:
-                        call = with_values(call, self._actor, self._process, site)
-                        self._put_instead(ref, call, taken)
-                        ref.passes_on = True
-                    if self._memory_wait is not None:
-                        self._memory_wait.tries()
-                    number = self._submit(taken.with_later(call) if taken else call, ref)
-                except BaseException as error:  # the call's outcome: an argument failed, say
-                    if not is_of_value(error):
-                        raise
-                    if (call is UNSAID or call[4] == STOP) and not self.gone:
-                        return False  # no memory to say it with: soon
-                    if isinstance(error, ArenaFullError) and self._awaits_memory(ref, error):
-                        continue
-                    outcome = outcome_of(error)
-                    if isinstance(error, SerializationError):
-                        outcome = blame_call(error, self.actor_name, call)
-                    # Its traceback refers to frames that have the arguments: those would keep their
-                    # memory until garbage is collected.
-                    outcome = outcome.with_traceback(None)
-                    _, args, _, _, what = call
-                    if what == START and not self.gone:
-                        # Without a constructor's call whoever calls the actor would wait for ever.
-                        why = (
-                            UNSAID if type(args[0]) is Unmade else unmade(outcome, self.actor_name)
-                        )
-                        self._put_instead(ref, why, None)
-                        continue
-                    instead = None
-                    if not (self._is_control or what in (START, MISSED) or self.gone):
-                        instead = self._instead_of(call, _UNCALLED)
-                    self._replace(ref, instead)
-                    if ref._outcome is EMPTY:
-                        self._fail(ref, outcome)
-                    # So do those of what has caused it, and this is one.
-                    del entry, ref, call, taken, args, outcome
-                    self._process.notify()
-                    continue
+                    entry.sending = True
+                    if not self._send_first(entry):
+                        return False
                 finally:
-                    self._being_sent.pop()
-                if number < 0:
-                    self._end_memory_wait()
-                    return False
-                withdraw(self._pending, ref)
-                ref._number = number
-                if ref._outcome is not EMPTY:  # it was cancelled in the middle of this
-                    self._limits.cancel(number)
-                    self.gate.drop_cancelled(number, 0)
-                if self._process.inbox.count != seen:
-                    # Whoever was notified of its end may have looked before it could be told whose it is.
-                    self._process.notify()
-                self._end_memory_wait()  # the next one has one of its own
+                    entry.sending = False
             if self._pending:
                 return False
             self._end_memory_wait()
         self._pump.sent(self)
         return True
 
-    def _first_pending(self) -> Entry | None:
-        """Return the first call that waits, behind those that are being sent."""
-        if not self._being_sent:
-            return self._pending[0] if self._pending else None
-        return next((one for one in self._pending if one[0] not in self._being_sent), None)
-
-    def _put_instead(self, ref: CallRef, call: Call, taken: Taken | None) -> None:
-        """Have ``call``, which lacks nothing, be what is sent for ``ref``."""
-        place = place_of(self._pending, ref)
-        if place is not None:
-            self._pending[place] = (ref, call, taken, None)
+    def _send_first(self, entry: Entry) -> bool:
+        """Send a call that is pending, or settle it otherwise. False if it has to wait."""
+        ref, call, taken = entry.ref, entry.call, entry.taken
+        if ref._number >= 0:  # it was sent, and an interrupt came before it was taken out
+            self._pending.take_out(entry)
+            return True
+        if ref._outcome is not EMPTY:  # it was cancelled while it was being sent, which had no room
+            self._replace(entry, self._instead_of(call, _CANCELLED))
+            return True
+        if entry.site is not None and lacked(call) is not None:
+            self._end_memory_wait()  # it may be another's that was first
+            return False
+        if self._memory_wait is not None and self._memory_wait.order != ref.order:
+            self._end_memory_wait()  # another one was first, and was cancelled
+        if self._memory_wait is None and not self._process.shortage.is_next(ref.order):
+            self._begin_memory_wait(ref)
+        if self._memory_wait is not None and not (self._memory_wait.ready() or self.gone):
+            return False
+        seen = self._process.inbox.count
+        try:
+            if self.gone:
+                raise self.why_gone()
+            if entry.site is not None:
+                call = with_values(call, self._actor, self._process, entry.site)
+                entry.become(ref, call, taken)
+                ref.passes_on = True
+            if self._memory_wait is not None:
+                self._memory_wait.tries()
+            number = self._submit(taken.with_later(call) if taken else call, ref)
+        except BaseException as error:  # the call's outcome: an argument failed, say
+            if not is_of_value(error):
+                raise
+            if (call is UNSAID or call[4] == STOP) and not self.gone:
+                return False  # no memory to say it with: soon
+            if isinstance(error, ArenaFullError) and self._awaits_memory(ref, error):
+                return True
+            outcome = outcome_of(error)
+            if isinstance(error, SerializationError):
+                outcome = blame_call(error, self.actor_name, call)
+            # Its traceback refers to frames that have the arguments: those would keep their memory until
+            # garbage is collected.
+            outcome = outcome.with_traceback(None)
+            _, args, _, _, what = call
+            if what == START and not self.gone:
+                # Without a constructor's call whoever calls the actor would wait for ever.
+                entry.become(
+                    ref, UNSAID if type(args[0]) is Unmade else unmade(outcome, self.actor_name)
+                )
+                return True
+            if ref._outcome is EMPTY:
+                self._fail(ref, outcome)
+            instead = None
+            if not (self._is_control or what in (START, MISSED) or self.gone):
+                instead = self._instead_of(call, _UNCALLED)
+            self._replace(entry, instead)
+            # So do those of what has caused it, and this is one.
+            del entry, ref, call, taken, args, outcome
+            self._process.notify()
+            return True
+        if number < 0:
+            self._end_memory_wait()
+            return False
+        ref._number = number
+        self._pending.take_out(entry)
+        if ref._outcome is not EMPTY:  # it was cancelled meanwhile
+            self._cancel_sent(ref)
+            self._process.process_table.notify(self.actor_slot, self._mailbox_bit)
+        if self._process.inbox.count != seen:
+            # Whoever was notified of its end may have looked before it could be told whose it is.
+            self._process.notify()
+        self._end_memory_wait()  # the next one has one of its own
+        return True
 
     def _submit(self, call: Any, ref: CallRef) -> int:
         if not ref.passes_on:
@@ -496,20 +496,30 @@ class Link:
 
     def _awaits_memory(self, ref: CallRef, error: ArenaFullError) -> bool:
         """Whether the call of ``ref``, which could not be sent because of ``error``, waits for memory."""
-        if self._memory_wait is not None:
-            return self._memory_wait.goes_on(error)
+        wait = self._memory_wait
+        if wait is not None and wait.order == ref.order:
+            return wait.goes_on(error)
         if is_final(error):
             return False
-        wait = self._process.shortage.begin(order=ref.order)
-        wait.learn(error)
-        self._memory_wait = wait
+        self._begin_memory_wait(ref).learn(error)
         return True
+
+    def _begin_memory_wait(self, ref: CallRef) -> MemoryWait:
+        wait = self._process.shortage.begin(order=ref.order)
+        other, self._memory_wait = self._memory_wait, wait
+        if other is not None:
+            other.end()
+        return wait
 
     def under_way(self) -> Blockers:
         if self._is_control or self.gate.submitted == self.gate.completed or self.gone:
             return ()
         text = f"{self.actor_name}, whose calls hold memory that is needed"
         return ((self.actor_slot, CALLS, text),)
+
+    def _cancel_sent(self, ref: Ref) -> None:
+        self._limits.cancel(ref._number)
+        self.gate.drop_cancelled(ref._number, 0)
 
     # Source protocol
 
@@ -518,15 +528,15 @@ class Link:
         with self.lock:
             if ref._outcome is not EMPTY:  # it has come while this waited for the lock
                 return False
-            place = place_of(self._pending, ref)
-            if place is not None and ref not in self._being_sent:
-                call = self._pending[place][1]
-                self._replace(ref, self._instead_of(call, "was cancelled"))
-            if ref._number >= 0:
-                self._limits.cancel(ref._number)
-                self.gate.drop_cancelled(ref._number, 0)
-            if ref._outcome is EMPTY:
-                ref._fail(error)
+            entry = self._pending.find(ref)
+            try:
+                if entry is not None and not entry.sending:
+                    self._replace(entry, self._instead_of(entry.call, _CANCELLED))
+                if ref._number >= 0:
+                    self._cancel_sent(ref)
+            finally:
+                if ref._outcome is EMPTY:
+                    ref._fail(error)
         self._process.notify()
         if ref._number >= 0:  # it may be a coroutine that runs
             self._process.process_table.notify(self.actor_slot, self._mailbox_bit)

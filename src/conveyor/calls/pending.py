@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -217,13 +217,32 @@ class CallRef(Ref):
         return ref
 
 
-#: Call, with the arguments that were taken when it was made, and the line that has made it, as long as refs
-#: among its arguments stand for their values.
-Entry: TypeAlias = "tuple[CallRef, Call, Taken | None, Site | None]"
+class Entry(Struct, eq=False):
+    """Call that waits to be sent.
+
+    ref: its result. call: with the arguments that come later. taken: the other ones. site: the line that has
+    made it, as long as refs among its arguments stand for their values. again: whether it comes before all
+    that are called from now on. sending: whether a thread is in the middle of sending it.
+    """
+
+    ref: CallRef
+    call: Call
+    taken: Taken | None = None
+    site: Site | None = None
+    again: bool = False
+    sending: bool = False
+
+    def become(self, ref: CallRef, call: Call, taken: Taken | None = None) -> None:
+        """Have ``call``, which lacks nothing, be sent in the place of this one."""
+        self.call, self.taken, self.site, self.ref = call, taken, None, ref
 
 
 class Waiting(deque[Entry]):
-    """The calls of one link, in the order in which they are to be sent."""
+    """The calls of one link, in the order in which they are to be sent.
+
+    Code of an argument that is being sent, of signal handlers and of finalizers may change it at any time, on
+    the thread that has the link's lock: so it is changed in single steps, and nobody iterates over it.
+    """
 
     #: So many at the front come before all that are called from now on.
     _first = 0
@@ -234,27 +253,43 @@ class Waiting(deque[Entry]):
         if not again:
             self.append(entry)
             return
-        if not self._first and self and self[0][1][4] == START:
+        entry.again = True
+        if not self._first and self and self[0].call[4] == START:
+            self[0].again = True
             self._first = 1
         self.insert(self._first, entry)
         self._first += 1
 
-    def take_out(self, place: int) -> None:
-        """Remove the call in that place, which waits no more."""
-        del self[place]
-        self._first -= place < self._first
+    def take_out(self, entry: Entry) -> bool:
+        """Remove a call, which waits no more. Whether it has waited."""
+        try:
+            self.remove(entry)
+        except ValueError:
+            return False
+        self._first -= entry.again
+        return True
 
+    def find(self, ref: Ref) -> Entry | None:
+        """Return the call of ``ref``."""
+        return next((one for one in list(self) if one.ref is ref), None)
 
-def place_of(waiting: Waiting, ref: Ref) -> int | None:
-    """Return the place of the call of ``ref`` in the queue."""
-    # By identity: arguments need not be comparable.
-    return next((i for i, (r, *_) in enumerate(waiting) if r is ref), None)
+    def first(self) -> Entry | None:
+        """Return the first call that nobody is in the middle of sending. None overtakes a constructor."""
+        try:
+            first = self[0]
+        except IndexError:
+            return None
+        if not first.sending:
+            return first
+        if first.call[4] == START:
+            return None
+        return next((one for one in list(self) if not one.sending), None)
 
 
 def first_lacked(waiting: Waiting) -> Ref | None:
     """Return the argument that the first waiting call lacks, if it lacks one."""
-    _, call, _, site = waiting[0] if waiting else (None, None, None, None)
-    return lacked(call) if call is not None and site is not None else None
+    first = waiting.first()
+    return None if first is None or first.site is None else lacked(first.call)
 
 
 def lacked_now(waiting: Waiting, lock: threading.RLock) -> Ref | None:
@@ -270,10 +305,8 @@ def lacked_now(waiting: Waiting, lock: threading.RLock) -> Ref | None:
 
 def withdraw(waiting: Waiting, ref: Ref) -> bool:
     """Whether the call of ``ref`` was waiting, and does no longer."""
-    place = place_of(waiting, ref)
-    if place is not None:
-        waiting.take_out(place)
-    return place is not None
+    entry = waiting.find(ref)
+    return entry is not None and waiting.take_out(entry)
 
 
 class Pending(Protocol):

@@ -171,17 +171,6 @@ def format_traceback(error: BaseException) -> str:
     return text
 
 
-def _is_plain(error: BaseException) -> bool:
-    """Whether ``error``, as most, is of a class of Python's own and has nothing but texts and numbers."""
-    return (
-        not type(error).__flags__ & _HEAP_TYPE
-        and not error.__dict__
-        and all(type(arg) in _CONSTANTS for arg in error.args)
-        and not isinstance(error, _WITH_MORE)
-    )
-
-
-_CONSTANTS = frozenset((type(None), bool, int, float, str))
 #: Errors that have fields beside their arguments, or whose last line says more.
 _WITH_MORE = (
     AttributeError,
@@ -193,12 +182,31 @@ _WITH_MORE = (
     SystemExit,
     UnicodeError,
 )
+_PLAIN = frozenset(
+    kind
+    for kind in vars(builtins).values()
+    if isinstance(kind, type)
+    and issubclass(kind, BaseException)
+    and not issubclass(kind, _WITH_MORE)
+)
+_CONSTANTS = frozenset((type(None), bool, int, float, str))
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Whether ``error``, as most, is one of Python's own and has nothing but texts and numbers."""
+    kind = type(error)
+    return (
+        kind in _PLAIN
+        and not error.__dict__
+        and all(type(arg) in _CONSTANTS for arg in error.args)
+        and kind not in copyreg.dispatch_table  # somebody else pickles it in his way
+    )
 
 
 def _last_line(error: BaseException) -> str:
     if not _is_plain(error):
         return "".join(traceback.format_exception_only(type(error), error))
-    said = str(error)
+    said = message_of(error)
     return f"{type(error).__name__}: {said}\n" if said else f"{type(error).__name__}\n"
 
 

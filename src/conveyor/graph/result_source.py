@@ -291,9 +291,11 @@ class GraphSource:
         epoch.limits.cancel(number)
         for ref in refs:
             if ref._outcome is EMPTY:
-                ref._gate.drop_cancelled(number, ref._reader)
-                if ref._outcome is EMPTY:  # another thread may be getting it
-                    ref._fail(error)
+                try:
+                    ref._gate.drop_cancelled(number, ref._reader)
+                finally:
+                    if ref._outcome is EMPTY:  # another thread may be getting it
+                        ref._fail(error)
         self._process.notify()
         for member, bit in zip(epoch.members, epoch.bits, strict=True):
             if member.alive:  # a coroutine may be running there

@@ -441,10 +441,9 @@ class Ref(_RefCore[ValueT], Placed):
                     # It may have been cancelled just now.
                     if value is not EMPTY and self._outcome is EMPTY:
                         self._arrived(value)
-                except SerializationError as error:
-                    self._fail(error)
-                except _Final as ended:
-                    self._fail(ended.error)
+                except (SerializationError, _Final) as ended:
+                    if self._outcome is EMPTY:
+                        self._fail(ended.error if isinstance(ended, _Final) else ended)
             return self._outcome
         finally:
             if self._unclaim(by) and (runtime := context.running()) is not None:
@@ -476,7 +475,8 @@ class Ref(_RefCore[ValueT], Placed):
                 value = Failure(self._source.why_not_run(self, meta == _OVERDUE))
             else:
                 value = Failure(decode_error(meta), partial(decode_error, meta), value)
-        self._outcome = value
+        if self._outcome is EMPTY:  # else it was cancelled meanwhile
+            self._outcome = value
 
     def _fail(self, error: BaseException, again: Callable[[], BaseException] | None = None) -> None:
         """Set the outcome to ``error``; ``again()`` makes another one like it."""

@@ -422,15 +422,15 @@ class LoopWatch:
         seen = self._inbox.count
         try:
             self._complete()
+            if self._awaits is not None:
+                self._awaits.rung()
+            if not self._waiting:
+                self._inbox.disarm(self._relay)
+            elif not self._inbox.arm(seen, self._relay):
+                self._look_soon()
         except BaseException:  # a signal handler's: the others are still to be told
             self._look_soon()
             raise
-        if self._awaits is not None:
-            self._awaits.rung()
-        if not self._waiting:
-            self._inbox.disarm(self._relay)
-        elif not self._inbox.arm(seen, self._relay):
-            self._look_soon()
 
     def _look_soon(self) -> None:
         loop = self._loop()

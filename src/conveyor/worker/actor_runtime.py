@@ -372,7 +372,7 @@ class ActorRuntime(CallingRuntime):
             for index, link in list(self.links.items()):
                 # Refs keep it as long as they need it. Another thread may have made the next one.
                 if link.gone and not link.has_pending and self.links.get(index) is link:
-                    del self.links[index]
+                    self.links.pop(index, None)
         self.cleanup.do()
 
     def _let_go(self, number: int, wait: bool) -> None:

@@ -271,13 +271,13 @@ def test_code_of_an_argument_uses_the_actor_whose_call_is_being_sent(nested):
     def code():
         if made:  # it may be tried again
             return
+        if nested == "cancel the next":
+            second.cancel()
         made.append(log.note.remote("nested"))
         if nested == "get":
             assert get(made[0]) == "nested"
         elif nested == "cancel it":
             first.cancel()
-        elif nested == "cancel the next":
-            second.cancel()
         elif nested == "again":
             innermost = WhenSent(lambda: made.append(log.note.remote("innermost")), second)
             made.append(log.note.remote("again", innermost, second))

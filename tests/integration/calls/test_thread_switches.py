@@ -52,6 +52,15 @@ def switched(local):
     sys.setswitchinterval(interval)
 
 
+def rounds(most):
+    """Up to ``most`` numbers, as many as there is time for: on a busy machine each switch takes long."""
+    end = time.monotonic() + 4
+    for i in range(most):
+        yield i
+        if time.monotonic() > end:
+            return
+
+
 def behind_all_workers():
     for _ in range(2):
         nap.remote(0.0003)
@@ -75,8 +84,8 @@ def test_who_waits_hears_of_a_call_that_another_thread_has_sent(switched, behind
 
         return await asyncio.wait_for(asyncio.gather(*map(got, refs)), WAIT)
 
-    async def rounds():
-        for _ in range(400):
+    async def run():
+        for _ in rounds(400):
             refs = behind_all_workers() if behind == "workers" else behind_an_argument(one, other)
             if how == "await":
                 assert await awaited(refs) == [4] * len(refs)
@@ -85,7 +94,7 @@ def test_who_waits_hears_of_a_call_that_another_thread_has_sent(switched, behind
             else:
                 assert [ref.future().result(WAIT) for ref in refs] == [4] * len(refs)
 
-    asyncio.run(rounds())
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("kind", ["call", "failed call", "execution"])
@@ -114,7 +123,7 @@ def test_what_is_done_stays_so_while_another_thread_gets_it(switched, kind):
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        for _ in range(1500):
+        for _ in rounds(1500):
             refs[0] = ref = make()
             if kind == "failed call":
                 with pytest.raises(ValueError, match="2"):
@@ -130,7 +139,7 @@ def test_what_is_done_stays_so_while_another_thread_gets_it(switched, kind):
 def test_calls_are_made_again_while_others_are_got(switched):
     actor = Actor.remote()
     call = actor.every_other_fails.options(max_task_retries=-1, retry_exceptions=True)
-    for _ in range(1000):
+    for _ in rounds(1000):
         assert conveyor.get([call.remote(i) for i in range(3)], timeout=WAIT) == [0, 1, 2]
 
 
@@ -148,7 +157,7 @@ def test_who_is_about_to_wait_hears_of_a_cancellation(switched, kind):
             time.sleep(0.0002 if left > 0.0006 else 0)
         ref.cancel()
 
-    for i in range(250):
+    for i in rounds(250):
         ref = actor.nap.remote(0.02) if kind == "call" else graph.execute(0.02)
         begun = threading.Event()
         cancelling = threading.Thread(target=cancel, args=(ref, begun, 0.0048 + 0.000005 * i))
