@@ -387,15 +387,14 @@ class Link:
     def flush(self) -> bool:
         """Submit what can be submitted, in order. True if nothing is pending any more.
 
-        To encode a call may run any code. Where that calls the same actor, what it calls comes before the
-        call that is being sent.
+        To encode a call may run any code. Where that calls the same actor, what waits behind the call that is
+        being sent comes before it, up to what that code calls.
         """
         if self._pending and self.gone:
             self.why_gone()  # which may wait until that is known: not with the lock
         with self.lock:
             while (entry := self._pending.first()) is not None:
                 try:
-                    entry.sending = True
                     if not self._send_first(entry):
                         return False
                 finally:
@@ -424,6 +423,9 @@ class Link:
             self._begin_memory_wait(ref)
         if self._memory_wait is not None and not (self._memory_wait.ready() or self.gone):
             return False
+        entry.sending = True
+        if entry.ref is not ref or ref._number >= 0 or ref._outcome is not EMPTY:
+            return True  # code that has run meanwhile has sent or cancelled it
         seen = self._process.inbox.count
         try:
             if self.gone:
@@ -528,7 +530,7 @@ class Link:
         with self.lock:
             if ref._outcome is not EMPTY:  # it has come while this waited for the lock
                 return False
-            entry = self._pending.find(ref)
+            entry = self._pending.find(ref) if ref._number < 0 else None
             try:
                 if entry is not None and not entry.sending:
                     self._replace(entry, self._instead_of(entry.call, _CANCELLED))
@@ -537,7 +539,7 @@ class Link:
             finally:
                 if ref._outcome is EMPTY:
                     ref._fail(error)
-        self._process.notify()
+                self._process.notify()
         if ref._number >= 0:  # it may be a coroutine that runs
             self._process.process_table.notify(self.actor_slot, self._mailbox_bit)
         else:

@@ -234,6 +234,7 @@ class Entry(Struct, eq=False):
 
     def become(self, ref: CallRef, call: Call, taken: Taken | None = None) -> None:
         """Have ``call``, which lacks nothing, be sent in the place of this one."""
+        _let_go = self.call, self.taken, self.site, self.ref  # which may run any code: afterwards
         self.call, self.taken, self.site, self.ref = call, taken, None, ref
 
 

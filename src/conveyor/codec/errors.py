@@ -187,6 +187,7 @@ _PLAIN = frozenset(
     for kind in vars(builtins).values()
     if isinstance(kind, type)
     and issubclass(kind, BaseException)
+    and not kind.__flags__ & _HEAP_TYPE  # what a program has put there
     and not issubclass(kind, _WITH_MORE)
 )
 _CONSTANTS = frozenset((type(None), bool, int, float, str))
