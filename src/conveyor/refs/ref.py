@@ -10,7 +10,7 @@ from pickle import PickleBuffer
 from types import GenericAlias, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
 
-from conveyor import _core
+from conveyor import _core, exceptions
 from conveyor.callers import trimmed
 from conveyor.checks import check_timeout
 from conveyor.codec import (
@@ -28,12 +28,7 @@ from conveyor.codec import (
 from conveyor.codec.direct import Located, Unfetched, keep_out_of_band
 from conveyor.codec.encoded import DIRECT
 from conveyor.codec.frames import decode
-from conveyor.exceptions import (
-    ConstructorError,
-    ExecutionCancelledError,
-    SerializationError,
-    SessionEndedError,
-)
+from conveyor.exceptions import ConstructorError, SerializationError, SessionEndedError
 from conveyor.later import LaterModule, import_later
 from conveyor.runtime import context, ending
 from conveyor.runtime.wait_graph import Again, Blockers
@@ -353,7 +348,7 @@ class Ref(_RefCore[ValueT], Placed):
         outcome = self._outcome
         if type(outcome) is not Failure:
             return False
-        return isinstance(outcome.error, ExecutionCancelledError)
+        return isinstance(outcome.error, exceptions.ExecutionCancelledError)
 
     def has_failed(self) -> bool:
         """Whether ``get`` would raise at once, as far as can be told without decoding anything."""
@@ -606,7 +601,7 @@ def final(error: BaseException) -> Exception:
 
 def cancelled_error(what: str) -> BaseException:
     """Make the error for whoever wants the result of ``what``."""
-    return ExecutionCancelledError(f"{what} was cancelled")
+    return exceptions.ExecutionCancelledError(f"{what} was cancelled")
 
 
 class DerivedRef(Ref):
