@@ -41,7 +41,7 @@ def test_one_whose_process_has_no_thread_for_it(rt, two_nodes, wait_until, caplo
     with pytest.raises(ActorDiedError):
         get(conveyor.attach(stage).pid.remote())
     if name == "attached-actor":  # it has been let in by then
-        said = "Threadless of Ray cannot take part: .*no thread for attached_actor, by the test"
+        said = "Threadless of Ray cannot take part: .*no thread for attached-actor, by the test"
         wait_until(lambda: re.search(said, caplog.text, re.S), WAIT)
     nothing_left(wait_until, stage)
     ray.get(stage.refuse.remote("nothing"))
