@@ -408,6 +408,7 @@ class Link:
     def _send_first(self, entry: Entry) -> bool:
         """Send a call that is pending, or settle it otherwise. False if it has to wait."""
         ref, call, taken = entry.ref, entry.call, entry.taken
+        entry.sending = entry.site is None  # else it may lack an argument, and nothing is to overtake it
         if ref._number >= 0:  # it was sent, and an interrupt came before it was taken out
             self._pending.take_out(entry)
             return True
@@ -423,9 +424,10 @@ class Link:
             self._begin_memory_wait(ref)
         if self._memory_wait is not None and not (self._memory_wait.ready() or self.gone):
             return False
-        entry.sending = True
-        if entry.ref is not ref or ref._number >= 0 or ref._outcome is not EMPTY:
-            return True  # code that has run meanwhile has sent or cancelled it
+        if not entry.sending:
+            entry.sending = True
+            if entry.ref is not ref or ref._number >= 0 or ref._outcome is not EMPTY:
+                return True  # code that has run meanwhile has sent or cancelled it
         seen = self._process.inbox.count
         try:
             if self.gone:
