@@ -408,7 +408,9 @@ class Link:
     def _send_first(self, entry: Entry) -> bool:
         """Send a call that is pending, or settle it otherwise. False if it has to wait."""
         ref, call, taken = entry.ref, entry.call, entry.taken
-        entry.sending = entry.site is None  # else it may lack an argument, and nothing is to overtake it
+        entry.sending = (
+            entry.site is None
+        )  # else it may lack an argument, and nothing is to overtake it
         if ref._number >= 0:  # it was sent, and an interrupt came before it was taken out
             self._pending.take_out(entry)
             return True
