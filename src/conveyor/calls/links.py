@@ -408,9 +408,8 @@ class Link:
     def _send_first(self, entry: Entry) -> bool:
         """Send a call that is pending, or settle it otherwise. False if it has to wait."""
         ref, call, taken = entry.ref, entry.call, entry.taken
-        entry.sending = (
-            entry.site is None
-        )  # else it may lack an argument, and nothing is to overtake it
+        # Another one may lack an argument, and nothing is to overtake it as long as it is only looked at.
+        entry.sending = entry.site is None
         if ref._number >= 0:  # it was sent, and an interrupt came before it was taken out
             self._pending.take_out(entry)
             return True
