@@ -63,7 +63,9 @@ class Worker:
     def learn(self) -> int:
         """Look how long its last calls have taken. Returns how many it may be given."""
         done = self.link.gate.completed
-        if done != self._done:
+        if done <= 1:  # its constructor's alone, which says nothing of calls
+            self.begin()
+        elif done != self._done:
             now = _core.monotonic()
             # One look may come late, and the next one soon: the pace at most doubles from one to the next.
             self._pace = max((now - self._since) / (done - self._done), self._pace / 2)
