@@ -27,8 +27,7 @@ from conveyor.observe.stats import GraphStats, Times, read_stats
 from conveyor.observe.units import duration
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.schedule import overlapped
-from conveyor.plan.simulate import Costs, follow
-from conveyor.plan.timeline import Span, Timeline, Why
+from conveyor.plan.simulate import Costs, Span, Timeline, Why, follow
 
 #: Limit of the depth, as in ``Config``.
 _DEEPEST = 4096
@@ -432,7 +431,7 @@ class Link:
     """A span of the critical path.
 
     span: the span; its length is not 0.
-    why: the last thing that it had waited for: see ``conveyor.plan.timeline.Why``.
+    why: the last thing that it had waited for: see ``conveyor.plan.simulate.Why``.
     what: the same in words.
     gap: the seconds between the span before it and this one: something travels, or a time has to come.
     """

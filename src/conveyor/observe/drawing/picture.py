@@ -22,7 +22,7 @@ from conveyor.observe.drawing.layers import Course, Link, lay_out
 from conveyor.observe.units import duration
 from conveyor.plan.explain import counted
 from conveyor.plan.model import EXECUTOR, Plan
-from conveyor.plan.timeline import Span, Timeline
+from conveyor.plan.simulate import Span, Timeline
 
 Point = tuple[float, float]
 
