@@ -1,7 +1,10 @@
 """The operations, called in methods of actors.
 
 Each is an object: it is called in a method, and ``bind`` makes it a task of a graph (``dag.collective``).
-Those that reduce nothing have a second form, ``shared`` (``collective.shared``): it returns what others have.
+Those that reduce nothing have a second form, ``shared``. It returns the values of the ranks, which lie in
+shared memory and are read in place. Nothing is copied to a reader, whatever the size. A rank's own value is
+copied once, unless it was made with ``conveyor.empty`` or ``conveyor.empty_tensor`` and its maker keeps no
+reference to it.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from conveyor.collective import shared
 from conveyor.collective.group import (
     ALL_TO_ALL,
     ALLGATHER,
@@ -197,7 +199,6 @@ class AllGather:
     """Give each rank the tensors of all."""
 
     bind = staticmethod(binding.allgather)
-    shared = staticmethod(shared.allgather)
 
     def __call__(
         self,
@@ -215,6 +216,20 @@ class AllGather:
             check_inputs(to, (own,), "tensor_list", ONE)
             group.run(ALLGATHER, own, (own.address,), _addresses(to), timeout)
             _written(to)
+
+    @staticmethod
+    def shared(value: Any, group_name: str = DEFAULT, *, timeout: float | None = None) -> list[Any]:
+        """Return the values of all ranks, in their order. Any argument of a call can be a value, and they may
+        differ.
+
+        What comes is as at the time of the call: what is written to becomes the writer's own, and who writes
+        to ``value`` later changes nobody's. Memory is kept as long as somebody has a value that lies in it,
+        also if its rank has died. Raises as the call does.
+        """
+        given = [value]
+        del value
+        with find(group_name) as group:
+            return group.exchange(ALLGATHER, given, timeout)
 
 
 class ReduceScatter:
@@ -246,7 +261,6 @@ class Broadcast:
     """Give each rank the tensor of one."""
 
     bind = staticmethod(binding.broadcast)
-    shared = staticmethod(shared.broadcast)
 
     def __call__(
         self,
@@ -267,6 +281,23 @@ class Broadcast:
                 own = operand(tensor, True)
                 group.run(BROADCAST, own, (), (own.address,), timeout, root=root)
                 own.written()
+
+    @staticmethod
+    def shared(
+        value: Any = None,
+        src_rank: int = 0,
+        group_name: str = DEFAULT,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return the value of ``src_rank``; the values that other ranks pass are ignored. See
+        ``allgather.shared``."""
+        with find(group_name) as group:
+            root = group.root(src_rank, "src_rank")
+            given = [value]
+            del value
+            gives = group.rank == root
+            return group.exchange(BROADCAST, given, timeout, root, gives=gives, takes=(root,))[0]
 
 
 class Reduce:
@@ -299,7 +330,6 @@ class Gather:
     """Give one rank the tensors of all."""
 
     bind = staticmethod(binding.gather)
-    shared = staticmethod(shared.gather)
 
     def __call__(
         self,
@@ -320,12 +350,26 @@ class Gather:
             group.run(GATHER, own, (own.address,), _addresses(to), timeout, root=root)
             _written(to)
 
+    @staticmethod
+    def shared(
+        value: Any, dst_rank: int = 0, group_name: str = DEFAULT, *, timeout: float | None = None
+    ) -> list[Any] | None:
+        """Return the values of all ranks, at ``dst_rank``; ``None`` at the others. See
+        ``allgather.shared``."""
+        with find(group_name) as group:
+            root = group.root(dst_rank, "dst_rank")
+            given = [value]
+            del value
+            if group.rank != root:
+                group.exchange(GATHER, given, timeout, root, takes=())
+                return None
+            return group.exchange(GATHER, given, timeout, root)
+
 
 class Scatter:
     """Give each rank one tensor of a list that one rank has."""
 
     bind = staticmethod(binding.scatter)
-    shared = staticmethod(shared.scatter)
 
     def __call__(
         self,
@@ -346,12 +390,33 @@ class Scatter:
             group.run(SCATTER, own, _addresses(sources), (own.address,), timeout, root=root)
             own.written()
 
+    @staticmethod
+    def shared(
+        values: Sequence[Any] | None = None,
+        src_rank: int = 0,
+        group_name: str = DEFAULT,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return this rank's value from the list of ``src_rank``, which has a value for each rank; other
+        ranks have no list. A part keeps the memory of the whole list. See ``allgather.shared``."""
+        with find(group_name) as group:
+            root = group.root(src_rank, "src_rank")
+            if group.rank == root:
+                _check_values(group, values)
+            elif values is not None:
+                raise ValueError(
+                    f"only rank {root} of this operation has a list of values, and this is {group.rank}"
+                )
+            gives = group.rank == root
+            (got,) = group.exchange(SCATTER, [values], timeout, root, gives=gives, takes=(root,))
+            return got[group.rank]
+
 
 class AllToAll:
     """Give each rank one tensor of each rank's list."""
 
     bind = staticmethod(binding.all_to_all)
-    shared = staticmethod(shared.all_to_all)
 
     def __call__(
         self,
@@ -373,6 +438,16 @@ class AllToAll:
             check_inputs(to, sources, "output_tensor_list", "input_tensor_list")
             group.run(ALL_TO_ALL, like, _addresses(sources), _addresses(to), timeout)
             _written(to)
+
+    @staticmethod
+    def shared(
+        values: Sequence[Any], group_name: str = DEFAULT, *, timeout: float | None = None
+    ) -> list[Any]:
+        """Return each rank's value for this rank, from lists that have a value for each rank. A part keeps
+        the memory of the whole list. See ``allgather.shared``."""
+        with find(group_name) as group:
+            _check_values(group, values)
+            return [got[group.rank] for got in group.exchange(ALL_TO_ALL, [values], timeout)]
 
 
 class Barrier:
@@ -432,6 +507,15 @@ def _list(
     if writes:
         check_outputs(made, what)
     return made
+
+
+def _check_values(group: Group, values: Any) -> None:
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"a list of values is needed, not a {type(values).__name__}")
+    if len(values) != group.size:
+        raise ValueError(
+            f"a value for each of the group's {group.size} ranks is needed, and the list has {len(values)}"
+        )
 
 
 def _root_list(
