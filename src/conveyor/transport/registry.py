@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor.dag.hints import known_transports
-from conveyor.transport import cuda_ipc, gloo, nccl, nixl, shm
+from conveyor.transport import device_ipc, gloo, nccl, nixl, shm
 from conveyor.transport.base import Capabilities, Transport
 
 __all__ = ["get", "names", "register", "unregister"]
@@ -12,7 +12,7 @@ _registered: dict[str, Transport] = {}
 #: Imported at once, since a process that compiles a graph may have no descriptor left to open a file
 #: with. Modules that are slow to import are imported when an endpoint is opened.
 _ours: dict[str, Transport] = {
-    module.TRANSPORT.name: module.TRANSPORT for module in (cuda_ipc, gloo, nccl, nixl, shm)
+    module.TRANSPORT.name: module.TRANSPORT for module in (device_ipc, gloo, nccl, nixl, shm)
 }
 known_transports.update(_ours)
 

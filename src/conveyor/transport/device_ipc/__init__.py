@@ -1,10 +1,11 @@
-"""Memory of a device that other processes open, as a transport: of any kind of device that can."""
+"""Memory of a device that other processes open, as a transport: of CUDA, and of any other kind that can."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from conveyor.device import Device
+from conveyor.device.cuda import DEVICE
 from conveyor.transport.base import Capabilities, Transport, Wire
 
 if TYPE_CHECKING:
@@ -39,3 +40,7 @@ class DeviceIpcTransport(Transport):
         from conveyor.transport.device_ipc.endpoint import Reader, Writer  # slow to import
 
         return (Reader if wire.rank else Writer)(wire, self.device)
+
+
+#: The transport ``cuda_ipc``.
+TRANSPORT = DeviceIpcTransport(DEVICE)
