@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
-from conveyor.later import names_later
+from conveyor.checks import check_bytes
+from conveyor.later import LaterModule, names_later
 
 if TYPE_CHECKING:
     from conveyor.direct.freed import wait_tensor_freed
@@ -17,12 +19,6 @@ if TYPE_CHECKING:
     )
     from conveyor.direct.managers.registry import register_tensor_transport
     from conveyor.experimental import channel, collective
-    from conveyor.experimental.nixl_memory import (
-        deregister_nixl_memory,
-        register_nixl_memory,
-        register_nixl_memory_pool,
-        set_nixl_cuda_stream,
-    )
 
 __all__ = [
     "CommunicatorMetadata",
@@ -41,7 +37,10 @@ __all__ = [
     "wait_tensor_freed",
 ]
 
-_NIXL = "conveyor.experimental.nixl_memory"
+# Rarely needed.
+_into: Any = LaterModule("conveyor.direct.into")
+_memory: Any = LaterModule("conveyor.direct.memory")
+
 _MANAGER = "conveyor.direct.managers.manager"
 
 __getattr__, __dir__ = names_later(
@@ -53,13 +52,63 @@ __getattr__, __dir__ = names_later(
         "TensorTransportMetadata": _MANAGER,
         "channel": "conveyor.experimental.channel",
         "collective": "conveyor.experimental.collective",
-        "deregister_nixl_memory": _NIXL,
-        "register_nixl_memory": _NIXL,
-        "register_nixl_memory_pool": _NIXL,
-        "set_nixl_cuda_stream": _NIXL,
         "set_target_device_for_ref": "conveyor.direct.into",
         "set_target_for_ref": "conveyor.direct.into",
         "register_tensor_transport": "conveyor.direct.managers.registry",
         "wait_tensor_freed": "conveyor.direct.freed",
     },
 )
+
+
+# Ray's functions that register memory with NIXL. They exist for Ray's programs, which call them. They
+# only check their arguments: values are read from their own memory, so no memory has to be registered.
+
+
+def register_nixl_memory(tensor: Any) -> None:
+    """Check that ``tensor`` is a torch tensor. Its memory need not be registered to be read.
+
+    Raises:
+        TypeError: ``tensor`` is no torch tensor.
+    """
+    _check_tensor(tensor)
+
+
+def deregister_nixl_memory(tensor: Any) -> None:
+    """Check that ``tensor`` is a torch tensor. Its memory has not been registered.
+
+    Raises:
+        TypeError: ``tensor`` is no torch tensor.
+    """
+    _check_tensor(tensor)
+
+
+def register_nixl_memory_pool(size: int, device: Any) -> None:
+    """Check the arguments, and make no pool: a stored value is read from its own memory. With
+    ``snapshot=True`` a copy is stored, as in a pool.
+
+    Args:
+        size: the pool's size in bytes.
+        device: ``"cpu"`` or a device of this process.
+
+    Raises:
+        TypeError: ``size`` is no number, or ``device`` is neither a name nor a device.
+        ValueError: ``size`` is not positive, or there is no such device.
+    """
+    check_bytes(size, "size")
+    _into.checked_device(device)
+
+
+def set_nixl_cuda_stream(stream: Any) -> None:
+    """Check that ``stream`` is a stream or ``None``. No memory is registered, so no stream is waited for.
+
+    Raises:
+        TypeError: ``stream`` is neither a stream of torch's nor ``None``.
+    """
+    torch: Any = sys.modules.get("torch")
+    if stream is not None and (torch is None or not isinstance(stream, torch.Stream)):
+        raise TypeError(f"a stream of torch's is needed, not a {type(stream).__name__}")
+
+
+def _check_tensor(tensor: Any) -> None:
+    if not _memory.is_tensor(tensor):
+        raise TypeError(f"a torch tensor is needed, not a {type(tensor).__name__}")
