@@ -9,8 +9,8 @@ from conveyor.checks import check_bytes
 from conveyor.later import LaterModule, names_later
 
 if TYPE_CHECKING:
-    from conveyor.direct.freed import wait_tensor_freed
     from conveyor.direct.into import set_target_device_for_ref, set_target_for_ref
+    from conveyor.direct.listing import wait_tensor_freed
     from conveyor.direct.managers.manager import (
         CommunicatorMetadata,
         FetchRequest,
@@ -55,7 +55,7 @@ __getattr__, __dir__ = names_later(
         "set_target_device_for_ref": "conveyor.direct.into",
         "set_target_for_ref": "conveyor.direct.into",
         "register_tensor_transport": "conveyor.direct.managers.registry",
-        "wait_tensor_freed": "conveyor.direct.freed",
+        "wait_tensor_freed": "conveyor.direct.listing",
     },
 )
 

@@ -32,7 +32,7 @@ from integration_managers import (
 
 import conveyor
 import conveyor.compat.ray as ray
-import conveyor.direct.freed as freeing
+import conveyor.direct.listing as freeing
 from conveyor.dag import InputNode
 from conveyor.direct.managers.registry import route
 from conveyor.direct.managers.transfers import readable
