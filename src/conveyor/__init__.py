@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from conveyor import dag, exceptions
 from conveyor.api.actors import ActorClass, ActorHandle, ActorProxy
 from conveyor.api.decorators import actor, method, remote
-from conveyor.api.functions import cancel, get, get_actor, kill, put, wait
+from conveyor.api.functions import cancel, empty, empty_tensor, get, get_actor, kill, put, wait
 from conveyor.api.remote_function import RemoteFunction
 from conveyor.api.session import (
     available_resources,
@@ -25,7 +25,6 @@ from conveyor.config import Config
 from conveyor.later import names_later
 from conveyor.refs.ref import Ref as ObjectRef
 from conveyor.refs.streams import StreamRef
-from conveyor.runtime.memory import empty, empty_tensor
 
 if TYPE_CHECKING:
     from conveyor import channel, device, experimental, metrics, observe, testing, transport
