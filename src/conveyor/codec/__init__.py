@@ -27,11 +27,10 @@ from conveyor.codec.pickling.pickler import (
     dumps_by_value,
 )
 from conveyor.codec.pickling.unpickler import importing, learn, loads
-from conveyor.codec.tensors.unshared import REFERENCES_OF_A_LOCAL, storage_held_alone
 from conveyor.exceptions import RuntimeStateError, SerializationError
+from conveyor.storages import storage_held_alone
 
 __all__ = [
-    "REFERENCES_OF_A_LOCAL",
     "SENT",
     "Reader",
     "SentDefinitions",

@@ -13,7 +13,7 @@ from conveyor.calls.call import MISSED, START, STOP, Call, returned
 from conveyor.calls.links import link_limits, reply_offset
 from conveyor.calls.pending import take_result
 from conveyor.calls.unsendable import blame_result
-from conveyor.codec import REFERENCES_OF_A_LOCAL, claims, encode_error
+from conveyor.codec import claims, encode_error
 from conveyor.codec.faults import NotThere
 from conveyor.direct.awaiting import Attempts
 from conveyor.exceptions import ActorStartError, ArenaFullError, SerializationError
@@ -36,6 +36,16 @@ if TYPE_CHECKING:
 
 # It brings asyncio, which is slow to import.
 aio: Any = LaterModule("conveyor.runtime.aio")
+
+
+def _references_of_a_local() -> int:
+    value = object()
+    return _core.refcount(value)
+
+
+#: Reference count that a native function sees of a value that only a local variable of its caller refers to.
+#: It is measured, because it differs between versions of Python.
+_REFERENCES_OF_A_LOCAL = _references_of_a_local()
 
 
 class EncodedArgument:
@@ -108,7 +118,7 @@ class Mailbox:
         )
         self.reader.brings_work = one_by_one
         self.replies = process.writer(segment, reply_offset(segment), [there], "results of calls")
-        self.replies.moved_refs = REFERENCES_OF_A_LOCAL
+        self.replies.moved_refs = _REFERENCES_OF_A_LOCAL
         self.limits = link_limits(segment)
         # Coroutines of calls, and the number of cancellations that these have been checked for.
         self.running: dict[int, asyncio.Task[Any]] = {}
