@@ -18,6 +18,7 @@ from conveyor.codec import arrays
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.direct import Located, Unfetched, fetched
 from conveyor.codec.errors import note_not_begun
+from conveyor.codec.pickling.unpickler import uncollected
 from conveyor.codec.tensors import encoding as tensor_headers
 from conveyor.codec.tensors.encoding import TENSOR
 from conveyor.device import base as devices
@@ -47,7 +48,6 @@ from conveyor.direct.structure import (
     taken_apart,
 )
 from conveyor.exceptions import SerializationError
-from conveyor.garbage import uncollected
 from conveyor.refs.ref import Arriving, Ref
 from conveyor.refs.streams import StreamRef
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
@@ -22,7 +24,6 @@ from conveyor.exceptions import (
     TransportError,
     WaitTimeoutError,
 )
-from conveyor.garbage import uncollected
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -39,6 +40,22 @@ _FETCHING = (
     TransportError,
     WaitTimeoutError,
 )
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause the garbage collector, while many objects are made of which none is garbage. It would look
+    through the new objects again and again, and each time that there are a quarter more of them through all
+    that the process has."""
+    paused = _core.Uncollected()
+    try:
+        yield
+    finally:
+        paused.end()
+
+
+# Not by pthread_atfork: a library may fork without the GIL, and such a child runs no Python.
+os.register_at_fork(after_in_child=_core.go_on_collecting)
 
 
 def load(
