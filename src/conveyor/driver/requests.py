@@ -22,7 +22,6 @@ from conveyor.codec import Reader
 from conveyor.driver.actors import DRIVER_SLOT, Actor, ActorRecord, Table
 from conveyor.driver.broker import DriverBroker
 from conveyor.driver.deployments import Departures, Deployment, GraphDeployer
-from conveyor.driver.graph_service import GraphService
 from conveyor.driver.groups import DriverCollectives
 from conveyor.driver.hosts import Handed, Hosts
 from conveyor.driver.network import Network
@@ -36,7 +35,7 @@ from conveyor.exceptions import (
 )
 from conveyor.flag import Flag
 from conveyor.futures import Future
-from conveyor.graph.handles import SharedGraphs
+from conveyor.graph.handles import GraphService, SharedGraphs
 from conveyor.pauses import Pauses
 from conveyor.refs.exports import Exports, Orphans, Peer
 from conveyor.refs.watcher import Watcher

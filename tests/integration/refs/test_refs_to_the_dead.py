@@ -13,13 +13,13 @@ from integration_helpers import WAIT, compiled, get, hold, large
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.driver.graph_service import GraphService
 from conveyor.exceptions import (
     ActorDiedError,
     ConveyorError,
     GraphTornDownError,
     SerializationError,
 )
+from conveyor.graph.handles import GraphService
 from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

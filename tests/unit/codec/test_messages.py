@@ -9,12 +9,11 @@ import pytest
 from conveyor.cluster.fetches import RemoteMemoryService
 from conveyor.cluster.node_agent import NodeAgent
 from conveyor.driver import hosts as far_orders
-from conveyor.driver.graph_service import GraphService
 from conveyor.driver.hosts import NodeOrder
 from conveyor.driver.requests import Dispatcher
 from conveyor.exceptions import RuntimeStateError
 from conveyor.graph import handles as graph_exchange
-from conveyor.graph.handles import FromOwner, Requests, ToOwner
+from conveyor.graph.handles import FromOwner, GraphService, Requests, ToOwner
 from conveyor.refs import imports
 from conveyor.refs.actor_exports import ActorExports
 from conveyor.refs.exports import Peer
