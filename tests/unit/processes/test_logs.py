@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from conveyor.engines.local import logs
-from conveyor.engines.local.logs import LogPrinter
+from conveyor.engines.local import engine
+from conveyor.engines.local.engine import LogPrinter
 
 PID = 7
 
@@ -26,7 +26,7 @@ def clock():
 @pytest.fixture
 def printer(clock, monkeypatch):
     printer = LogPrinter(clock=clock)
-    monkeypatch.setattr(printer, "_print_later", logs._print)  # at once
+    monkeypatch.setattr(printer, "_print_later", engine._print)  # at once
     printer.add(PID, "Ann")
     return printer
 
@@ -75,11 +75,13 @@ def test_windows_line_ends(printer, capsys):
     assert lines(capsys)[0] == "one"
 
 
-@pytest.mark.parametrize("length", [logs.LINE_BYTES - 1, logs.LINE_BYTES, logs.LINE_BYTES + 1])
+@pytest.mark.parametrize(
+    "length", [engine._LINE_BYTES - 1, engine._LINE_BYTES, engine._LINE_BYTES + 1]
+)
 def test_lines_up_to_the_limit(printer, capsys, length):
     printer.feed(PID, "stdout", b"x" * length + b"\n")
     assert [len(line) for line in lines(capsys)] == [
-        n for n in (min(length, logs.LINE_BYTES), length - logs.LINE_BYTES) if n > 0
+        n for n in (min(length, engine._LINE_BYTES), length - engine._LINE_BYTES) if n > 0
     ]
 
 
@@ -87,11 +89,11 @@ def test_a_line_without_end_takes_bounded_memory(printer, capsys):
     text = "é" * 1000
     for _ in range(1000):
         printer.feed(PID, "stdout", text.encode())
-    assert len(printer._actors[PID].stdout._partial) <= 2 * logs.LINE_BYTES
+    assert len(printer._actors[PID].stdout._partial) <= 2 * engine._LINE_BYTES
     printer.feed(PID, "stdout", b"")
     shown = lines(capsys)
     assert "".join(shown) == text * 1000
-    assert max(len(line.encode()) for line in shown) <= logs.LINE_BYTES
+    assert max(len(line.encode()) for line in shown) <= engine._LINE_BYTES
 
 
 class TestProgressBars:
@@ -218,10 +220,10 @@ def test_a_child_forked_while_we_print_can_print(printer, monkeypatch):
     pid = os.fork()
     if pid == 0:
         # The fork has waited for the line, so it is whole and no lock is held.
-        os._exit(0 if slow.getvalue() and not logs._printing.locked() else 1)
+        os._exit(0 if slow.getvalue() and not engine._printing.locked() else 1)
     thread.join(60)
     assert os.waitpid(pid, 0)[1] == 0
-    assert not logs._printing.locked()
+    assert not engine._printing.locked()
 
 
 class Stuck(io.StringIO):
