@@ -1,11 +1,10 @@
 """Objects that stay on the actor that made them.
 
-What ``codec.direct`` asks of a process is answered here: ``table`` keeps values for others, and ``fetching``
-gets theirs, from other hosts by ``on_other_node``, and for event loops by ``awaiting``. Some values are got
-in another way than by reading: ``devices`` has the one for tensors of devices, ``managers`` those that users
-have written. ``parts`` has a part of a value fetched, and ``given`` gets one into memory that is there; both
-look into it with ``structure``. ``listing``, ``placed``, ``under_way`` and ``freed`` answer questions.
-``permission``, ``writes`` and ``transfers`` are about who may, who wrote, and tests.
+What ``codec.direct`` asks of a process is answered here: ``store`` keeps values for others, and ``fetching``
+gets theirs, from other hosts too, and for event loops. Some values are got in another way than by reading:
+``devices`` has the one for tensors of devices, ``managers`` those that users have written. ``parts`` has a
+part of a value fetched, and ``into`` gets one into memory that is there; both look into it with
+``structure``. ``listing`` says who keeps and who holds which value.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ from conveyor.codec.tensors.collected import Collected
 from conveyor.codec.tensors.staging import bring
 from conveyor.device import Device, Event, base
 from conveyor.device.base import outlast
-from conveyor.direct.awaiting import deferral
-from conveyor.direct.fetching import UnderWay
+from conveyor.direct.fetching import UnderWay, deferral
 from conveyor.direct.managers.manager import in_words
 from conveyor.direct.managers.transfers import (
     SENDER,

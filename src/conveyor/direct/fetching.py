@@ -1,4 +1,8 @@
-"""Getting a value from the process that keeps it."""
+"""Getting a value from the process that keeps it.
+
+A fetch is part of decoding, which cannot be suspended. So for an event loop, where memory is not there yet,
+decoding is broken off, and done once more when it is: what has come until then is taken out of a stock.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,12 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from conveyor import _core
 from conveyor.codec.direct import File, Located, OutOfBand, receiving
 from conveyor.codec.faults import NotThere
 from conveyor.codec.tensors.collected import placing
-from conveyor.direct.awaiting import Stock, deferral
 from conveyor.direct.memory import is_array
 from conveyor.direct.store import TABLE, Decode, changed
 from conveyor.exceptions import (
@@ -26,10 +29,13 @@ from conveyor.exceptions import (
     TransportError,
     WaitTimeoutError,
 )
+from conveyor.refs.ref import asyncio_waits
 from conveyor.runtime import context
 from conveyor.runtime.remote_memory import SMALL, Brought, Room, Wanted
 from conveyor.runtime.threads import start_or_run
 from conveyor.runtime.waiting import wait_until
+
+ResultT = TypeVar("ResultT")
 
 # In the order in which they have begun. Single steps change it, so it needs no lock.
 _waits: dict[UnderWay, None] = {}
@@ -63,6 +69,76 @@ class UnderWay:
             return
         holder, number, total, since = waits[0]._about
         process.process_table.note_fetch(process.slot, holder, number, total, len(waits) - 1, since)
+
+
+class _Awaited(Protocol):
+    """Anything that decoding has to wait for: memory that is on its way, or the end of a hold."""
+
+    def give_up(self) -> None:
+        """Stop waiting for this, if it has not come yet."""
+        ...
+
+
+#: By what it is: memory that is ``Wanted``, say.
+_Stock = dict[object, _Awaited]
+
+
+class _Deferral(threading.local):
+    """Stock of the values that the current thread has asked for while it decodes for an event loop. Its
+    ``stock`` is ``None`` on any other thread."""
+
+    stock: _Stock | None = None
+
+
+deferral = _Deferral()
+
+
+class Attempts:
+    """Decoding one value for an event loop, as often as it takes."""
+
+    __slots__ = ("_stock",)
+
+    def __init__(self) -> None:
+        self._stock: _Stock = {}
+
+    def of(self, decode: Callable[[], ResultT]) -> ResultT:
+        """Run ``decode`` over the memory that has come by now.
+
+        Raises:
+            NotThere: something is missing, which is on its way from now on.
+        """
+        before, deferral.stock = deferral.stock, self._stock
+        try:
+            return decode()
+        finally:
+            deferral.stock = before
+
+    def end(self) -> None:
+        """End the attempts: memory that is still on its way is not needed."""
+        stock, self._stock = self._stock, {}
+        for coming in stock.values():
+            coming.give_up()
+
+
+async def when_there(decode: Callable[[], ResultT]) -> ResultT:
+    """Return the result of ``decode``, once all that it needs has come. A cancelled caller leaves nothing
+    under way."""
+    import asyncio  # slow to import, and whoever fetches anything has this module
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # another kind of loop, which cannot wait for the doorbell
+        return decode()
+    attempts = Attempts()
+    try:
+        while True:
+            try:
+                return attempts.of(decode)
+            except NotThere as one:
+                ready = one.ready
+            await asyncio_waits().wait_until(ready)
+    finally:
+        attempts.end()
 
 
 #: To have memory for values of that size may take longer than a turn of an event loop: what nobody has used
@@ -218,7 +294,7 @@ class _Held:
         self._wait.end()
 
 
-def _defer(stock: Stock, where: Located, process: Any, held: Callable[[], bool]) -> None:
+def _defer(stock: _Stock, where: Located, process: Any, held: Callable[[], bool]) -> None:
     """Break decoding off as long as ``held()``."""
     key = _Held, where.number
     if held():

@@ -22,8 +22,7 @@ from conveyor.codec.pickling.unpickler import uncollected
 from conveyor.codec.tensors import encoding as tensor_headers
 from conveyor.codec.tensors.encoding import TENSOR
 from conveyor.device import base as devices
-from conveyor.direct.awaiting import when_there
-from conveyor.direct.fetching import read_into
+from conveyor.direct.fetching import read_into, when_there
 from conveyor.direct.memory import (
     address_of,
     hold_memory,

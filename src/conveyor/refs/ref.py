@@ -37,7 +37,7 @@ from conveyor.system_limits import explained
 from conveyor.typevars import ValueT
 
 # Rarely needed and slow to import, or of a higher layer.
-awaiting: Any = LaterModule("conveyor.direct.awaiting")
+fetching: Any = LaterModule("conveyor.direct.fetching")
 future: Any = LaterModule("conveyor.refs.future")
 imports: Any = LaterModule("conveyor.refs.imports")
 into: Any = LaterModule("conveyor.direct.into")
@@ -486,7 +486,7 @@ class Ref(_RefCore[ValueT], Placed):
             )
             yield from awaited.__await__()
         if may_have_stayed(self):
-            return cast("ValueT", (yield from awaiting.when_there(self.get).__await__()))
+            return cast("ValueT", (yield from fetching.when_there(self.get).__await__()))
         return self.get()
 
     def _awaited_as(self) -> Hashable:

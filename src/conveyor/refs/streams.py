@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.protocol import Runtime
 
 # Of a higher layer.
-awaiting: Any = LaterModule("conveyor.direct.awaiting")
+fetching: Any = LaterModule("conveyor.direct.fetching")
 
 
 #: No execution has such a number.
@@ -291,7 +291,7 @@ class StreamRef(Ref[list[ItemT]]):
                     wait = asyncio_waits().wait_or_cancel
                     await wait(self.done, self._blockers, self._awaited_as(), self._abandon)
                 if self._may_have_stayed():
-                    item = await awaiting.when_there(self._look_async)
+                    item = await fetching.when_there(self._look_async)
                 else:
                     item = self._look_async()
                 if item is not EMPTY:  # else another task has taken it

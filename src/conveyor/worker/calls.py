@@ -15,7 +15,7 @@ from conveyor.calls.pending import take_result
 from conveyor.calls.unsendable import blame_result
 from conveyor.codec import claims, encode_error
 from conveyor.codec.faults import NotThere
-from conveyor.direct.awaiting import Attempts
+from conveyor.direct.fetching import Attempts
 from conveyor.exceptions import ActorStartError, ArenaFullError, SerializationError
 from conveyor.later import LaterModule
 from conveyor.runtime.process import RESULT_BIT, Place, Process
