@@ -4,9 +4,13 @@ must pass, for graphs and for direct objects."""
 from __future__ import annotations
 
 from conveyor.exceptions import InjectedFault
-from conveyor.testing.conformance import Check, check_transport, transport_checks
+from conveyor.testing.conformance import (
+    Check,
+    check_tensor_transport_manager,
+    check_transport,
+    transport_checks,
+)
 from conveyor.testing.faults import FaultyTransport, fail_transfers, hold_transfers
-from conveyor.testing.managers import check_tensor_transport_manager
 
 __all__ = [
     "Check",
