@@ -236,30 +236,40 @@ class Done {
   std::vector<std::pair<nb::object, bool>> links_;
 };
 
-// The first `most` of the refs in a list that are done, and the others. Nobody else has the list.
-nb::tuple refs_done(nb::list refs, size_t most, nb::handle link, nb::handle own) {
+// Takes the first `most` of the refs that are done out of a list, in their order; None, and the list as it was, if fewer
+// than `least` are. In the usual loop (`ready, rest = wait(rest)`) the list is long and one is taken: no other is
+// counted up or down for it. Nobody else has the list.
+nb::object take_done(nb::list refs, size_t least, size_t most, nb::handle link, nb::handle own) {
   static uint64_t looks = 0;
   const uint64_t look = ++looks;
-  const Py_ssize_t n = PyList_GET_SIZE(refs.ptr());
+  const size_t n = nb::len(refs);
   const PyTypeObject* known = nullptr;
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    const nb::handle ref = PyList_GET_ITEM(refs.ptr(), i);
+  for (size_t i = 0; i < n; ++i) {
+    const nb::handle ref = PyList_GET_ITEM(refs.ptr(), Py_ssize_t(i));
     if (Py_TYPE(ref.ptr()) != known && !is_ref(ref.ptr())) throw nb::type_error((std::string("wait takes a list of refs; one is a ") + nb::cast<std::string>(ref.type().attr("__name__"))).c_str());
     known = Py_TYPE(ref.ptr());
     if (!nb::inst_ready(ref)) throw nb::type_error("wait takes a list of refs; one was never made whole");
     if (std::exchange(nb::inst_ptr<RefCore>(ref)->looked, look) == look) throw nb::value_error("wait takes each ref once");
   }
-  Done done(link, own);
-  nb::list found, rest;
-  Py_ssize_t i = 0;
-  for (; i < n && nb::len(found) < most; ++i) {
-    const nb::handle ref = PyList_GET_ITEM(refs.ptr(), i);
-    (done(ref) ? found : rest).append(ref);
+  std::vector<size_t> done;
+  {
+    Done is_done(link, own);
+    for (size_t i = 0; i < n && done.size() < most; ++i)
+      if (is_done(PyList_GET_ITEM(refs.ptr(), Py_ssize_t(i)))) done.push_back(i);
   }
-  const nb::object tail = nb::steal(PyList_GetSlice(refs.ptr(), i, n));
-  const Py_ssize_t end = PyList_GET_SIZE(rest.ptr());
-  if (!tail.is_valid() || PyList_SetSlice(rest.ptr(), end, end, tail.ptr()) != 0) throw nb::python_error();
-  return nb::make_tuple(found, rest);
+  if (done.size() < least) return nb::none();
+  nb::list taken;
+  for (size_t i : done) taken.append(nb::handle(PyList_GET_ITEM(refs.ptr(), Py_ssize_t(i))));
+  // The others move up, those that are taken to the end: each is in the list once, whatever fails.
+  PyObject** const items = PySequence_Fast_ITEMS(refs.ptr());
+  size_t end = done.empty() ? n : done.front();
+  for (size_t k = 0; k < done.size(); ++k) {
+    const size_t next = k + 1 < done.size() ? done[k + 1] : n;
+    end = size_t(std::copy(items + done[k] + 1, items + next, items + end) - items);
+  }
+  for (size_t k = 0; k < done.size(); ++k) items[end + k] = PyList_GET_ITEM(taken.ptr(), Py_ssize_t(k));
+  if (PyList_SetSlice(refs.ptr(), Py_ssize_t(end), Py_ssize_t(n), nullptr) != 0) throw nb::python_error();
+  return taken;
 }
 
 // Every gate that has leftovers looks at its rings.
@@ -451,10 +461,11 @@ void bind_graph(nb::module_& m) {
   m.def("refs_get_soon", &refs_get_soon, "refs"_a, nb::sig("def refs_get_soon(refs: list[Any]) -> list[Any] | None"), R"(
         The values of the first of ``refs``: of those before one that is not soon there, or has failed. ``None`` if
         there is anything else than refs.)");
-  m.def("refs_done", &refs_done, "refs"_a, "most"_a, "link"_a, "own"_a,
-        nb::sig("def refs_done(refs: list[Any], most: int, link: type, own: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]"), R"(
-        The first ``most`` of ``refs`` that are done, and the others, in their order. Nobody else has the list.
-        ``link``: the type of the sources of calls' refs. ``own``: the ``done`` of refs that do not override it.
+  m.def("take_done", &take_done, "refs"_a, "least"_a, "most"_a, "link"_a, "own"_a,
+        nb::sig("def take_done(refs: list[Any], least: int, most: int, link: type, own: Callable[[Any], bool]) -> list[Any] | None"), R"(
+        Take the first ``most`` of ``refs`` that are done out of the list, in their order; ``None``, and the list stays
+        as it was, if fewer than ``least`` are. Nobody else has the list. ``link``: the type of the sources of calls'
+        refs. ``own``: the ``done`` of refs that do not override it.
 
         ``TypeError``: one is no ref. ``ValueError``: one is there twice.)");
   m.def("refs_among", [](nb::tuple args, nb::handle kwargs) { return refs_among(args, kwargs); }, "args"_a, "kwargs"_a.none(),

@@ -156,7 +156,7 @@ def wait(
             raise TypeError(f"wait() takes a list of references, not {type(given).__name__}")
         wanted = f"from 1 to the number of references, which is {len(refs)}"
         check_count(num_returns, "num_returns", wanted, 1, len(refs))
-        return context.current().wait(list(refs), num_returns, timeout)
+        return context.current().wait(refs, num_returns, timeout)
     except Exception as error:
         raise trimmed(error)  # noqa: B904
 

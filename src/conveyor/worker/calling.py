@@ -189,15 +189,16 @@ class CallingRuntime:
         timeout = check_timeout(timeout)
         if not 0 < num_returns <= len(refs):
             raise ValueError(f"num_returns must be from 1 to {len(refs)}, not {num_returns}")
-        found = _core.refs_done(refs, num_returns, Link, Ref.done)
-        if len(found[0]) == num_returns:
-            return found
+        found = _core.take_done(refs, num_returns, num_returns, Link, Ref.done)
+        if found is not None:
+            return found, refs
         time_limit = TimeLimit(timeout)
 
         def ready() -> bool:
             nonlocal found
-            found = _core.refs_done(refs, num_returns, Link, Ref.done)
-            return len(found[0]) == num_returns or time_limit.over()
+            if found is None:
+                found = _core.take_done(refs, num_returns, num_returns, Link, Ref.done)
+            return found is not None or time_limit.over()
 
         def ask(question: int) -> Blockers | None:
             missing = [ref for ref in refs if not ref.done()]
@@ -214,4 +215,7 @@ class CallingRuntime:
                 lambda: outstanding(refs),
                 wait,
             )
-        return found
+        if found is None:
+            found = _core.take_done(refs, 0, num_returns, Link, Ref.done)
+            assert found is not None
+        return found, refs

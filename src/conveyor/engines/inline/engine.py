@@ -398,8 +398,7 @@ class InlineRuntime(CallingRuntime):
         if found is None:
             raise RuntimeStateError(f"actor {actor.name} belongs to another session")
         if found.comes_back:
-            found.lasting.restarts += 1
-            return self._make_again(found)
+            return self._make_again(found, restarts=1)
         return found
 
     def known(self, actor: ActorId) -> Actor:
@@ -411,13 +410,14 @@ class InlineRuntime(CallingRuntime):
         found = self.actor(actor)
         return found if found.alive else self._make_again(found)
 
-    def _make_again(self, dead: Actor) -> Actor:
+    def _make_again(self, dead: Actor, restarts: int = 0) -> Actor:
         lasting = dead.lasting
         if lasting.ended or lasting.kept is None:
             raise dead.death()
         with self.lines.lock:
             if self._actors.get(dead.id.index) is not dead:
                 return self._actors[dead.id.index]
+            lasting.restarts += restarts
             actor = self._actors[dead.id.index] = self._make_actor(dead.id, lasting)
         try:
             cls, args, kwargs = lasting.kept.call()
