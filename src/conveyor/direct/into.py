@@ -50,18 +50,18 @@ from conveyor.exceptions import SerializationError
 from conveyor.refs.ref import Arriving, Ref
 from conveyor.refs.streams import StreamRef
 
-#: Device, address and bytes of a target.
-Place = tuple[str, int, int]
+#: Memory of a target: device, address and bytes.
+Region = tuple[str, int, int]
 
 
-def place_of(one: Any) -> Place:
-    """Return the place of a tensor or an array that has memory of its own."""
+def region_of(one: Any) -> Region:
+    """Return the region of a tensor or an array that has memory of its own."""
     return _where(one), address_of(one), nbytes_of(one)
 
 
-def sharing(places: Sequence[Place]) -> Iterator[tuple[int, int]]:
+def sharing(regions: Sequence[Region]) -> Iterator[tuple[int, int]]:
     """Pairs of targets, by their numbers, that have memory in common: enough of them for each that does."""
-    lying = sorted([(*place, i) for i, place in enumerate(places) if place[2]])
+    lying = sorted([(*region, i) for i, region in enumerate(regions) if region[2]])
     last = None  # of those before, the one that reaches furthest
     for where, start, size, i in lying:
         if last is not None and last[0] == where and start < last[1]:
@@ -71,19 +71,19 @@ def sharing(places: Sequence[Place]) -> Iterator[tuple[int, int]]:
 
 
 def check_shares(
-    found: Sequence[tuple[Path, Any]], targets: Sequence[Any], places: Sequence[Place]
+    found: Sequence[tuple[Path, Any]], targets: Sequence[Any], regions: Sequence[Region]
 ) -> bool:
-    """Raise if memory of ``targets``, which lie at ``places``, is to take two parts of the value that are not
-    the same memory: the last would be in both places. Returns whether any of it is to take two parts.
+    """Raise if memory of ``targets``, which lie in ``regions``, is to take two parts of the value that are
+    not the same memory: the last would be in both. Returns whether any of it is to take two parts.
 
     Raises:
         ValueError: it is.
     """
     shares = False
-    for i, j in sharing(places):
+    for i, j in sharing(regions):
         shares = True
         (one_path, one), (other_path, other) = found[i], found[j]
-        if not _is_shared(one, other, places[j][1] - places[i][1]):
+        if not _is_shared(one, other, regions[j][1] - regions[i][1]):
             what = (
                 "one target is to take"
                 if targets[i] is targets[j]
@@ -198,9 +198,9 @@ def get_each_into(refs: Any, into: Any, timeout: float | None) -> Any:
 def _check_apart(ahead: Sequence[tuple[Ref, Targets]]) -> None:
     """Raise if two references are to be received into the same memory."""
     every = [
-        (i, targets.place_of(one)) for i, (_, targets) in enumerate(ahead) for one in targets.all
+        (i, targets.region_of(one)) for i, (_, targets) in enumerate(ahead) for one in targets.all
     ]
-    for a, b in sharing([place for _, place in every]):
+    for a, b in sharing([region for _, region in every]):
         i, j = sorted([every[a][0], every[b][0]])
         if ahead[i][0] is not ahead[j][0]:
             raise ValueError(
@@ -245,10 +245,10 @@ class Targets:
             where = named([key if self._by_path else (key,)])
             raise type(error)(f"{where} of {self._what.removesuffix('=')}: {error}") from None
 
-    def place_of(self, one: Any) -> Place:
-        """Return the place of one of the targets."""
+    def region_of(self, one: Any) -> Region:
+        """Return the region of one of the targets."""
         room = self.rooms[id(one)]
-        return place_of(one) if room is None else ("cpu", *room)
+        return region_of(one) if room is None else ("cpu", *room)
 
     @property
     def all(self) -> list[Any]:
@@ -333,7 +333,7 @@ def receive(value: Any, targets: Targets) -> Any:
         value = _as_array(value)  # a part of one element is a scalar, of NumPy's
     apart = targets.apart(value, fresh)
     taking = targets.for_leaves(apart)
-    check_shares(apart.leaves, taking, [targets.place_of(one) for one in taking])
+    check_shares(apart.leaves, taking, [targets.region_of(one) for one in taking])
     leaves = [leaf for _, leaf in apart.leaves]
     _copy(leaves if fresh else unwritten(leaves, taking), taking)
     return taking[0] if targets.single else apart.put_together(taking)
@@ -365,7 +365,7 @@ def _fetched(unfetched: Unfetched, targets: Targets) -> tuple[Any, bool]:
         if apart.unseen or (isinstance(apart, Pickled) and not skeleton.blind):
             return unfetched.fetch(), False  # the user's code expects it
         taking = targets.for_leaves(apart)
-        shares = check_shares(apart.leaves, taking, [targets.place_of(one) for one in taking])
+        shares = check_shares(apart.leaves, taking, [targets.region_of(one) for one in taking])
         if where.joined:
             return unfetched.fetch(), False
         # By the number of a range, the target that it is read into.
@@ -398,8 +398,8 @@ def _fetched(unfetched: Unfetched, targets: Targets) -> tuple[Any, bool]:
 def _overlap(rooms: Iterable[tuple[int, int]]) -> bool:
     """Whether some of the rooms share memory, as those of targets do that are tied in another way than the
     value is."""
-    places = sorted((start, start + length) for start, length in rooms)
-    return any(end > start for (_, end), (start, _) in pairwise(places))
+    ends = sorted((start, start + length) for start, length in rooms)
+    return any(end > start for (_, end), (start, _) in pairwise(ends))
 
 
 def _tell_autograd(targets: Sequence[Any]) -> None:
@@ -460,18 +460,18 @@ def _copy_to_tensor(leaf: Any, target: Any, streams: dict[Any, Any]) -> None:
 
 
 #: By parameter: the path of an attribute of the instance, or a function of the instance.
-Places = Mapping[str, "str | Callable[[Any], Any]"]
+ReceiveInto = Mapping[str, "str | Callable[[Any], Any]"]
 
 
-def receiving(function: Callable[..., Any], places: Places) -> Callable[..., Any]:
+def receiving(function: Callable[..., Any], receive_into: ReceiveInto) -> Callable[..., Any]:
     """Wrap the method ``function`` so that it finds these arguments in memory of its instance."""
     signature = inspect.signature(function)
 
     def to_receive(bound: inspect.BoundArguments, instance: Any) -> Iterator[_Argument]:
-        for name, place in places.items():
+        for name, into in receive_into.items():
             if name in bound.arguments:
                 value = bound.arguments[name]
-                yield _Argument(function.__name__, name, value, instance, place)
+                yield _Argument(function.__name__, name, value, instance, into)
 
     def received(args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         bound = signature.bind(*args, **kwargs)
@@ -534,11 +534,11 @@ def _not_begun() -> Iterator[None]:
 class _Argument:
     """Argument that is received into memory of the instance."""
 
-    def __init__(self, method: str, name: str, value: Any, instance: Any, place: Any) -> None:
+    def __init__(self, method: str, name: str, value: Any, instance: Any, path: Any) -> None:
         self._method, self.name = method, name
         self._value = value
-        self._place = place
-        self._into = place(instance) if callable(place) else _found(method, name, instance, place)
+        self._path = path
+        self._into = path(instance) if callable(path) else _found(method, name, instance, path)
 
     def receive(self) -> Any:
         """Return the argument, in its place. A call that was broken off can be repeated."""
@@ -553,7 +553,7 @@ class _Argument:
         except (TypeError, ValueError) as error:
             if type(error) not in (TypeError, ValueError):
                 raise  # it is of the value, and says so
-            where = "" if callable(self._place) else f" into self.{self._place}"
+            where = "" if callable(self._path) else f" into self.{self._path}"
             raise type(error)(
                 f"{self._method}() cannot receive {self.name!r}{where}: {error}"
             ) from None

@@ -202,15 +202,15 @@ def place_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderPlace], int
             tuple(edge for edge in does.sends if EXECUTOR in plan.edges[edge].readers),
         )
     offsets = {}
-    for place, (tasks, receives, sends, outputs) in parts.items():
-        offsets[place] = at
+    for participant, (tasks, receives, sends, outputs) in parts.items():
+        offsets[participant] = at
         at += _core.Recorder.bytes(len(tasks), len(receives), len(sends), len(outputs), slots)
     at = -(-at // _PAGE) * _PAGE
     places = {}
-    for place, (tasks, receives, sends, outputs) in parts.items():
+    for participant, (tasks, receives, sends, outputs) in parts.items():
         numbered = {edge: number for number, edge in enumerate(outputs)}
-        begin = control, offsets[place], at, slots
-        places[place] = RecorderPlace(*begin, tasks, receives, sends, numbered)
+        begin = control, offsets[participant], at, slots
+        places[participant] = RecorderPlace(*begin, tasks, receives, sends, numbered)
         at += EVENT_CAPACITY * _core.EVENT_BYTES
     return places, at
 
@@ -230,14 +230,14 @@ class Track(Struct, frozen=True):
     """A process of a graph, as a trace shows it. ``track``: the number of its one track; ``None``: each of
     its threads has one."""
 
-    place: int
+    participant: int
     name: str
     pid: int
     track: int | None
 
 
-def _place_name(plan: Plan, place: int) -> str:
-    return "the driver" if place == EXECUTOR else plan.actors[place].name
+def _participant_name(plan: Plan, participant: int) -> str:
+    return "the driver" if participant == EXECUTOR else plan.actors[participant].name
 
 
 class Recording:
@@ -249,12 +249,12 @@ class Recording:
         """``name``: of the graph."""
         self.places = places
         self.recorders = {
-            place: where.open(
+            participant: where.open(
                 segment,
-                f"{_place_name(plan, place)} in {name}",
-                threads=place == EXECUTOR,
+                f"{_participant_name(plan, participant)} in {name}",
+                threads=participant == EXECUTOR,
             )
-            for place, where in places.items()
+            for participant, where in places.items()
         }
         self._plan = plan
         self._lock = threading.Lock()
@@ -309,8 +309,8 @@ class Recording:
     def events(self) -> dict[int, tuple[bytes, int]]:
         """Return the events of each process, once, and how many were lost for want of room."""
         return {
-            place: (recorder.take_events(), recorder.dropped)
-            for place, recorder in self.recorders.items()
+            participant: (recorder.take_events(), recorder.dropped)
+            for participant, recorder in self.recorders.items()
         }
 
 

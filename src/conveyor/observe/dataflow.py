@@ -58,10 +58,10 @@ def dataflow(plan: Plan) -> Dataflow:
     found = Values(plan)
     # Inputs with many readers travel on several edges.
     source_of = {bundle.keys: plan.edges[bundle.edge].source for bundle in plan.inputs}
-    places = {keys: place for place, keys in enumerate(source_of)}
+    positions = {keys: position for position, keys in enumerate(source_of)}
     nodes = [Node("input", printable(source), EXECUTOR) for source in source_of.values()]
-    inputs = {bundle.edge: places[bundle.keys] for bundle in plan.inputs}
-    holder = {key: place for keys, place in places.items() for key in keys}
+    inputs = {bundle.edge: positions[bundle.keys] for bundle in plan.inputs}
+    holder = {key: position for keys, position in positions.items() for key in keys}
     passed = _passed(plan)
     for key in passed:
         if key not in holder:
@@ -133,9 +133,9 @@ def edge_details(edge: Edge) -> tuple[str, str]:
     return printable(f"{edge.route}, depth {edge.depth}"), printable(edge.reason)
 
 
-def place_name(plan: Plan, place: int) -> str:
+def participant_name(plan: Plan, participant: int) -> str:
     """Return the name of an actor, or ``"driver"``."""
-    return "driver" if place == EXECUTOR else printable(plan.actors[place].name)
+    return "driver" if participant == EXECUTOR else printable(plan.actors[participant].name)
 
 
 def printable(text: str) -> str:
@@ -184,12 +184,12 @@ class Row:
 class Column:
     """The steps of one process.
 
-    place: the actor's number, or ``EXECUTOR``.
+    participant: the actor's number, or ``EXECUTOR``.
     title: its name.
     rows: its steps, in order.
     """
 
-    place: int
+    participant: int
     title: str
     rows: tuple[Row, ...]
 
@@ -197,8 +197,12 @@ class Column:
 def columns(plan: Plan) -> tuple[Column, ...]:
     """Make the driver's column, then one for each actor."""
     return tuple(
-        Column(place, place_name(plan, place), tuple(_row(plan, m) for m in moves(plan, place)))
-        for place in (EXECUTOR, *range(len(plan.actors)))
+        Column(
+            participant,
+            participant_name(plan, participant),
+            tuple(_row(plan, m) for m in moves(plan, participant)),
+        )
+        for participant in (EXECUTOR, *range(len(plan.actors)))
     )
 
 
@@ -208,5 +212,5 @@ def _row(plan: Plan, move: Move) -> Row:
         return Row(kind, printable(plan.tasks[number].label), "")
     edge = plan.edges[number]
     peers = edge.readers if kind == "send" else (edge.writer,)
-    names = ", ".join(place_name(plan, peer) for peer in peers)
+    names = ", ".join(participant_name(plan, peer) for peer in peers)
     return Row(kind, f"#{edge.id} {printable(edge.source)}", names)

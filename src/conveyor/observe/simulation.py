@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from conveyor.exceptions import RuntimeStateError
 from conveyor.graph.compiled import GraphInfo
-from conveyor.observe.dataflow import place_name, printable
+from conveyor.observe.dataflow import participant_name, printable
 from conveyor.observe.drawing.picture import draw_timeline, write_svg
 from conveyor.observe.stats import GraphStats, Times, read_stats
 from conveyor.observe.units import duration
@@ -448,7 +448,7 @@ def shares(plan: Plan, timeline: Timeline) -> tuple[Share, ...]:
     length = end - begin
     made = []
     for info in plan.actors:
-        spans = [span for span in timeline.spans if span.place == info.index]
+        spans = [span for span in timeline.spans if span.participant == info.index]
         computing = sum(span.seconds for span in spans if span.kind == "compute")
         sending = sum(span.seconds for span in spans if span.kind == "send")
         waiting = sum(span.seconds for span in spans if span.kind == "wait")
@@ -456,7 +456,7 @@ def shares(plan: Plan, timeline: Timeline) -> tuple[Share, ...]:
         whole = length or 1.0
         made.append(
             Share(
-                place_name(plan, info.index),
+                participant_name(plan, info.index),
                 computing / whole,
                 sending / whole,
                 waiting / whole,
@@ -468,14 +468,18 @@ def shares(plan: Plan, timeline: Timeline) -> tuple[Share, ...]:
 
 def window(timeline: Timeline) -> tuple[float, float]:
     """Return when the first actor begins to work, and when the last one ends."""
-    work = [span for span in timeline.spans if span.kind in ("compute", "send") and span.place >= 0]
+    work = [
+        span
+        for span in timeline.spans
+        if span.kind in ("compute", "send") and span.participant >= 0
+    ]
     return min(span.start for span in work), max(span.end for span in work)
 
 
 def critical_path(timeline: Timeline) -> tuple[Link, ...]:
     """Follow the last result back to the first submission, from each span to the one it waited for last."""
-    place = max(range(len(timeline.ends)), key=lambda n: timeline.completed[n])
-    at = timeline.ends[place]
+    participant = max(range(len(timeline.ends)), key=lambda n: timeline.completed[n])
+    at = timeline.ends[participant]
     links: list[Link] = []
     spans = timeline.spans
     while at >= 0:
@@ -555,17 +559,21 @@ def write_trace(path: str | os.PathLike[str], name: str, plan: Plan, timeline: T
 
 
 def _events(name: str, plan: Plan, timeline: Timeline) -> Iterator[dict[str, Any]]:
-    places = (EXECUTOR, *range(len(plan.actors)))
-    for place in places:
-        title = f"{place_name(plan, place)} (simulated)"
-        yield _metadata("process_name", _pid(place), 0, {"name": title})
-        yield _metadata("process_sort_index", _pid(place), 0, {"sort_index": _pid(place)})
-        yield _metadata("thread_name", _pid(place), _pid(place), {"name": name})
+    participants = (EXECUTOR, *range(len(plan.actors)))
+    for participant in participants:
+        title = f"{participant_name(plan, participant)} (simulated)"
+        yield _metadata("process_name", _pid(participant), 0, {"name": title})
+        yield _metadata(
+            "process_sort_index", _pid(participant), 0, {"sort_index": _pid(participant)}
+        )
+        yield _metadata("thread_name", _pid(participant), _pid(participant), {"name": name})
     # Transfers run beside the actor's work, so the transfers of each edge have a track of their own.
-    out_of_band = {(s.place, s.number): s.label for s in timeline.spans if s.kind == "transfer"}
-    for (place, edge), label in out_of_band.items():
+    out_of_band = {
+        (s.participant, s.number): s.label for s in timeline.spans if s.kind == "transfer"
+    }
+    for (participant, edge), label in out_of_band.items():
         track = {"name": f"tensors of {printable(label)}"}
-        yield _metadata("thread_name", _pid(place), _transfers(plan, edge), track)
+        yield _metadata("thread_name", _pid(participant), _transfers(plan, edge), track)
 
     sent: dict[tuple[int, int], Span] = {}
     inputs = [bundle.edge for bundle in plan.inputs]
@@ -582,9 +590,9 @@ def _events(name: str, plan: Plan, timeline: Timeline) -> Iterator[dict[str, Any
         if span.kind == "receive" and (span.number, span.execution) in sent:
             flow += 1
             source = sent[span.number, span.execution]
-            for more, at, place in (
-                ({"ph": "s"}, source.start, source.place),
-                ({"ph": "f", "bp": "e"}, span.start, span.place),
+            for more, at, participant in (
+                ({"ph": "s"}, source.start, source.participant),
+                ({"ph": "f", "bp": "e"}, span.start, span.participant),
             ):
                 yield {
                     **more,
@@ -592,8 +600,8 @@ def _events(name: str, plan: Plan, timeline: Timeline) -> Iterator[dict[str, Any
                     "name": printable(span.label),
                     "cat": "edge",
                     "ts": _us(at),
-                    "pid": _pid(place),
-                    "tid": _pid(place),
+                    "pid": _pid(participant),
+                    "tid": _pid(participant),
                 }
 
 
@@ -605,15 +613,15 @@ def _slice(plan: Plan, span: Span) -> dict[str, Any]:
         "cat": _CATEGORIES.get(span.kind, span.kind),
         "ts": _us(span.start),
         "dur": _us(span.seconds),
-        "pid": _pid(span.place),
-        "tid": _transfers(plan, span.number) if apart else _pid(span.place),
+        "pid": _pid(span.participant),
+        "tid": _transfers(plan, span.number) if apart else _pid(span.participant),
         "args": {"execution": span.execution, "why": span.why},
     }
 
 
-def _pid(place: int) -> int:
-    """Return a made-up pid for a place, since there is no process. Viewers want numbers above 0."""
-    return place + 2
+def _pid(participant: int) -> int:
+    """Return a made-up pid for a participant, since there is no process. Viewers want numbers above 0."""
+    return participant + 2
 
 
 def _transfers(plan: Plan, edge: int) -> int:

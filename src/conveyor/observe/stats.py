@@ -19,7 +19,7 @@ from conveyor.graph.telemetry import (
     RecorderPlace,
     RemoteStatus,
 )
-from conveyor.observe.dataflow import place_name, printable
+from conveyor.observe.dataflow import participant_name, printable
 from conveyor.observe.units import duration, size
 from conveyor.plan.model import EXECUTOR, Plan
 
@@ -154,17 +154,17 @@ def read_stats(graph: GraphInfo) -> GraphStats:
     tasks: dict[int, TaskStats] = {}
     sent: dict[int, tuple[int, int, int]] = {}
     waits: dict[int, list[WaitStats]] = {edge.id: [] for edge in plan.edges}
-    for place, where in places.items():
-        name = place_name(plan, place)
-        sight = remote_status.seen.get(place)
+    for participant, where in places.items():
+        name = participant_name(plan, participant)
+        sight = remote_status.seen.get(participant)
         if sight is not None and sight.counted is not None:
             noted = _of_another_host(sight.counted, now)
         else:
-            noted = _of_this_host(recorders[place], where)
+            noted = _of_this_host(recorders[participant], where)
         for edge, waited in zip(where.receives, noted.receives, strict=True):
             waits[edge].append(WaitStats(name, times(waited)))
         sent.update(zip(where.sends, noted.sends, strict=True))
-        if place == EXECUTOR:
+        if participant == EXECUTOR:
             continue
         running_now = noted.running
         for index, task in enumerate(where.tasks):
@@ -186,7 +186,7 @@ def read_stats(graph: GraphInfo) -> GraphStats:
             EdgeStats(
                 edge.id,
                 printable(edge.source),
-                place_name(plan, edge.writer),
+                participant_name(plan, edge.writer),
                 *sent[edge.id],
                 tuple(waits[edge.id]),
             )
@@ -227,20 +227,25 @@ def _of_another_host(counted: Counted, now: int) -> _Noted:
 def _arenas(progress: Progress, remote_status: RemoteStatus) -> dict[int, int]:
     """Return the arena sizes, by actor. For an actor on another node, that node tells it: this node only
     knows the values of the actor that have come here."""
-    return progress.arena_bytes | {place: s.page.memory for place, s in remote_status.seen.items()}
+    return progress.arena_bytes | {
+        participant: s.page.memory for participant, s in remote_status.seen.items()
+    }
 
 
 def _unknown(graph: GraphInfo, remote_status: RemoteStatus) -> dict[str, str]:
     hosts = graph.hosts
     return {
-        place_name(graph.plan, place): remote_status.why_unknown(name)
-        for place, name in hosts.items()
-        if name != hosts[EXECUTOR] and place not in remote_status.seen
+        participant_name(graph.plan, participant): remote_status.why_unknown(name)
+        for participant, name in hosts.items()
+        if name != hosts[EXECUTOR] and participant not in remote_status.seen
     }
 
 
 def _by_name(plan: Plan, numbers: dict[int, int]) -> dict[str, int]:
-    return {place_name(plan, place): number for place, number in sorted(numbers.items())}
+    return {
+        participant_name(plan, participant): number
+        for participant, number in sorted(numbers.items())
+    }
 
 
 def times(histogram: Histogram) -> Times:

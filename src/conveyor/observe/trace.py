@@ -30,7 +30,7 @@ from conveyor.graph.telemetry import (
     RemoteStatus,
     Track,
 )
-from conveyor.observe.dataflow import place_name, printable
+from conveyor.observe.dataflow import participant_name, printable
 from conveyor.observe.units import duration
 from conveyor.plan.model import EXECUTOR, Plan
 
@@ -119,21 +119,21 @@ def remote_events(
     its end. ``hosts``: the node's name, by actor."""
     events: dict[int, RemoteEvents] = {}
     unknown: dict[int, str] = {}
-    for place, host in hosts.items():
+    for participant, host in hosts.items():
         if host == hosts[EXECUTOR]:
             continue
-        sight = ended.seen.get(place)
-        before, after = begun.clocks.get(place), ended.clocks.get(place)
-        if place not in begun.seen:
-            unknown[place] = begun.why_unknown(host)
+        sight = ended.seen.get(participant)
+        before, after = begun.clocks.get(participant), ended.clocks.get(participant)
+        if participant not in begun.seen:
+            unknown[participant] = begun.why_unknown(host)
         elif sight is None:
-            unknown[place] = ended.why_unknown(host)
+            unknown[participant] = ended.why_unknown(host)
         elif sight.events is None:
-            unknown[place] = "the graph was laid anew while it was traced"
+            unknown[participant] = "the graph was laid anew while it was traced"
         elif before is None or after is None:
-            unknown[place] = "its host's clock has not answered"
+            unknown[participant] = "its host's clock has not answered"
         else:
-            events[place] = RemoteEvents(sight.events, Alignment(before, after))
+            events[participant] = RemoteEvents(sight.events, Alignment(before, after))
     return RemoteTrace(hosts, events, unknown)
 
 
@@ -173,7 +173,7 @@ class _Slice(NamedTuple):
     execution: int
     bytes: int
     flags: int
-    place: int
+    participant: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class Slices:
         collected = recording.events()
         made: list[_Slice] = []
         for member in members:
-            where = recording.places[member.place]
+            where = recording.places[member.participant]
             numbers = {
                 _TASK: where.tasks,
                 _WAIT: where.receives,
@@ -228,13 +228,13 @@ class Slices:
                 _EXECUTE: (0,),
                 _ROOM: (0,),
             }
-            far = remote_status.get(member.place)
+            far = remote_status.get(member.participant)
             if far is None:
-                data, self.dropped[member.place] = collected[member.place]
-                running = recording.recorders[member.place].running
+                data, self.dropped[member.participant] = collected[member.participant]
+                running = recording.recorders[member.participant].running
                 here: Callable[[int], int] = _same
             else:
-                data, self.dropped[member.place] = far.events.data, far.events.dropped
+                data, self.dropped[member.participant] = far.events.data, far.events.dropped
                 running, here = far.events.running, far.clock.here
             for begin, end, execution, size, index, thread, kind, flags, _ in _EVENT.iter_unpack(
                 data
@@ -252,7 +252,7 @@ class Slices:
                         execution,
                         size,
                         flags,
-                        member.place,
+                        member.participant,
                     )
                 )
             if running is not None:
@@ -262,7 +262,15 @@ class Slices:
                 number = where.tasks[task]
                 self.unfinished.append(
                     _Slice(
-                        since, since - until, track, _TASK, number, execution, 0, 0, member.place
+                        since,
+                        since - until,
+                        track,
+                        _TASK,
+                        number,
+                        execution,
+                        0,
+                        0,
+                        member.participant,
                     )
                 )
         made.sort()
@@ -287,22 +295,22 @@ class RemoteTrace(NamedTuple):
     events: Mapping[int, RemoteEvents]
     unknown: Mapping[int, str]
 
-    def clock(self, place: int) -> dict[str, Any]:
+    def clock(self, participant: int) -> dict[str, Any]:
         """Describe how the times of a process were converted to this node's clock."""
-        clock = self.events[place].clock
+        clock = self.events[participant].clock
         return {
-            "host": self.hosts[place],
+            "host": self.hosts[participant],
             "ahead_ns": clock.after.ahead,
             "error_ns": clock.error,
         }
 
-    def where(self, place: int) -> str:
+    def where(self, participant: int) -> str:
         """Return the text after a process's name: its node, and the error of its times or why it has none."""
-        if place in self.events:
-            error = duration(self.events[place].clock.error / 1e9)
-            return f" on {self.hosts[place]}, times within {error}"
-        if place in self.unknown:
-            return f" on {self.hosts[place]}: {self.unknown[place]}"
+        if participant in self.events:
+            error = duration(self.events[participant].clock.error / 1e9)
+            return f" on {self.hosts[participant]}, times within {error}"
+        if participant in self.unknown:
+            return f" on {self.hosts[participant]}: {self.unknown[participant]}"
         return ""
 
 
@@ -319,12 +327,12 @@ def write_events(
     metadata = {
         "graph": name,
         "clock": "CLOCK_MONOTONIC",
-        "dropped_events": {place_name(plan, p): n for p, n in slices.dropped.items()},
+        "dropped_events": {participant_name(plan, p): n for p, n in slices.dropped.items()},
     }
     if far.hosts:
         metadata["clock"] = f"CLOCK_MONOTONIC of {far.hosts[EXECUTOR]}"
-        metadata["clocks"] = {place_name(plan, p): far.clock(p) for p in far.events}
-        metadata["not_known"] = {place_name(plan, p): why for p, why in far.unknown.items()}
+        metadata["clocks"] = {participant_name(plan, p): far.clock(p) for p in far.events}
+        metadata["not_known"] = {participant_name(plan, p): why for p, why in far.unknown.items()}
     file.write('{"displayTimeUnit": "ns", "otherData": ')
     json.dump(metadata, file)
     file.write(',\n"traceEvents": [\n')
@@ -344,25 +352,25 @@ def _all_events(
     far: RemoteTrace,
 ) -> Iterator[str]:
     plan = slices.plan
-    tracks = {s.track: s.place for s in slices.slices}
-    tracks |= {s.track: s.place for s in slices.unfinished}
+    tracks = {s.track: s.participant for s in slices.slices}
+    tracks |= {s.track: s.participant for s in slices.unfinished}
     processes: dict[int, str] = {}
     for member in members:
         shared = [m for m in members if m.pid == member.pid]
         processes[member.pid] = member.name if len(shared) == 1 else "inline"
         if member.track is not None:
-            tracks[member.pid, member.track] = member.place
-    shown = {member.pid: far.where(member.place) for member in members}
+            tracks[member.pid, member.track] = member.participant
+    shown = {member.pid: far.where(member.participant) for member in members}
     for order, (pid, process) in enumerate(processes.items()):
         yield _metadata("process_name", pid, 0, {"name": process + shown[pid]})
         yield _metadata("process_sort_index", pid, 0, {"sort_index": order})
-    for (pid, thread), place in tracks.items():
+    for (pid, thread), participant in tracks.items():
         track = (
             thread_names.get(thread, f"thread {thread}")
-            if place == EXECUTOR
-            else place_name(plan, place)
+            if participant == EXECUTOR
+            else participant_name(plan, participant)
         )
-        if place != EXECUTOR and processes[pid] == track:
+        if participant != EXECUTOR and processes[pid] == track:
             track = name
         yield _metadata("thread_name", pid, thread, {"name": track})
 

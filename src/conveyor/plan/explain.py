@@ -54,7 +54,10 @@ def explain(plan: Plan, name: str = "", hosts: Mapping[int, str] | None = None) 
         f"{name}{name and ': '}{counted(len(plan.actors), 'actor')}, {counted(len(plan.tasks), 'task')}, "
         f"{counted(len(plan.edges), 'edge')}; up to {counted(plan.depth, 'execution')} on the way\n"
         f"execute({_parameters(plan)}) → {_results(plan)}",
-        *(_block(_name(plan, place), _steps(plan, place, values)) for place in (EXECUTOR, *actors)),
+        *(
+            _block(_name(plan, participant), _steps(plan, participant, values))
+            for participant in (EXECUTOR, *actors)
+        ),
         _edges(plan, hosts or {}),
     ]
     if plan.overlap:
@@ -90,12 +93,12 @@ def _leaf(leaf: Leaf, sources: Sequence[str]) -> str:
     return sources[leaf]
 
 
-def _steps(plan: Plan, place: int, values: Values) -> list[tuple[str, str, str]]:
-    """Say what the process at ``place`` does: the kind, what it is about, and with whom."""
+def _steps(plan: Plan, participant: int, values: Values) -> list[tuple[str, str, str]]:
+    """Say what ``participant`` does: the kind, what it is about, and with whom."""
     steps: list[tuple[str, str, str]] = []
-    for kind, number in moves(plan, place):
+    for kind, number in moves(plan, participant):
         if kind == "call":
-            task, held = plan.tasks[number], values.held[place]
+            task, held = plan.tasks[number], values.held[participant]
             steps.append((kind, _call(plan, task, held), _unused(task, held)))
         else:
             edge = plan.edges[number]
@@ -245,12 +248,12 @@ def _overlap(plan: Plan) -> list[str]:
     return lines
 
 
-def _names(plan: Plan, places: Iterable[int]) -> str:
-    return ", ".join(_name(plan, place) for place in places)
+def _names(plan: Plan, participants: Iterable[int]) -> str:
+    return ", ".join(_name(plan, participant) for participant in participants)
 
 
-def _name(plan: Plan, place: int) -> str:
-    return "driver" if place == EXECUTOR else plan.actors[place].name
+def _name(plan: Plan, participant: int) -> str:
+    return "driver" if participant == EXECUTOR else plan.actors[participant].name
 
 
 def counted(number: int, noun: str) -> str:

@@ -168,9 +168,9 @@ task that is called or of the edge. ``"try"`` opens a receive that comes later, 
 beside the edge's frames."""
 
 
-def moves(plan: Plan, place: int) -> Iterator[Move]:
-    """List what the process at ``place`` (an actor's number, or ``EXECUTOR``) does, in order."""
-    if place == EXECUTOR:
+def moves(plan: Plan, participant: int) -> Iterator[Move]:
+    """List what ``participant`` (an actor's number, or ``EXECUTOR``) does, in order."""
+    if participant == EXECUTOR:
         for bundle in plan.inputs:
             yield "send", bundle.edge
         streams = dict(plan.streams)
@@ -179,7 +179,7 @@ def moves(plan: Plan, place: int) -> Iterator[Move]:
                 yield "recv", streams[edge]
             yield "recv", edge
         return
-    for step in plan.programs[place].steps:
+    for step in plan.programs[participant].steps:
         match step:
             case Recv():
                 yield "recv", step.edge

@@ -51,18 +51,18 @@ come. ``"start"``: nothing."""
 class Span:
     """Something that a process does for a time.
 
-    place: the actor's number, or ``EXECUTOR``.
+    participant: the actor's number, or ``EXECUTOR``.
     kind: what it is.
     label: the task, or what comes on the edge.
     number: the number of the task, or of the edge; -1 where it is about neither.
     execution: the execution, counted from 0; -1: it is about none.
     start, end: seconds since the beginning.
     why: what it had waited for last.
-    after: the place in ``Timeline.spans`` of the span that had to end before this one could begin, the last
+    after: the position in ``Timeline.spans`` of the span that had to end before this one could begin, the last
         of them to do so; -1: there is none.
     """
 
-    place: int
+    participant: int
     kind: SpanKind
     label: str
     number: int
@@ -85,7 +85,7 @@ class Timeline:
     spans: all of them. The spans of one process stand in order, but for transfers, which go on beside.
     submitted: for each execution, when its submission begins.
     completed: for each execution, when the last of its results is with the executor.
-    ends: for each execution, the place of the span that its completion waited for.
+    ends: for each execution, the position of the span that its completion waited for.
     """
 
     spans: tuple[Span, ...]
@@ -210,9 +210,9 @@ class _Run:
 class _Process:
     """Process of a simulation: its own clock, and the span that it ended last."""
 
-    def __init__(self, run: _Run, place: int) -> None:
+    def __init__(self, run: _Run, participant: int) -> None:
         self.run = run
-        self.place = place
+        self.participant = participant
         self.now = 0.0
         self.why: Why = "start"
         self.after = -1
@@ -223,13 +223,13 @@ class _Process:
         if until <= self.now:
             return
         kind: SpanKind = "wait" if self.worked else "idle"
-        self.run.add(Span(self.place, kind, label, number, n, self.now, until, why, after))
+        self.run.add(Span(self.participant, kind, label, number, n, self.now, until, why, after))
         self.now, self.why, self.after = until, why, after
 
     def work(self, kind: SpanKind, label: str, number: int, n: int, seconds: float) -> int:
         """Do something."""
         end = self.now + seconds
-        span = Span(self.place, kind, label, number, n, self.now, end, self.why, self.after)
+        span = Span(self.participant, kind, label, number, n, self.now, end, self.why, self.after)
         self.after = self.run.add(span)
         self.now, self.why = end, "order"
         self.worked = self.worked or kind not in ("receive", "wait", "idle")
@@ -338,7 +338,9 @@ class _Actor(_Process):
     def tail(self, end: float) -> None:
         """Be idle until all is over."""
         if self.now < end:
-            self.run.add(Span(self.place, "idle", "", -1, -1, self.now, end, self.why, self.after))
+            self.run.add(
+                Span(self.participant, "idle", "", -1, -1, self.now, end, self.why, self.after)
+            )
 
     def _step(self, step: Step) -> _Event | None:
         run, n = self.run, self.execution
@@ -398,7 +400,7 @@ class _Actor(_Process):
         why, after = self.why, self.after
         if start > self.now:
             why, after = "data", self.run.happened["frame", edge, n][1]
-        span = Span(self.place, "transfer", source, edge, n, start, end, why, after)
+        span = Span(self.participant, "transfer", source, edge, n, start, end, why, after)
         self.coming[edge] = end, self.run.add(span)
 
     def _try(self, tried: _Tried, edge: int) -> _Event | None:

@@ -186,7 +186,7 @@ def waits(makes, busy=1.0, executions=40):
     )
     found = [0.0] * executions
     for span in made.timeline.spans:
-        if span.kind in ("wait", "idle") and span.place >= 0 and span.label == "a.f":
+        if span.kind in ("wait", "idle") and span.participant >= 0 and span.label == "a.f":
             found[span.execution] += span.seconds
     return [round(seconds, 9) for seconds in found], made
 

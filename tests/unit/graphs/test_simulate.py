@@ -47,7 +47,7 @@ def simulated(seed, *, depth=3, executions=12, spread=True, **options):
 
 
 def work_of(made, place):
-    spans = [s for s in made.timeline.spans if s.place == place and s.kind != "transfer"]
+    spans = [s for s in made.timeline.spans if s.participant == place and s.kind != "transfer"]
     return [s for s in spans if s.kind not in ("wait", "idle", "receive")], spans
 
 
@@ -81,7 +81,9 @@ def test_the_laws(seed, depth, overlap):
         assert s.start >= sent[s.number, s.execution] + LATENCY - NEAR
     # A task that needs tensors begins when they have come.
     arrived = {
-        (s.place, s.number, s.execution): s.end for s in timeline.spans if s.kind == "transfer"
+        (s.participant, s.number, s.execution): s.end
+        for s in timeline.spans
+        if s.kind == "transfer"
     }
     for program in plan.programs:
         for i, step in enumerate(program.steps):

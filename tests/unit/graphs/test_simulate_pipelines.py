@@ -92,7 +92,9 @@ def test_the_order_of_every_stage_is_the_schedules(schedule):
     plan = plan_of(orders, 8)
     made = simulate(plan, 0.01, executions=1)
     for stage, order in enumerate(orders):
-        done = [s.label for s in made.timeline.spans if s.place == stage and s.kind == "compute"]
+        done = [
+            s.label for s in made.timeline.spans if s.participant == stage and s.kind == "compute"
+        ]
         assert [label.split(".")[1].split("#")[0] for label in done] == [kind for kind, _ in order]
 
 

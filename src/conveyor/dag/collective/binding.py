@@ -30,7 +30,7 @@ from conveyor.later import LaterModule
 communicators: Any = LaterModule("conveyor.transport.communicator")
 
 
-class Place(NamedTuple):
+class Participant(NamedTuple):
     """Actor of a rank, and its owner.
 
     actor: its actor.
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     owner: object
 
 
-def check_lists(operation: str, lists: Sequence[Any]) -> list[Place]:
+def check_lists(operation: str, lists: Sequence[Any]) -> list[Participant]:
     """Find the actors of ``lists``, each of which has a node of each of the same actors in the same order."""
     for position, nodes in enumerate(lists):
         if not isinstance(nodes, (list, tuple)):
@@ -54,17 +54,17 @@ def check_lists(operation: str, lists: Sequence[Any]) -> list[Place]:
                 f"{operation}: the lists have a node for each actor, and so one length; list 0 has "
                 f"{len(lists[0])}, list {position} has {len(nodes)}"
             )
-    of_list = [places_of(operation, nodes, f"list {i}, ") for i, nodes in enumerate(lists)]
+    of_list = [participants_of(operation, nodes, f"list {i}, ") for i, nodes in enumerate(lists)]
     seen: dict[DAGNode[Any], None] = {}
-    places = of_list[0]
+    participants = of_list[0]
     for position, others in enumerate(of_list):
-        here, there = [[p.actor.name for p in ranks] for ranks in (places, others)]
-        if {p.actor for p in others} != {p.actor for p in places}:
+        here, there = [[p.actor.name for p in ranks] for ranks in (participants, others)]
+        if {p.actor for p in others} != {p.actor for p in participants}:
             raise GraphError(
                 f"{operation}: the lists are of the same actors; list 0 is of {', '.join(here)}, list "
                 f"{position} of {', '.join(there)}"
             )
-        if [p.actor for p in others] != [p.actor for p in places]:
+        if [p.actor for p in others] != [p.actor for p in participants]:
             raise GraphError(
                 f"{operation}: the lists have the actors in the same order; list 0 is of "
                 f"{', '.join(here)}, list {position} of {', '.join(there)}"
@@ -73,13 +73,13 @@ def check_lists(operation: str, lists: Sequence[Any]) -> list[Place]:
             if node in seen:
                 raise GraphError(f"{operation}: {node!r} is bound twice")
             seen[node] = None
-    return places
+    return participants
 
 
-def places_of(operation: str, nodes: Any, where: str = "") -> list[Place]:
+def participants_of(operation: str, nodes: Any, where: str = "") -> list[Participant]:
     """Find the actor of each of ``nodes``, no two of which have the same actor."""
     _check_list(operation, nodes, "nodes", where)
-    places: list[Place] = []
+    participants: list[Participant] = []
     seen: dict[ActorRef, Any] = {}
     for position, node in enumerate(nodes):
         if not isinstance(node, DAGNode):
@@ -94,18 +94,18 @@ def places_of(operation: str, nodes: Any, where: str = "") -> list[Place]:
             )
         if any(node is other for other in nodes[:position]):
             raise GraphError(f"{operation}: {where}{node!r} is bound twice")
-        place = _place(operation, node, f"{where}number {position}")
-        if place.actor in seen:
+        participant = _participant(operation, node, f"{where}number {position}")
+        if participant.actor in seen:
             raise GraphError(
-                f"{operation}: {where}{seen[place.actor]!r} and {node!r} are both on the actor "
-                f"{place.actor.name}: each actor takes part once, so reduce its values on it first"
+                f"{operation}: {where}{seen[participant.actor]!r} and {node!r} are both on the actor "
+                f"{participant.actor.name}: each actor takes part once, so reduce its values on it first"
             )
-        seen[place.actor] = node
-        places.append(place)
-    return places
+        seen[participant.actor] = node
+        participants.append(participant)
+    return participants
 
 
-def _place(operation: str, node: DAGNode[Any], where: str) -> Place:
+def _participant(operation: str, node: DAGNode[Any], where: str) -> Participant:
     task = node.task if isinstance(node, OutputElementNode) else node
     if isinstance(task, (InputNode, InputAttributeNode)):
         raise GraphError(
@@ -120,10 +120,10 @@ def _place(operation: str, node: DAGNode[Any], where: str) -> Place:
             f"options(on=actor)"
         )
     _check_no_stream(operation, task, where)
-    return Place(task.actor, task.owner)
+    return Participant(task.actor, task.owner)
 
 
-def places_of_handles(operation: str, node: Any, actors: Any) -> list[Place]:
+def participants_of_handles(operation: str, node: Any, actors: Any) -> list[Participant]:
     if not isinstance(node, DAGNode):
         raise GraphError(
             f"{operation}: it takes one node, whose value the actors get, not {node!r}"
@@ -134,19 +134,19 @@ def places_of_handles(operation: str, node: Any, actors: Any) -> list[Place]:
     if isinstance(task, MethodNode):
         _check_no_stream(operation, task, "its node")
     _check_list(operation, actors, "handles of actors")
-    places: list[Place] = []
+    participants: list[Participant] = []
     for position, handle in enumerate(actors):
         if not isinstance(handle, conveyor.ActorHandle):
             raise GraphError(
                 f"{operation}: number {position} of the actors is {handle!r}, which is no actor's handle"
             )
-        place = Place(handle._id, handle)
-        if any(place.actor == other.actor for other in places):
+        participant = Participant(handle._id, handle)
+        if any(participant.actor == other.actor for other in participants):
             raise GraphError(
-                f"{operation}: the actor {place.actor.name} is named twice; each gets the value once"
+                f"{operation}: the actor {participant.actor.name} is named twice; each gets the value once"
             )
-        places.append(place)
-    return places
+        participants.append(participant)
+    return participants
 
 
 def _check_list(operation: str, value: Any, of: str, where: str = "") -> None:
@@ -183,10 +183,10 @@ def communicator_of(operation: str, transport: Any) -> Any:
 
 
 def check_members(
-    operation: str, communicator: Any, places: Sequence[Place], *, in_order: bool
+    operation: str, communicator: Any, participants: Sequence[Participant], *, in_order: bool
 ) -> None:
-    """Refuse a communicator whose actors are not those at ``places``. ``in_order``: its ranks must be in the
-    order of the places, since the results depend on it."""
+    """Refuse a communicator whose actors are not those of ``participants``. ``in_order``: its ranks must be
+    in the order of the participants, since the results depend on it."""
     kind = type(communicator).__name__
     try:
         handles = list(communicator.get_actor_handles())
@@ -195,7 +195,7 @@ def check_members(
         raise GraphError(
             f"{operation}: the {kind} cannot say which actors it has: {type(error).__name__}: {error}"
         ) from error
-    actors = [place.actor for place in places]
+    actors = [participant.actor for participant in participants]
     if set(ranks) != set(actors):
         has = ", ".join(getattr(key, "name", "no actor") for key in ranks) or "none"
         raise GraphError(
@@ -217,13 +217,13 @@ def check_root(operation: str, root: Any, ranks: int) -> None:
         )
 
 
-def names_of(places: Sequence[Place]) -> tuple[str, ...]:
+def names_of(participants: Sequence[Participant]) -> tuple[str, ...]:
     """Name the ranks for messages: by actor, with its number where two share a name."""
-    names = [place.actor.name for place in places]
+    names = [participant.actor.name for participant in participants]
     return tuple(
         [
-            name if names.count(name) == 1 else f"{name}[{place.actor.index}]"
-            for name, place in zip(names, places, strict=True)
+            name if names.count(name) == 1 else f"{name}[{participant.actor.index}]"
+            for name, participant in zip(names, participants, strict=True)
         ]
     )
 
@@ -249,29 +249,29 @@ class Ranks:
     operation: what they are called: ``"allreduce"``.
     title: the same with what is to be known of it: ``"allreduce(SUM)"``.
     nodes: what the ranks put in.
-    places: the ranks.
+    participants: the ranks.
     meets: their tasks wait for each other while they run.
     """
 
     operation: str
     title: str
     nodes: Sequence[DAGNode[Any]]
-    places: Sequence[Place]
+    participants: Sequence[Participant]
     meets: bool = False
 
     @property
     def count(self) -> int:
-        return len(self.places)
+        return len(self.participants)
 
     @property
     def each(self) -> list[RankOf]:
         """Operation, names and rank for the function of each rank."""
-        names = names_of(self.places)
+        names = names_of(self.participants)
         return [(self.operation, names, rank) for rank in range(self.count)]
 
     def before(self, operation: str, title: str, *, meets: bool = False) -> Ranks:
         """Return a ``Ranks`` of the same actors, for tasks that prepare those of this one."""
-        return Ranks(operation, title, self.nodes, self.places, meets)
+        return Ranks(operation, title, self.nodes, self.participants, meets)
 
     def bind_together(
         self,
@@ -295,11 +295,11 @@ class Ranks:
             offer.with_tensor_transport(transport)
 
         def together(rank: RankOf) -> Together:
-            place = rank[2]
+            participant = rank[2]
             return Together(
-                *self.each[place],
+                *self.each[participant],
                 communicator=name,
-                plain=plain[place],
+                plain=plain[participant],
                 tensors=len(lists),
                 op=op,
                 join=join,
@@ -331,7 +331,7 @@ class Ranks:
     ) -> list[CollectiveOutputNode]:
         """Make a task for each rank; ``args`` has the arguments of each."""
         made = [
-            self._task(rank, given, make, self.places, num_returns)
+            self._task(rank, given, make, self.participants, num_returns)
             for rank, given in enumerate(args)
         ]
         records = tuple([record_of(node) for node in made])
@@ -342,30 +342,30 @@ class Ranks:
     def bind_one(self, root: Any, make: _Make) -> CollectiveOutputNode:
         """Make a task of all nodes for one rank."""
         check_root(self.operation, root, self.count)
-        return self._task(root, tuple(self.nodes), make, [self.places[root]], None)
+        return self._task(root, tuple(self.nodes), make, [self.participants[root]], None)
 
     def _task(
         self,
         rank: int,
         args: tuple[DAGNode[Any], ...],
         make: _Make,
-        getting: Sequence[Place],
+        getting: Sequence[Participant],
         num_returns: int | None,
     ) -> CollectiveOutputNode:
-        place = self.places[rank]
+        participant = self.participants[rank]
         return CollectiveOutputNode(
-            place.actor,
+            participant.actor,
             self.operation,
             args,
             {},
             num_returns=num_returns,
             function=Function(
-                make((self.operation, names_of(self.places), rank)), (), False, False
+                make((self.operation, names_of(self.participants), rank)), (), False, False
             ),
             collective=Collective(
                 self.title, tuple(self.nodes), tuple([p.actor for p in getting]), self.meets
             ),
-            owner=place.owner,
+            owner=participant.owner,
         )
 
 
@@ -439,11 +439,13 @@ def allreduce(
     if communicator is not None:
         if rounds is not None:
             raise GraphError("allreduce: rounds is for host memory, and not for a communicator")
-        places = check_lists("allreduce", nodes) if nested else places_of("allreduce", nodes)
-        check_members("allreduce", communicator, places, in_order=False)
+        participants = (
+            check_lists("allreduce", nodes) if nested else participants_of("allreduce", nodes)
+        )
+        check_members("allreduce", communicator, participants, in_order=False)
         lists = nodes if nested else [nodes]
         every = [node for each in lists for node in each]
-        ranks = Ranks("allreduce", f"allreduce({op.name})", every, places)
+        ranks = Ranks("allreduce", f"allreduce({op.name})", every, participants)
         plain = [calls.AllReduce(*rank, op) for rank in ranks.each]
         return ranks.bind_together(lists, communicator, plain, several=nested, op=op)
     if nested:
@@ -452,7 +454,7 @@ def allreduce(
                 "allreduce: several lists are reduced in one round; bind each by itself for rounds=2"
             )
         return _allreduce_fused(nodes, op, rounds == 1)
-    ranks = Ranks("allreduce", f"allreduce({op.name})", nodes, places_of("allreduce", nodes))
+    ranks = Ranks("allreduce", f"allreduce({op.name})", nodes, participants_of("allreduce", nodes))
     if rounds == 1 or (rounds is None and ranks.count < TWO_ROUNDS):
         return ranks.bind(nodes, lambda rank: calls.AllReduce(*rank, op, rounds == 1))
     halfway = ranks.before("part of allreduce", f"a part of {ranks.title}")
@@ -462,9 +464,9 @@ def allreduce(
 
 def _allreduce_fused(lists: Sequence[Sequence[DAGNode[Any]]], op: ReduceOp, at_once: bool) -> Any:
     """Reduce several tensors of each rank: ``lists`` has a list of nodes for each tensor."""
-    places = check_lists("allreduce", lists)
+    participants = check_lists("allreduce", lists)
     everything = [node for nodes in lists for node in nodes]
-    ranks = Ranks("allreduce", f"allreduce({op.name})", everything, places)
+    ranks = Ranks("allreduce", f"allreduce({op.name})", everything, participants)
     first = ranks.before("list for allreduce", f"the list for {ranks.title}")
     packs = first.bind_each(list(zip(*lists, strict=True)), lambda rank: calls.Pack(*rank))
     made = ranks.bind(packs, lambda rank: calls.FusedAllReduce(*rank, op, at_once), len(lists))
@@ -487,9 +489,9 @@ def allgather(
         A node for each actor, in order.
     """
     communicator = communicator_of("allgather", transport)
-    ranks = Ranks("allgather", "allgather", nodes, places_of("allgather", nodes))
+    ranks = Ranks("allgather", "allgather", nodes, participants_of("allgather", nodes))
     if communicator is not None:
-        check_members("allgather", communicator, ranks.places, in_order=True)
+        check_members("allgather", communicator, ranks.participants, in_order=True)
         plain = [calls.AllGather(*rank, bool(join)) for rank in ranks.each]
         gathered: list[CollectiveOutputNode]
         gathered = ranks.bind_together([nodes], communicator, plain, join=bool(join))
@@ -513,10 +515,10 @@ def reducescatter(
     """
     check_op("reducescatter", op)
     communicator = communicator_of("reducescatter", transport)
-    places = places_of("reducescatter", nodes)
-    ranks = Ranks("reducescatter", f"reducescatter({op.name})", nodes, places)
+    participants = participants_of("reducescatter", nodes)
+    ranks = Ranks("reducescatter", f"reducescatter({op.name})", nodes, participants)
     if communicator is not None:
-        check_members("reducescatter", communicator, places, in_order=True)
+        check_members("reducescatter", communicator, participants, in_order=True)
         plain = [calls.ReduceScatter(*rank, op) for rank in ranks.each]
         scattered: list[CollectiveOutputNode]
         scattered = ranks.bind_together([nodes], communicator, plain, op=op)
@@ -532,28 +534,28 @@ def reduce(
     Args:
         nodes: as for ``allreduce``.
         op: likewise.
-        root: the rank that gets it, by its place among ``nodes``.
+        root: the rank that gets it, by its participant among ``nodes``.
 
     Returns:
         The node of the result, on the actor of ``nodes[root]``.
     """
     check_op("reduce", op)
-    ranks = Ranks("reduce", f"reduce({op.name})", nodes, places_of("reduce", nodes))
+    ranks = Ranks("reduce", f"reduce({op.name})", nodes, participants_of("reduce", nodes))
     return ranks.bind_one(root, lambda rank: calls.AllReduce(*rank, op))
 
 
 def gather(nodes: Sequence[DAGNode[Any]], *, root: int = 0) -> CollectiveOutputNode:
     """Bind an operation that gives one rank the tensors of all ranks, in a list, in order. They are read in
-    place.
+    participant.
 
     Args:
         nodes: one for each actor, in the order of ranks; their tensors have one shape and one dtype.
-        root: the rank that gets them, by its place among ``nodes``.
+        root: the rank that gets them, by its participant among ``nodes``.
 
     Returns:
         The node of the list, on the actor of ``nodes[root]``.
     """
-    ranks = Ranks("gather", "gather", nodes, places_of("gather", nodes))
+    ranks = Ranks("gather", "gather", nodes, participants_of("gather", nodes))
     return ranks.bind_one(root, lambda rank: calls.AllGather(*rank, False))
 
 
@@ -569,7 +571,9 @@ def broadcast(
     Returns:
         A node for each of ``actors``, in order.
     """
-    ranks = Ranks("broadcast", "broadcast", [node], places_of_handles("broadcast", node, actors))
+    ranks = Ranks(
+        "broadcast", "broadcast", [node], participants_of_handles("broadcast", node, actors)
+    )
     return ranks.bind([node], lambda rank: calls.Pass(*rank))
 
 
@@ -587,7 +591,7 @@ def scatter(
     Returns:
         A node for each of ``actors``, in order.
     """
-    ranks = Ranks("scatter", "scatter", [node], places_of_handles("scatter", node, actors))
+    ranks = Ranks("scatter", "scatter", [node], participants_of_handles("scatter", node, actors))
     return ranks.bind([node], lambda rank: calls.Scatter(*rank))
 
 
@@ -602,7 +606,7 @@ def all_to_all(nodes: Sequence[DAGNode[Any]]) -> list[CollectiveOutputNode]:
     Returns:
         A node for each actor, in order.
     """
-    ranks = Ranks("all_to_all", "all_to_all", nodes, places_of("all_to_all", nodes))
+    ranks = Ranks("all_to_all", "all_to_all", nodes, participants_of("all_to_all", nodes))
     return ranks.bind(nodes, lambda rank: calls.AllToAll(*rank))
 
 
@@ -616,7 +620,7 @@ def barrier(nodes: Sequence[DAGNode[Any]]) -> list[CollectiveOutputNode]:
     Returns:
         A node for each actor, in order, with the value of its node.
     """
-    ranks = Ranks("barrier", "barrier", nodes, places_of("barrier", nodes))
+    ranks = Ranks("barrier", "barrier", nodes, participants_of("barrier", nodes))
     first = ranks.before("arrival at barrier", "arrival at barrier")
     arrived = first.bind_each([(node,) for node in nodes], lambda rank: calls.Arrive(*rank))
     return ranks.bind_each([(own, *arrived) for own in nodes], lambda rank: calls.Pass(*rank))

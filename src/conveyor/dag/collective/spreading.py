@@ -66,11 +66,11 @@ class AllToAllByHost(Rank, frozen=True, kw_only=True):
     made for its node, in the order of ranks.
 
     near: the ranks of its own node.
-    place: its position among those of them that get anything.
+    position: its position among those of them that get anything.
     """
 
     near: tuple[int, ...]
-    place: int
+    position: int
 
     @property
     def only_reads(self) -> bool:
@@ -89,7 +89,7 @@ class AllToAllByHost(Rank, frozen=True, kw_only=True):
             self,
             arrays,
             [
-                arrays.plain(given)[share] if here else given.value[self.place]
+                arrays.plain(given)[share] if here else given.value[self.position]
                 for given, here in zip(inputs, near, strict=True)
             ],
         )
@@ -114,13 +114,13 @@ class ScatterRows(Rank, frozen=True, kw_only=True):
 class Taken(Rank, frozen=True, kw_only=True):
     """Function that takes a rank's own part of a value that has come to its node.
 
-    place: the position of that part.
+    position: the position of that part.
     """
 
-    place: int
+    position: int
 
     def __call__(self, *inputs: Any) -> Any:
-        return inputs[0][self.place]
+        return inputs[0][self.position]
 
 
 def rows_for(rank: Rank, arrays: Arrays, value: Any, targets: Sequence[int]) -> list[Any]:
@@ -256,11 +256,11 @@ SMALL = 32 << 10
 class HostPart(Reducing, frozen=True, kw_only=True):
     """Function that reduces a rank's part of the tensors of its node's ranks, which are its inputs.
 
-    place: its position among these ranks.
+    position: its position among these ranks.
     several: each of them puts in a tuple of tensors.
     """
 
-    place: int
+    position: int
     several: bool = False
 
     def __call__(self, *inputs: Any) -> Any:
@@ -279,8 +279,8 @@ class HostPart(Reducing, frozen=True, kw_only=True):
         # Of two, the sum in 32 bits has as many bytes as both.
         halves = len(values) == 2 and widens(self.op, arrays, values[0].dtype)
         if halves or values[0].nbytes <= SMALL:
-            return Piece(ranks, values[self.place], True)
-        begin, end = bounds(arrays.size(values[0]), self.place, len(values))
+            return Piece(ranks, values[self.position], True)
+        begin, end = bounds(arrays.size(values[0]), self.position, len(values))
         sources = [arrays.flat(value)[begin:end] for value in values]
         return Piece(ranks, partial(self.op, arrays, sources))
 
@@ -460,7 +460,7 @@ def by_host(
 
     Returns:
         Those of the graph now, each behind those that it needs; and for each task that has another in its
-        place, that one.
+        position, that one.
     """
     spreading = _Spreading(tasks, hosts_of)
     for task in tasks:
@@ -530,11 +530,13 @@ class _Spreading:
             self._before(
                 task,
                 nodes,
-                nodes[place],
-                HostPart(call.operation, call.names, rank, call.op, place=place, several=several),
+                nodes[position],
+                HostPart(
+                    call.operation, call.names, rank, call.op, position=position, several=several
+                ),
                 "a host's part of",
             )
-            for place, rank in enumerate(host)
+            for position, rank in enumerate(host)
         ]
 
     def _reduce_scatter(
@@ -568,14 +570,14 @@ class _Spreading:
         nodes = [task.args[rank] for rank in host]
         made: dict[int, DAGNode] = {}
         others = [rank for rank in used if rank not in host]
-        for place, rank in enumerate(host):
-            targets = tuple(others[place :: len(host)])
+        for position, rank in enumerate(host):
+            targets = tuple(others[position :: len(host)])
             if targets:
                 function = HostShares(
                     call.operation, call.names, rank, call.op, targets=targets, rows=rows
                 )
                 given = self._before(
-                    task, nodes, nodes[place], function, "a host's shares for", len(targets)
+                    task, nodes, nodes[position], function, "a host's shares for", len(targets)
                 )
                 made.update(_elements(given, targets))
         return made
@@ -598,8 +600,8 @@ class _Spreading:
             },
         )
         given = [node if rank in near else rows[rank][near] for rank, node in enumerate(nodes)]
-        place = [rank for rank in near if rank in used].index(call.rank)
-        final = AllToAllByHost(call.operation, call.names, call.rank, near=near, place=place)
+        position = [rank for rank in near if rank in used].index(call.rank)
+        final = AllToAllByHost(call.operation, call.names, call.rank, near=near, position=position)
         return _instead(task, final, given)
 
     def _scatter(self, task: MethodNode, call: Scatter) -> MethodNode | None:
@@ -620,8 +622,8 @@ class _Spreading:
             lambda: self._rows(task, node, others, used, call, 0, ScatterRows, "rows for"),
         )
         near = next(host for host in hosts if call.rank in host)
-        place = [rank for rank in near if rank in used].index(call.rank)
-        final = Taken(call.operation, call.names, call.rank, place=place)
+        position = [rank for rank in near if rank in used].index(call.rank)
+        final = Taken(call.operation, call.names, call.rank, position=position)
         return _instead(task, final, [rows[near]])
 
     def _rows(
@@ -646,12 +648,12 @@ class _Spreading:
         return dict(_elements(given, to))
 
     def _hosts(self, actors: Sequence[ActorRef]) -> Hosts:
-        """Find which of ``actors``, by their places, are on each host."""
+        """Find which of ``actors``, by their positions, are on each host."""
         key = tuple(actors)
         if key not in self._of_actors:
             of: dict[Hashable, list[int]] = {}
-            for place, host in enumerate(self._hosts_of(actors)):
-                of.setdefault(host, []).append(place)
+            for position, host in enumerate(self._hosts_of(actors)):
+                of.setdefault(host, []).append(position)
             self._of_actors[key] = tuple(map(tuple, of.values()))
         return self._of_actors[key]
 
@@ -672,20 +674,20 @@ class _Spreading:
         """Add a task on the actor of ``own``, for ranks of the collective of ``task``. ``words`` go before
         what that is called; ``count``: so many values it returns."""
         assert task.collective is not None
-        place = own.task if isinstance(own, OutputElementNode) else own
-        assert isinstance(place, MethodNode), "what ranks put in is on their actors"
+        input_task = own.task if isinstance(own, OutputElementNode) else own
+        assert isinstance(input_task, MethodNode), "what ranks put in is on their actors"
         collective = Collective(
             f"{words} {task.collective.title}", tuple(nodes), tuple(map(_place_of, nodes))
         )
         made = MethodNode(
-            place.actor,
+            input_task.actor,
             f"{words} {task.method}",
             tuple(nodes),
             {},
             num_returns=count if count > 1 else None,
             function=Function(call, (), False, False),
             collective=collective,
-            owner=place.owner,
+            owner=input_task.owner,
             planned=True,
         )
         self.made.append(made)

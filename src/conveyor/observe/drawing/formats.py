@@ -17,7 +17,7 @@ from conveyor.observe.dataflow import (
     columns,
     dataflow,
     edge_details,
-    place_name,
+    participant_name,
 )
 from conveyor.observe.drawing.layers import depths
 from conveyor.observe.drawing.picture import INK, actor_colour, cells, compose, write_svg
@@ -56,11 +56,11 @@ def _nodes(plan: Plan, flow: Dataflow) -> list[str]:
     return _aligned(
         [
             (
-                str(place),
+                str(number),
                 node.label,
-                node.kind if node.actor == EXECUTOR else "on " + place_name(plan, node.actor),
+                node.kind if node.actor == EXECUTOR else "on " + participant_name(plan, node.actor),
             )
-            for place, node in enumerate(flow.nodes)
+            for number, node in enumerate(flow.nodes)
         ]
     )
 
@@ -92,16 +92,16 @@ def _graph(plan: Plan, flow: Dataflow) -> list[str]:
         coming[arrow.target].append((str(arrow.source), label, "v"))
     layers: dict[int, list[int]] = {}
     ends = [(arrow.source, arrow.target) for arrow in flow.arrows]
-    for place, depth in enumerate(depths(len(flow.nodes), ends)):
-        layers.setdefault(depth, []).append(place)
+    for number, depth in enumerate(depths(len(flow.nodes), ends)):
+        layers.setdefault(depth, []).append(number)
     lines: list[str] = []
     for depth in sorted(layers):
         blocks = []
-        for place in layers[depth]:
-            node = flow.nodes[place]
+        for number in layers[depth]:
+            node = flow.nodes[number]
             left, right = "[]" if node.kind == "task" else "()"
-            arrows = _aligned(list(zip(*coming[place], strict=True)))
-            blocks.append([*arrows, f"{left}{place}: {node.label}{right}"])
+            arrows = _aligned(list(zip(*coming[number], strict=True)))
+            blocks.append([*arrows, f"{left}{number}: {node.label}{right}"])
         height = max(map(len, blocks))
         # Boxes of a layer stand in one row: a box without arrows begins further down.
         blocks = [[""] * (height - len(block)) + block for block in blocks]
@@ -142,11 +142,11 @@ def write_dot(plan: Plan, name: str, channel_details: bool, schedule: bool) -> s
     ]
     if name:
         lines.append(f'  label={_dot_label(name)}; labelloc=t; fontname="monospace";')
-    for place, node in enumerate(flow.nodes):
+    for number, node in enumerate(flow.nodes):
         colour = actor_colour(node.actor)
         shape = "box" if node.kind == "task" else "oval"
         lines.append(
-            f"  n{place} [label={_dot_label(node.label)}, shape={shape}, "
+            f"  n{number} [label={_dot_label(node.label)}, shape={shape}, "
             f'fillcolor="{colour.fill}", color="{colour.stroke}"];'
         )
     for arrow in flow.arrows:
@@ -160,7 +160,7 @@ def write_dot(plan: Plan, name: str, channel_details: bool, schedule: bool) -> s
     if schedule:
         lines += ["  subgraph cluster_schedule {", '    label="schedule";']
         for number, column in enumerate(columns(plan)):
-            colour = actor_colour(column.place)
+            colour = actor_colour(column.participant)
             rows = [f"{i} {row.kind} {row.text()}" for i, row in enumerate(column.rows, 1)]
             lines.append(
                 f"    s{number} [label={_dot_label(column.title, *rows, left=True)}, shape=box, "
@@ -185,9 +185,9 @@ def write_mermaid(plan: Plan, name: str, channel_details: bool, schedule: bool) 
     flow = dataflow(plan)
     title = ["---", f"title: {json.dumps(name)}", "---"] if name else []
     lines = [*title, "flowchart TD"]
-    for place, node in enumerate(flow.nodes):
+    for number, node in enumerate(flow.nodes):
         left, right = ("[", "]") if node.kind == "task" else ("([", "])")
-        lines.append(f"  n{place}{left}{_mermaid_label(node.label)}{right}:::{_class(node.actor)}")
+        lines.append(f"  n{number}{left}{_mermaid_label(node.label)}{right}:::{_class(node.actor)}")
     for arrow in flow.arrows:
         line = "-.->" if arrow.edge is None else "-->"
         text = arrow_lines(plan, arrow, channel_details)
@@ -198,7 +198,7 @@ def write_mermaid(plan: Plan, name: str, channel_details: bool, schedule: bool) 
         for number, column in enumerate(columns(plan)):
             rows = [f"{i} {row.kind} {row.text()}" for i, row in enumerate(column.rows, 1)]
             lines.append(
-                f"    s{number}[{_mermaid_label(column.title, *rows)}]:::{_class(column.place)}"
+                f"    s{number}[{_mermaid_label(column.title, *rows)}]:::{_class(column.participant)}"
             )
         lines.append("  end")
     for actor in (EXECUTOR, *range(len(plan.actors))):

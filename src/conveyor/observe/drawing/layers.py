@@ -72,9 +72,9 @@ Gap = Callable[[list[tuple[float, float]]], float]
 
 @dataclass(slots=True)
 class _Cell:
-    """A box, or the place in a layer that an arrow runs through."""
+    """A box, or the position in a layer that an arrow runs through."""
 
-    deployer: int
+    layer: int
     width: float
     height: float
     real: bool
@@ -114,15 +114,15 @@ def lay_out(
     chains: list[list[int]] = []
     labels: list[int] = []
     for link in links:
-        first, last = cells[link.source].deployer + 1, cells[link.target].deployer
+        first, last = cells[link.source].layer + 1, cells[link.target].layer
         # The label is in the middle of the arrow, away from other labels of the same box.
         written = first + (last - first - 1) // 4 * 2
         chain = [link.source]
-        for deployer in range(first, last):
-            here = deployer == written
+        for layer in range(first, last):
+            here = layer == written
             chain.append(len(cells))
             cells.append(
-                _Cell(deployer, link.width if here else 0, link.height if here else 0, real=False)
+                _Cell(layer, link.width if here else 0, link.height if here else 0, real=False)
             )
         chain.append(link.target)
         chains.append(chain)
@@ -148,29 +148,29 @@ def lay_out(
         xs = [cells[cell].middle for cell in chain]
         xs[0], xs[-1] = ports[index]
         crossings.append(xs)
-        for place, (x0, x1) in zip(chain, pairwise(xs), strict=False):
-            spans[cells[place].deployer].append((x0, x1))
+        for number, (x0, x1) in zip(chain, pairwise(xs), strict=False):
+            spans[cells[number].layer].append((x0, x1))
     y = 0.0
     bands: list[tuple[float, float]] = []
-    for deployer, members in enumerate(layers):
-        height = max((cells[place].height for place in members), default=0)
+    for layer, members in enumerate(layers):
+        height = max((cells[cell].height for cell in members), default=0)
         bands.append((y, y + height))
-        for place in members:
-            free = height - cells[place].height
-            cells[place].y = y + (free // 2 if cells[place].real else 0)
+        for number in members:
+            free = height - cells[number].height
+            cells[number].y = y + (free // 2 if cells[number].real else 0)
         y += height
-        if deployer + 1 < len(layers):
-            y += gap(spans[deployer])
+        if layer + 1 < len(layers):
+            y += gap(spans[layer])
     courses = []
     for chain, xs, label in zip(chains, crossings, labels, strict=True):
         source, target = cells[chain[0]], cells[chain[-1]]
         # A box lower than its band: the arrow still starts where the band ends, by a stop.
         start, end = source.y + source.height, target.y
-        stops = [(xs[0], start, bands[source.deployer][1])]
+        stops = [(xs[0], start, bands[source.layer][1])]
         stops += [
-            (x, *bands[cells[cell].deployer]) for cell, x in zip(chain[1:-1], xs[1:-1], strict=True)
+            (x, *bands[cells[cell].layer]) for cell, x in zip(chain[1:-1], xs[1:-1], strict=True)
         ]
-        stops.append((xs[-1], bands[target.deployer][0], end))
+        stops.append((xs[-1], bands[target.layer][0], end))
         courses.append(Course(tuple(stops), label))
     return Layout(
         boxes=tuple(Placed(c.x, c.y, c.width, c.height) for c in cells if c.real),
@@ -220,53 +220,53 @@ def depths(count: int, links: Sequence[tuple[int, int]]) -> list[int]:
 
 def _order(cells: list[_Cell], up: list[list[int]], down: list[list[int]]) -> list[list[int]]:
     """Order the layers, each from left to right, with the fewest crossings that were found."""
-    layers: list[list[int]] = [[] for _ in range(max((c.deployer for c in cells), default=-1) + 1)]
+    layers: list[list[int]] = [[] for _ in range(max((c.layer for c in cells), default=-1) + 1)]
     # Depth first from the top, so that what hangs together starts side by side.
     seen = [False] * len(cells)
-    for top in sorted(range(len(cells)), key=lambda cell: cells[cell].deployer):
+    for top in sorted(range(len(cells)), key=lambda cell: cells[cell].layer):
         stack = [top]
         while stack:
             cell = stack.pop()
             if not seen[cell]:
                 seen[cell] = True
-                layers[cells[cell].deployer].append(cell)
+                layers[cells[cell].layer].append(cell)
                 stack += reversed(down[cell])
-    best, fewest = [list(deployer) for deployer in layers], _crossings(layers, down)
+    best, fewest = [list(layer) for layer in layers], _crossings(layers, down)
     for sweep in range(_SWEEPS):
         if fewest == 0:
             break
         downward = sweep % 2 == 0
         adjacent = up if downward else down
-        for deployer in layers if downward else reversed(layers):
-            _sort(deployer, adjacent, _places(layers))
+        for layer in layers if downward else reversed(layers):
+            _sort(layer, adjacent, _positions(layers))
         crossings = _crossings(layers, down)
         if crossings < fewest:
-            best, fewest = [list(deployer) for deployer in layers], crossings
+            best, fewest = [list(layer) for layer in layers], crossings
     return best
 
 
-def _places(layers: list[list[int]]) -> dict[int, int]:
-    return {cell: place for deployer in layers for place, cell in enumerate(deployer)}
+def _positions(layers: list[list[int]]) -> dict[int, int]:
+    return {cell: position for layer in layers for position, cell in enumerate(layer)}
 
 
-def _sort(deployer: list[int], adjacent: list[list[int]], place: dict[int, int]) -> None:
-    """Order a layer by the mean place of each cell's neighbours; a cell without any keeps its place."""
+def _sort(layer: list[int], adjacent: list[list[int]], position: dict[int, int]) -> None:
+    """Order a layer by the mean position of each cell's neighbours; a cell without any keeps its position."""
 
     def weight(cell: int) -> float:
         near = adjacent[cell]
-        return sum(place[other] for other in near) / len(near) if near else place[cell]
+        return sum(position[other] for other in near) / len(near) if near else position[cell]
 
-    deployer.sort(key=weight)
+    layer.sort(key=weight)
 
 
 def _crossings(layers: list[list[int]], down: list[list[int]]) -> int:
     """Count the arrows that cross between neighbouring layers."""
-    place = _places(layers)
+    position = _positions(layers)
     total = 0
-    for deployer in layers:
+    for layer in layers:
         passed: list[int] = []
-        for cell in deployer:
-            ends = sorted(place[other] for other in down[cell])
+        for cell in layer:
+            ends = sorted(position[other] for other in down[cell])
             total += sum(len(passed) - bisect_right(passed, end) for end in ends)
             for end in ends:
                 insort(passed, end)
@@ -281,16 +281,16 @@ def _straighten(
     spacing: float,
 ) -> None:
     """Set every ``x``: in the layers' order, without overlap, near what a cell is linked to."""
-    for deployer in layers:
+    for layer in layers:
         x = 0.0
-        for cell in deployer:
+        for cell in layer:
             cells[cell].x = x
             x += cells[cell].width + spacing
     for sweep in range(_SWEEPS):
         downward = sweep % 2 == 0
-        for deployer in layers if downward else reversed(layers):
+        for layer in layers if downward else reversed(layers):
             wanted, weights = [], []
-            for cell in deployer:
+            for cell in layer:
                 # The last sweeps look both ways, which settles what hangs between two layers.
                 near = up[cell] if downward else down[cell]
                 if sweep >= _SWEEPS // 2 or not near:
@@ -301,8 +301,8 @@ def _straighten(
                 mean = sums / sum(pulls) if near else cells[cell].middle
                 wanted.append(mean - cells[cell].width / 2)
                 weights.append(1.0 if cells[cell].real else 4.0)
-            places = _apart(wanted, weights, [cells[cell].width + spacing for cell in deployer])
-            for cell, x in zip(deployer, places, strict=True):
+            centres = _apart(wanted, weights, [cells[cell].width + spacing for cell in layer])
+            for cell, x in zip(layer, centres, strict=True):
                 cells[cell].x = x
 
 
@@ -314,18 +314,18 @@ def _snap(
     reach: float,
 ) -> None:
     """Take small turns out of long arrows, if their neighbours leave room."""
-    for deployer in layers:
-        for place, index in enumerate(deployer):
+    for layer in layers:
+        for position, index in enumerate(layer):
             cell = cells[index]
             if cell.real or cells[up[index][0]].real:
                 continue
             x = math.ceil(math.floor(cells[up[index][0]].middle) - cell.width / 2)
             low, high = -math.inf, math.inf
-            if place:
-                before = cells[deployer[place - 1]]
+            if position:
+                before = cells[layer[position - 1]]
                 low = before.x + before.width + spacing
-            if place + 1 < len(deployer):
-                high = cells[deployer[place + 1]].x - spacing - cell.width
+            if position + 1 < len(layer):
+                high = cells[layer[position + 1]].x - spacing - cell.width
             if abs(x - cell.x) <= reach and max(low, 0) <= x <= high:
                 cell.x = x
 

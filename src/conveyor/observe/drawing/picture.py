@@ -15,7 +15,7 @@ from conveyor.observe.dataflow import (
     arrow_lines,
     columns,
     dataflow,
-    place_name,
+    participant_name,
     printable,
 )
 from conveyor.observe.drawing.layers import Course, Link, lay_out
@@ -353,7 +353,7 @@ def _legend(plan: Plan, room: float) -> _Part:
         return at
 
     for actor in (EXECUTOR, *range(len(plan.actors))):
-        name = _short(place_name(plan, actor), 40)
+        name = _short(participant_name(plan, actor), 40)
         left, top = place(20 + text_width(name, _SMALL))
         colour = actor_colour(actor)
         shapes.append(Rect(left, top, 14, 14, colour.fill, colour.stroke, 3))
@@ -395,7 +395,7 @@ def _schedule(plan: Plan, graph: _Part) -> _Part:
 
 
 def _column(column: Column) -> _Part:
-    colour = actor_colour(column.place)
+    colour = actor_colour(column.participant)
     title = _short(column.title, 44)
     texts = [_short(row.text(), 60) for row in column.rows]
     number = len(str(len(texts)))
@@ -468,13 +468,13 @@ _TICKS = 6
 def draw_timeline(plan: Plan, timeline: Timeline, name: str) -> Picture:
     """Draw ``timeline``. Work of a process is a box, in the colour of its actor. A transfer to the process
     is a line below."""
-    places = (EXECUTOR, *range(len(plan.actors)))
-    names = [place_name(plan, place) for place in places]
+    participants = (EXECUTOR, *range(len(plan.actors)))
+    names = [participant_name(plan, participant) for participant in participants]
     left = _SIDE + max(text_width(title, _SMALL) for title in names) + 10
     top = _SIDE + 24
     scale = _WIDTH / (timeline.end or 1.0)
-    row_of = {place: top + row * (_ROW + _GAP) for row, place in enumerate(places)}
-    bottom = top + len(places) * (_ROW + _GAP)
+    row_of = {who: top + row * (_ROW + _GAP) for row, who in enumerate(participants)}
+    bottom = top + len(participants) * (_ROW + _GAP)
     shapes: list[Shape] = [Text(_SIDE, _SIDE + 8, printable(name), 13, INK, bold=True)]
     for tick in range(_TICKS + 1):
         x = left + _WIDTH * tick / _TICKS
@@ -482,14 +482,14 @@ def draw_timeline(plan: Plan, timeline: Timeline, name: str) -> Picture:
         shapes.append(
             Text(x, bottom + 14, duration(timeline.end * tick / _TICKS), _SMALL, MUTED, "middle")
         )
-    for place, title in zip(places, names, strict=True):
-        shapes.append(Text(_SIDE, row_of[place] + _ROW * 0.65, title, _SMALL, INK))
+    for participant, title in zip(participants, names, strict=True):
+        shapes.append(Text(_SIDE, row_of[participant] + _ROW * 0.65, title, _SMALL, INK))
     for span in timeline.spans:
-        y, x, width = row_of[span.place], left + span.start * scale, span.seconds * scale
+        y, x, width = row_of[span.participant], left + span.start * scale, span.seconds * scale
         if span.kind == "transfer":
             shapes.append(Rect(x, y + _ROW + 1, width, 4, MUTED, title=_title(span)))
         elif span.kind in ("compute", "send", "submit") and width > 0:
-            colour = actor_colour(span.place)
+            colour = actor_colour(span.participant)
             solid = span.kind == "send"
             fill = colour.stroke if solid else colour.fill
             # The smallest box is still to be seen.
