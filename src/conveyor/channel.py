@@ -33,7 +33,7 @@ from conveyor.runtime.broker import (
     closed_error,
     other,
 )
-from conveyor.runtime.process import RESULT_BIT, Place, slots_of
+from conveyor.runtime.process import RESULT_BIT, RingEnd, slots_of
 from conveyor.runtime.protocol import Runtime
 from conveyor.runtime.shortage import Sending
 from conveyor.runtime.uninterrupted import uninterrupted
@@ -553,7 +553,7 @@ class Sender(End, Generic[SentT], side=SENDING):
         return 0 if writer is None else writer.count
 
     def _open(self, meeting: ChannelPeer) -> None:
-        target = Place(meeting.slot, meeting.incarnation, RESULT_BIT)
+        target = RingEnd(meeting.slot, meeting.incarnation, RESULT_BIT)
         carries = f"channel {self._number}"
         self._writer = self._runtime.process.writer(meeting.segment, 0, [target], carries)
 
@@ -689,7 +689,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
     def _open(self, meeting: ChannelPeer) -> None:
         process, writer = (
             self._runtime.process,
-            Place(meeting.slot, meeting.incarnation, RESULT_BIT),
+            RingEnd(meeting.slot, meeting.incarnation, RESULT_BIT),
         )
         assert meeting.view is not None
         carries = f"channel {self._number}"

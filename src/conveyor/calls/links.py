@@ -49,7 +49,7 @@ from conveyor.refs.values import RefFailed, refs_among
 from conveyor.runtime import ending
 from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
 from conveyor.runtime.deadlock import Wait, sooner
-from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, MOST_CALL_SLOTS, Place, Process
+from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, MOST_CALL_SLOTS, Process, RingEnd
 from conveyor.runtime.shortage import MemoryWait, is_final
 from conveyor.runtime.wait_graph import CALLS, Again, Blockers, call_of
 from conveyor.runtime.waiting import TimeLimit
@@ -61,7 +61,7 @@ def link_depth(max_concurrency: int | None) -> int:
     return 1 << (wanted - 1).bit_length()
 
 
-def link_blueprint(caller: Place, mailbox: Place, depth: int = CALL_SLOTS) -> Blueprint:
+def link_blueprint(caller: RingEnd, mailbox: RingEnd, depth: int = CALL_SLOTS) -> Blueprint:
     """Memory for a link: the mailbox ring at 0, the reply ring at :func:`reply_offset`, behind it
     the marks of cancelled calls, and the mark of a link that the other side could not accept.
 
@@ -181,7 +181,7 @@ class Link:
         self,
         process: Process,
         segment: _core.Segment,
-        mailbox: Place,
+        mailbox: RingEnd,
         arena: _core.ArenaView,
         actor_name: str,
         on_death: Callable[[], ActorDiedError],

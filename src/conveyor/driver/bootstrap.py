@@ -15,7 +15,7 @@ from conveyor.calls.pending import Pump
 from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Label
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.messages import greeting
-from conveyor.runtime.process import CALL_SLOTS, RESULT_BIT, ArenaSize, Place, Process, close_all
+from conveyor.runtime.process import CALL_SLOTS, RESULT_BIT, ArenaSize, Process, RingEnd, close_all
 from conveyor.worker.messages import Hello
 
 
@@ -128,8 +128,8 @@ class Startup:
     def _link(self, bit: int, kind: int, depth: int = CALL_SLOTS) -> Link:
         house, record = self._shared_state, self._record
         assert record.arena is not None
-        mailbox = Place(record.slot, record.incarnation, bit)
-        blueprint = link_blueprint(house.process.place(RESULT_BIT), mailbox, depth)
+        mailbox = RingEnd(record.slot, record.incarnation, bit)
+        blueprint = link_blueprint(house.process.ring_end(RESULT_BIT), mailbox, depth)
         segment = blueprint.make()
         self.links.append((blueprint, segment))
         return Link(

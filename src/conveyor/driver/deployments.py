@@ -49,7 +49,7 @@ from conveyor.refs.together import get_together
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import threads
 from conveyor.runtime.cleanup import Cleanup
-from conveyor.runtime.process import Place, Process
+from conveyor.runtime.process import Process, RingEnd
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting import TimeLimit
 from conveyor.worker.messages import Unload
@@ -58,8 +58,8 @@ from conveyor.worker.messages import Unload
 class Deployment:
     """A graph's deployment: its channels and programs, from the beginning to the end.
 
-    ``executor`` is the place of the process that executes the graph. Of the plan only the actors, the edges
-    and the programs are read; ``labels`` are the names of its tasks.
+    ``executor`` is the ring end of the process that executes the graph. Of the plan only the actors, the
+    edges and the programs are read; ``labels`` are the names of its tasks.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Deployment:
         plan: Plan,
         tasks: Sequence[Tasks],
         labels: Mapping[int, str],
-        executor: Place,
+        executor: RingEnd,
     ) -> None:
         self.number = number
         self.labels = labels
@@ -90,7 +90,7 @@ class Deployment:
         self._lock = threading.Lock()
         self._over = False
         self.records: list[ActorRecord] = [supervisor.current(info.key) for info in plan.actors]
-        self._places: dict[int, Place] = {}
+        self._ring_ends: dict[int, RingEnd] = {}
         #: The segment's number on other hosts; 0: it is on none.
         self.shared = 0
 
@@ -101,29 +101,29 @@ class Deployment:
             record.check_alive()
         for record in self.records:
             self._table.retain_for(record.id, self.number)  # a graph keeps its actors
-        self.layout, self.shared = self._deploy(self.records, self._places, 0)
+        self.layout, self.shared = self._deploy(self.records, self._ring_ends, 0)
 
     @property
     def bits(self) -> tuple[int, ...]:
         """Doorbell bit of each actor's program."""
-        return tuple(self._places[actor].bit for actor in range(len(self.records)))
+        return tuple(self._ring_ends[actor].bit for actor in range(len(self.records)))
 
     def _deploy(
-        self, records: list[ActorRecord], places: dict[int, Place], first: int
+        self, records: list[ActorRecord], ring_ends: dict[int, RingEnd], first: int
     ) -> tuple[Layout, int]:
         """Make new channels, which every actor has acknowledged; return them and the number of their segment
-        on other nodes. ``places`` are noted as they are taken. Leaves nothing if it fails."""
-        places[EXECUTOR] = self.executor
+        on other nodes. ``ring_ends`` are noted as they are taken. Leaves nothing if it fails."""
+        ring_ends[EXECUTOR] = self.executor
         shared = 0
         try:
             for actor, record in enumerate(records):
-                places[actor] = Place(record.slot, record.incarnation, record.bits.take())
+                ring_ends[actor] = RingEnd(record.slot, record.incarnation, record.bits.take())
             slot_bytes, fail_fast = self._config.slot_bytes, self._config.fail_fast
-            where = self._network.whereabouts([places[actor] for actor in range(len(records))])
+            where = self._network.whereabouts([ring_ends[actor] for actor in range(len(records))])
             self._check_wires(records, where)
             layout = lay_out(
                 self._plan,
-                places,
+                ring_ends,
                 len(self.labels),
                 slot_bytes,
                 fail_fast,
@@ -131,9 +131,9 @@ class Deployment:
                 where,
             )
             shared = self._network.spread(layout.blueprint, layout.segment)
-            self._load(records, places, layout, first, shared)
+            self._load(records, ring_ends, layout, first, shared)
         except BaseException as error:
-            uninterrupted(partial(self._leave, records, places))
+            uninterrupted(partial(self._leave, records, ring_ends))
             uninterrupted(partial(self._network.forget, shared))
             if isinstance(error, ConveyorError):
                 for record in records:
@@ -162,7 +162,7 @@ class Deployment:
     def _load(
         self,
         records: list[ActorRecord],
-        places: dict[int, Place],
+        ring_ends: dict[int, RingEnd],
         layout: Layout,
         first: int,
         shared: int,
@@ -172,7 +172,7 @@ class Deployment:
             self._config,
             self.number,
             self.name,
-            places,
+            ring_ends,
             layout,
             self._tasks,
             first,
@@ -213,22 +213,22 @@ class Deployment:
         return blame_tasks(error, self.name, tasks.values())
 
     def _leave(
-        self, records: list[ActorRecord], places: dict[int, Place]
+        self, records: list[ActorRecord], ring_ends: dict[int, RingEnd]
     ) -> list[tuple[ActorRecord, Ref]]:
-        """Have every living actor leave the graph, and give back the bits, which empties ``places``. Return
-        the acknowledgements."""
+        """Have every living actor leave the graph, and give back the bits, which empties ``ring_ends``.
+        Return the acknowledgements."""
         acks = []
-        for actor in list(places):
+        for actor in list(ring_ends):
             if actor == EXECUTOR:
                 continue
-            ack = self._unload(records[actor], places, actor)
+            ack = self._unload(records[actor], ring_ends, actor)
             if ack is not None:
                 acks.append((records[actor], ack))
         return acks
 
-    def _unload(self, record: ActorRecord, places: dict[int, Place], actor: int) -> Ref | None:
+    def _unload(self, record: ActorRecord, ring_ends: dict[int, RingEnd], actor: int) -> Ref | None:
         """Have an actor leave the graph, and give its bit back. A caller that is interrupted here calls this
-        again: leaving twice does no harm, and the bit is given back by the call that takes the place out. If
+        again: leaving twice does no harm, and the bit is given back by the call that takes the end out. If
         memory is lacking for the order, it is sent with the driver's next cleanup: nobody else could send it
         later."""
         ack = None
@@ -238,14 +238,14 @@ class Deployment:
         except ActorDiedError:  # just now
             pass
         except Exception as error:
-            place = places.pop(actor, None)
-            if place is not None:
-                left = {actor: place}
+            end = ring_ends.pop(actor, None)
+            if end is not None:
+                left = {actor: end}
                 self._cleanup.again(lambda: self._unload(record, left, actor), error)
             return None
-        place = places.pop(actor, None)
-        if place is not None:
-            record.bits.give_back(place.bit)
+        end = ring_ends.pop(actor, None)
+        if end is not None:
+            record.bits.give_back(end.bit)
         return ack
 
     def _release(self) -> None:
@@ -261,8 +261,8 @@ class Deployment:
             # Survivors leave the old program first; both orders go over the same ordered link.
             for record in survivors:
                 record.order(Unload(self.number))  # and the old bit is given back below
-            places: dict[int, Place] = {}
-            layout, shared = self._deploy(records, places, first)
+            ring_ends: dict[int, RingEnd] = {}
+            layout, shared = self._deploy(records, ring_ends, first)
         except ActorDiedError:
             if all(record.alive for record in survivors):
                 raise
@@ -272,12 +272,12 @@ class Deployment:
         with self._lock:
             if not self._over:
                 for actor, record in enumerate(self.records):
-                    record.bits.give_back(self._places[actor].bit)
-                self.records, self.layout, self._places = records, layout, places
+                    record.bits.give_back(self._ring_ends[actor].bit)
+                self.records, self.layout, self._ring_ends = records, layout, ring_ends
                 self.shared, shared = shared, self.shared
                 self._network.forget(shared)
                 return
-        self._leave(records, places)
+        self._leave(records, ring_ends)
         self._network.forget(shared)
         raise GraphTornDownError(f"{self.name} has been torn down")
 
@@ -285,8 +285,8 @@ class Deployment:
         """Return the description of the channels that the executor gets."""
         hosts = {}
         if self.shared:
-            places = {EXECUTOR: self.executor, **self._places}
-            hosts = {actor: self._network.host_name(place.slot) for actor, place in places.items()}
+            ring_ends = {EXECUTOR: self.executor, **self._ring_ends}
+            hosts = {actor: self._network.host_name(end.slot) for actor, end in ring_ends.items()}
         return ChannelsSpec.of(self.number, self.records, self.layout, self.bits, hosts)
 
     def remote_status(self, question: Question, time_limit: float) -> RemoteStatus:
@@ -311,7 +311,7 @@ class Deployment:
         acknowledgements that are due."""
         with self._lock:
             self._over = True
-        acks = self._leave(self.records, self._places)
+        acks = self._leave(self.records, self._ring_ends)
         self.shared, shared = 0, self.shared
         self._network.forget(shared)
         self._release()
@@ -484,7 +484,7 @@ class GraphDeployer:
 
     def deploy(
         self,
-        executor: Place,
+        executor: RingEnd,
         config: Config,
         plan: Plan,
         tasks: Sequence[Tasks],

@@ -399,7 +399,7 @@ class Driver(CallingRuntime):
     def deploy(
         self, plan: Plan, config: Config, begun: Callable[[int], object]
     ) -> DeployedChannels:
-        here, labels = self.process.place(RESULT_BIT), task_labels(plan)
+        here, labels = self.process.ring_end(RESULT_BIT), task_labels(plan)
         tasks = [with_bound_values(tasks) for tasks in tasks_by_actor(plan)]
         return self._deployed(self.deployer.deploy(here, config, plan, tasks, labels, begun))
 

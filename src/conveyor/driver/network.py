@@ -32,7 +32,7 @@ from conveyor.graph.telemetry import (
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.broker import Side
 from conveyor.runtime.cleanup import Cleanup
-from conveyor.runtime.process import RESULT_BIT, Place, close_all
+from conveyor.runtime.process import RESULT_BIT, RingEnd, close_all
 from conveyor.runtime.stored_values import KeptAt
 from conveyor.worker.messages import Accept, HangUp, Load
 
@@ -143,9 +143,9 @@ class Network:
         """Return the name of the node of the process with that slot."""
         return self._remote_nodes.host_name(slot)
 
-    def whereabouts(self, places: Iterable[Place]) -> Whereabouts:
+    def whereabouts(self, ring_ends: Iterable[RingEnd]) -> Whereabouts:
         """Return the nodes of these processes, for the out-of-band parts of a graph's edges."""
-        return self._remote_nodes.whereabouts([place.slot for place in places])
+        return self._remote_nodes.whereabouts([end.slot for end in ring_ends])
 
     def look_at_remote(
         self,
@@ -154,7 +154,7 @@ class Network:
         number: int,
         layout: Layout,
         records: Sequence[ActorRecord],
-        executor: Place,
+        executor: RingEnd,
     ) -> RemoteStatus:
         """Return the status of a graph's actors on other nodes than the executor's: see
         :func:`look_at_remote`."""
@@ -221,8 +221,8 @@ class Network:
             bit, shared = callee.bits.take(), 0
             try:
                 blueprint = link_blueprint(
-                    Place(*caller.reader, RESULT_BIT),
-                    Place(*callee.reader, bit),
+                    RingEnd(*caller.reader, RESULT_BIT),
+                    RingEnd(*callee.reader, bit),
                     link_depth(callee.actor.max_concurrency),
                 )
                 segment = blueprint.make()

@@ -52,7 +52,7 @@ from conveyor.runtime.deadlock_detector import (
     inquire,
 )
 from conveyor.runtime.messages import Connection, Message, pickled, receive_message, send_pickled
-from conveyor.runtime.process import RESULT_BIT, Place, Process, close_all
+from conveyor.runtime.process import RESULT_BIT, Process, RingEnd, close_all
 from conveyor.runtime.waiting import TimeLimit
 from conveyor.system_limits import explained
 from conveyor.weak import WeakSet
@@ -549,7 +549,7 @@ class Dispatcher:
     # Graphs
 
     def _deploy(self, caller: ActorRecord, request: messages.Deploy) -> _Answer:
-        executor = Place(caller.slot, caller.incarnation, RESULT_BIT)
+        executor = RingEnd(caller.slot, caller.incarnation, RESULT_BIT)
         deployment = self._deployer.deploy(
             executor, request.config, request.plan, request.tasks, request.labels
         )

@@ -17,7 +17,7 @@ from conveyor.graph.failures import FailureRings
 from conveyor.graph.telemetry import RecorderPlace, place_recorders
 from conveyor.plan.model import EXECUTOR, Edge, Plan, Program, Promise, Task
 from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
-from conveyor.runtime.process import Place, Process, slots_of
+from conveyor.runtime.process import Process, RingEnd, slots_of
 from conveyor.transport import registry
 from conveyor.transport.base import Host, Transport
 
@@ -26,7 +26,7 @@ class ReadEnd(Struct, frozen=True):
     edge: int
     offset: int
     index: int
-    writer: Place
+    writer: RingEnd
     shared: bool
 
     def open(
@@ -56,7 +56,7 @@ class ReadEnd(Struct, frozen=True):
 class WriteEnd(Struct, frozen=True):
     edge: int
     offset: int
-    targets: tuple[Place, ...]
+    targets: tuple[RingEnd, ...]
 
     def open(
         self,
@@ -172,7 +172,7 @@ def make_wire(
     edge: Edge,
     offset: int,
     stride: int,
-    places: dict[int, Place],
+    ring_ends: dict[int, RingEnd],
     transport: Transport,
     where: Whereabouts,
 ) -> list[tuple[int, EdgeEndpoint]]:
@@ -180,8 +180,8 @@ def make_wire(
     and one back from each reader. Return each actor with its end."""
     slots, readers = slots_of(edge.depth), len(edge.readers)
     members = tuple([plan.actors[actor].name for actor in (edge.writer, *edge.readers)])
-    writer = places[edge.writer]
-    down = WriteEnd(edge.id, offset, tuple([places[r] for r in edge.readers]))
+    writer = ring_ends[edge.writer]
+    down = WriteEnd(edge.id, offset, tuple([ring_ends[r] for r in edge.readers]))
     overlap, ends_where = plan.overlap, where.of(edge)
     may_wait = _core.RING_WRITER_MAY_WAIT
     rings.append(RingPlan(offset, slots, stride, writer, down.targets, may_wait))
@@ -192,8 +192,8 @@ def make_wire(
     ups: list[ReadEnd] = []
     ends: list[tuple[int, EdgeEndpoint]] = []
     for index, actor in enumerate(edge.readers):
-        rings.append(RingPlan(at, slots, stride, places[actor], (writer,), may_wait))
-        ups.append(ReadEnd(edge.id, at, 0, places[actor], shared=False))
+        rings.append(RingPlan(at, slots, stride, ring_ends[actor], (writer,), may_wait))
+        ups.append(ReadEnd(edge.id, at, 0, ring_ends[actor], shared=False))
         sends = WriteEnd(edge.id, at, (writer,))
         receives = ReadEnd(edge.id, offset, index, writer, shared=readers > 1)
         hears = ReadEnd(edge.id, last_at, index, writer, shared=readers > 1)
@@ -211,7 +211,7 @@ def assign(
     config: Config,
     number: int,
     name: str,
-    places: Mapping[int, Place],
+    ring_ends: Mapping[int, RingEnd],
     layout: Layout,
     tasks: Sequence[Tasks],
     first: int,
@@ -227,12 +227,12 @@ def assign(
             number,
             name,
             plan.actors[actor].name,
-            places[actor].bit,
+            ring_ends[actor].bit,
             program,
             tasks[actor],
             reads,
             writes,
-            layout.peers_of(actor, dict(places)),
+            layout.peers_of(actor, dict(ring_ends)),
             {edge: plan.edges[edge].source for edge in edges},
             layout.limits,
             layout.failures,
@@ -334,24 +334,24 @@ class Layout(Struct, frozen=True):
     recorders: dict[int, RecorderPlace]
     endpoints: dict[int, tuple[EdgeEndpoint, ...]]
 
-    def peers_of(self, actor: int, places: dict[int, Place]) -> tuple[tuple[int, int], ...]:
+    def peers_of(self, actor: int, ring_ends: dict[int, RingEnd]) -> tuple[tuple[int, int], ...]:
         """Return the processes that this actor must be able to read from or to wake."""
         peers = {end.writer.process for end in self.reads.get(actor, ())}
         peers |= {to.process for end in self.writes.get(actor, ()) for to in end.targets}
-        peers.discard(places[actor].process)
+        peers.discard(ring_ends[actor].process)
         return tuple(sorted(peers))
 
 
 def lay_out(
     plan: Plan,
-    places: dict[int, Place],
+    ring_ends: dict[int, RingEnd],
     tasks: int,
     slot_bytes: int,
     fail_fast: bool,
     transports: Mapping[str, Transport],
     where: Whereabouts | None = None,
 ) -> Layout:
-    """Make the graph's segment, and say which process has which end. ``places`` includes the executor's.
+    """Make the graph's segment, and say which process has which end. ``ring_ends`` includes the executor's.
     ``tasks``: how many the graph has; the driver does not see them if an actor executes the graph.
     ``transports``: those of the edges with out-of-band parts. ``where``: the nodes of the actors, if there
     are several."""
@@ -371,8 +371,8 @@ def lay_out(
     failures = FailureRings(
         top,
         _core.Segment.ring_bytes(limits.sets, stride, 1),
-        tuple([places[info.index] for info in plan.actors]),
-        places[EXECUTOR],
+        tuple([ring_ends[info.index] for info in plan.actors]),
+        ring_ends[EXECUTOR],
         fail_fast,
     )
     top += len(plan.actors) * failures.size
@@ -384,13 +384,13 @@ def lay_out(
     for edge, offset in zip(plan.edges, offsets, strict=True):
         # A generator waits for its items to be taken; nothing else in a graph waits for room.
         flags = _core.RING_WRITER_MAY_WAIT if edge.id in streams else 0
-        writer = places[edge.writer]
+        writer = ring_ends[edge.writer]
         for index, reader in enumerate(edge.readers):
             # A result that can be got again is shared even if nobody else reads it.
             shared = len(edge.readers) > 1 or reader == EXECUTOR
             end = ReadEnd(edge.id, offset, index, writer, shared)
             reads.setdefault(reader, []).append(end)
-        targets = tuple([places[r] for r in edge.readers])
+        targets = tuple([ring_ends[r] for r in edge.readers])
         times = recorders[edge.writer].times_of(edge.id)
         rings.append(RingPlan(offset, slots_of(edge.depth), stride, writer, targets, flags, *times))
         writes.setdefault(edge.writer, []).append(WriteEnd(edge.id, offset, targets))
@@ -398,11 +398,11 @@ def lay_out(
     for number, offset in wires.items():
         edge = plan.edges[number]
         transport, ends = transports[edge.route], where or Whereabouts()
-        made = make_wire(rings, plan, edge, offset, stride, places, transport, ends)
+        made = make_wire(rings, plan, edge, offset, stride, ring_ends, transport, ends)
         for actor, part in made:
             endpoints.setdefault(actor, []).append(part)
     rings += failures.rings(limits.sets, stride)
-    shared_limits = LimitsPlan(limits.offset, limits.sets, limits.tasks, places[EXECUTOR].slot)
+    shared_limits = LimitsPlan(limits.offset, limits.sets, limits.tasks, ring_ends[EXECUTOR].slot)
     blueprint = Blueprint(top, tuple(rings), (shared_limits,))
     return Layout(
         blueprint.make(),

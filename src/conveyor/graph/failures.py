@@ -15,7 +15,7 @@ from conveyor import _core
 from conveyor.exceptions import CollectiveBrokenError
 from conveyor.runtime.blueprint import RingPlan
 from conveyor.runtime.broker import DEAD_RANK, FAILED_IN
-from conveyor.runtime.process import Place, Process
+from conveyor.runtime.process import Process, RingEnd
 
 _cause, _context, _noted = (
     BaseException.__dict__[name].__get__ for name in ("__cause__", "__context__", "__dict__")
@@ -60,8 +60,8 @@ class FailureRings(NamedTuple):
 
     offset: int
     size: int
-    programs: tuple[Place, ...]
-    executor: Place
+    programs: tuple[RingEnd, ...]
+    executor: RingEnd
     together: bool
 
     def rings(self, slots: int, stride: int) -> list[RingPlan]:

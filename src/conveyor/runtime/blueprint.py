@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from conveyor import _core
 from conveyor.codec import Reader
-from conveyor.runtime.process import Place
+from conveyor.runtime.process import RingEnd
 
 
 class RingPlan(Struct, frozen=True):
@@ -17,8 +17,8 @@ class RingPlan(Struct, frozen=True):
     offset: int
     slots: int
     stride: int
-    writer: Place
-    readers: tuple[Place, ...]
+    writer: RingEnd
+    readers: tuple[RingEnd, ...]
     flags: int = 0
     #: Where it is noted when frames have come from another host, of ``kept`` tags that follow each other; 0:
     #: nowhere.
@@ -26,7 +26,7 @@ class RingPlan(Struct, frozen=True):
     kept: int = 0
 
     @property
-    def ends(self) -> tuple[Place, ...]:
+    def ends(self) -> tuple[RingEnd, ...]:
         """All of its ends, the writer's first."""
         return (self.writer, *self.readers)
 

@@ -11,7 +11,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ChannelClosedError, ConveyorError
 from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
-from conveyor.runtime.process import CALL_STRIDE, RESULT_BIT, Place, Process, slots_of
+from conveyor.runtime.process import CALL_STRIDE, RESULT_BIT, Process, RingEnd, slots_of
 from conveyor.runtime.protocol import ActorId
 
 #: An end of a channel: what is sent goes in at the first, and comes out at the second.
@@ -31,13 +31,13 @@ def channel_blueprint(depth: int, sender: Reader, receiver: Reader) -> Blueprint
     """Memory for a channel: its ring at 0, and behind it a word for each end that says it is closed."""
     slots = slots_of(depth)
     ends = sender, receiver
-    places = [Place(*end, RESULT_BIT) for end in ends]
+    ring_ends = [RingEnd(*end, RESULT_BIT) for end in ends]
     ring = _core.Segment.ring_bytes(slots, CALL_STRIDE, 1)
     word = _core.Limits.bytes(1, 0)
     may_wait = _core.RING_WRITER_MAY_WAIT
     return Blueprint(
         ring + 2 * word,
-        (RingPlan(0, slots, CALL_STRIDE, places[SENDING], (places[RECEIVING],), may_wait),),
+        (RingPlan(0, slots, CALL_STRIDE, ring_ends[SENDING], (ring_ends[RECEIVING],), may_wait),),
         tuple([LimitsPlan(ring + side * word, 1, 0, ends[side][0]) for side in (0, 1)]),
     )
 
@@ -115,9 +115,9 @@ class Broker(Protocol):
 
 def group_blueprint(members: Sequence[tuple[int, int]], hosts: tuple[int, ...]) -> Blueprint:
     """Memory for a group of these processes, which are on these hosts, counted from 0 on."""
-    places = [Place(*member, RESULT_BIT) for member in members]
+    ring_ends = [RingEnd(*member, RESULT_BIT) for member in members]
     rings = [
-        RingPlan(at, slots, stride, places[writer], tuple([places[r] for r in readers]))
+        RingPlan(at, slots, stride, ring_ends[writer], tuple([ring_ends[r] for r in readers]))
         for writer, at, slots, stride, readers in _core.CollectiveGroup.rings(hosts)
     ]
     return Blueprint(_core.CollectiveGroup.bytes(hosts), tuple(rings), (), hosts)
@@ -131,7 +131,7 @@ def enter(
 ) -> Joined:
     """Take the place that ``process`` has. ``arenas``: of all ranks, its own included."""
     rank, ranks = membership.rank, len(membership.members)
-    places = [Place(*member, RESULT_BIT) for member in membership.members]
+    ring_ends = [RingEnd(*member, RESULT_BIT) for member in membership.members]
     rings = [_core.CollectiveGroup.ring_at(ranks, r) for r in range(ranks)]
     group = _core.CollectiveGroup(
         segment,
@@ -147,11 +147,11 @@ def enter(
     return Joined(
         group,
         membership,
-        process.writer(segment, rings[rank], places, carries),
+        process.writer(segment, rings[rank], ring_ends, carries),
         tuple(
             [
-                process.reader(segment, ring, rank, place, arena, carries, shared=True)
-                for ring, place, arena in zip(rings, places, arenas, strict=True)
+                process.reader(segment, ring, rank, end, arena, carries, shared=True)
+                for ring, end, arena in zip(rings, ring_ends, arenas, strict=True)
             ]
         ),
     )

@@ -354,8 +354,8 @@ def arena_size(arena_bytes: int | None = None) -> ArenaSize:
     return ArenaSize(file=max(16 * cap, 1 << 30), cap=cap)
 
 
-class Place(Struct, frozen=True):
-    """End of a ring: a process, and the bit of its doorbell that is rung there. A slot of the process table
+class RingEnd(Struct, frozen=True):
+    """End of a ring: a process, and the bit of its doorbell that is set there. A slot of the process table
     has one process after the other, so ``incarnation`` is part of it."""
 
     slot: int
@@ -395,7 +395,7 @@ class HangingUp(Protocol):
 
 
 def _is_remote(
-    process_table: _core.ProcessTable, unplaced: Set[int], targets: Sequence[Place]
+    process_table: _core.ProcessTable, unplaced: Set[int], targets: Sequence[RingEnd]
 ) -> str:
     """Names of those of ``targets`` that are on other hosts, or may come to be.
 
@@ -614,7 +614,7 @@ class Process:
         self,
         segment: _core.Segment,
         offset: int,
-        targets: Sequence[Place],
+        targets: Sequence[RingEnd],
         carries: str,
         graph: int = 0,
         edge: int = 0,
@@ -644,16 +644,16 @@ class Process:
         """Whether the process there is on another host, or may come to be."""
         return self.process_table.is_remote(slot) or slot in self.unplaced
 
-    def place(self, bit: int) -> Place:
+    def ring_end(self, bit: int) -> RingEnd:
         """Return this process's own end, for rings that ring ``bit``."""
-        return Place(*self.identity, bit)
+        return RingEnd(*self.identity, bit)
 
     def reader(
         self,
         segment: _core.Segment,
         offset: int,
         index: int,
-        writer: Place,
+        writer: RingEnd,
         arena: _core.ArenaView,
         carries: str,
         *,

@@ -43,7 +43,7 @@ from conveyor.refs.streams import StreamRef
 from conveyor.refs.values import with_bound_values
 from conveyor.runtime.cleanup import Cleanup
 from conveyor.runtime.messages import all_of
-from conveyor.runtime.process import Place, close_all
+from conveyor.runtime.process import RingEnd, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.status import describe_status
 from conveyor.runtime.wait_graph import STEPS, Blockers
@@ -187,7 +187,7 @@ class ActorRuntime(CallingRuntime):
             link = Link(
                 self.process,
                 _core.Segment.attach(segment_fd),
-                Place(slot, incarnation, deployed.bit),
+                RingEnd(slot, incarnation, deployed.bit),
                 arena,
                 actor.name,
                 lambda: self._requests.death(actor, slot, incarnation),

@@ -18,7 +18,7 @@ from conveyor.codec.faults import NotThere
 from conveyor.direct.fetching import Attempts
 from conveyor.exceptions import ActorStartError, ArenaFullError, SerializationError
 from conveyor.later import LaterModule
-from conveyor.runtime.process import RESULT_BIT, Place, Process
+from conveyor.runtime.process import RESULT_BIT, Process, RingEnd
 from conveyor.runtime.shortage import Sending
 from conveyor.runtime.stored_values import others_have_values
 from conveyor.runtime.wait_graph import call_of
@@ -111,7 +111,7 @@ class Mailbox:
         ``one_by_one``: the actor runs one method at a time."""
         self.bit = bit
         self.caller = caller
-        there = Place(*caller, RESULT_BIT)
+        there = RingEnd(*caller, RESULT_BIT)
         name = process.process_table.name(there.slot)
         self.reader = process.reader(
             segment, 0, 0, there, arena, f"calls from {name}", shared=False

@@ -614,12 +614,12 @@ class InlineGraph:
         edges = tuple(replace(edge, out_of_band=False) for edge in self.plan.edges)
         plan = replace(self.plan, edges=edges)
         # Everything is in this process, and nobody is rung: who executes has the programs driven.
-        here = process.place(RESULT_BIT)
-        places = dict.fromkeys((EXECUTOR, *range(len(actors))), here)
+        here = process.ring_end(RESULT_BIT)
+        ring_ends = dict.fromkeys((EXECUTOR, *range(len(actors))), here)
         tasks, slot_bytes = len(plan.tasks), config.slot_bytes
-        layout = lay_out(plan, places, tasks, slot_bytes, config.fail_fast, transports={})
+        layout = lay_out(plan, ring_ends, tasks, slot_bytes, config.fail_fast, transports={})
         assignments = assign(
-            plan, config, self.number, self.name, places, layout, tasks_by_actor(plan), first
+            plan, config, self.number, self.name, ring_ends, layout, tasks_by_actor(plan), first
         )
         parts: list[InlinePart] = []
         try:

@@ -138,7 +138,7 @@ class Loopback:
         # More than one slot: user code that runs while a value is rebuilt may send another.
         segment = _core.Segment.create(_core.Segment.ring_bytes(4, self._stride, 1))
         segment.make_ring(0, 4, self._stride, 1)
-        me = self._process.place(RESULT_BIT)
+        me = self._process.ring_end(RESULT_BIT)
         carries = "values between actors"
         writer = self._process.writer(segment, 0, [me], carries, budget=self._budget)
         reader = self._process.reader(
