@@ -58,8 +58,8 @@ class Span:
     execution: the execution, counted from 0; -1: it is about none.
     start, end: seconds since the beginning.
     why: what it had waited for last.
-    after: the position in ``Timeline.spans`` of the span that had to end before this one could begin, the last
-        of them to do so; -1: there is none.
+    after: the position in ``Timeline.spans`` of the span that had to end before this one could begin, the
+        last of them to do so; -1: there is none.
     """
 
     participant: int

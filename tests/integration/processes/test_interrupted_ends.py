@@ -195,7 +195,8 @@ STORM = """
                 pass
         signal.setitimer(signal.ITIMER_REAL, 0)
         assert settled(lambda: state() == before), (state(), before)
-        assert not psutil.pid_exists(pid)
+        # The wait for the killed process to be reaped may be what was interrupted.
+        assert settled(lambda: not psutil.pid_exists(pid))
     print("calm again")
 """
 
