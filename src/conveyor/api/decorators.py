@@ -40,7 +40,7 @@ from conveyor.typevars import Unpack
 if TYPE_CHECKING:
     from typing import Concatenate, ParamSpec, Protocol
 
-    from conveyor.api.actors import ActorMethod
+    from conveyor.api.actors import ActorMethod, TypedActorClass
     from conveyor.refs.ref import Ref
     from conveyor.refs.streams import StreamRef
     from conveyor.runtime.protocol import Retries
@@ -58,36 +58,36 @@ if TYPE_CHECKING:
         @overload
         def __get__(self, instance: object, owner: type, /) -> Callable[P, ReturnT]: ...
 
-    class Mark(Protocol):
-        """``method(...)`` as a decorator. What a call gives follows from what the method is."""
-
-        @overload
-        def __call__(
-            self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], /
-        ) -> TypedMethod[P, Coroutine[Any, Any, T], Ref[T]]: ...
-        @overload
-        def __call__(
-            self, function: Callable[Concatenate[Any, P], AsyncIterator[T]], /
-        ) -> TypedMethod[P, AsyncIterator[T], StreamRef[T]]: ...
-        @overload
-        def __call__(
-            self, function: Callable[Concatenate[Any, P], Iterator[T]], /
-        ) -> TypedMethod[P, Iterator[T], StreamRef[T]]: ...
-        @overload
-        def __call__(
-            self, function: Callable[Concatenate[Any, P], T], /
-        ) -> TypedMethod[P, T, Ref[T]]: ...
-
-    class MarkOfMany(Protocol):
-        """Type of the decorator where the method returns several values separately."""
-
-        def __call__(
-            self, function: Callable[Concatenate[Any, P], T], /
-        ) -> TypedMethod[P, T, list[Ref[Any]]]: ...
-
 
 # Rarely needed.
 into: Any = LaterModule("conveyor.direct.into")
+
+
+class Mark:
+    """``method(...)`` as a decorator. The type of a call follows from the type of the method."""
+
+    def __init__(self, mark: Callable[[Any], Any]) -> None:
+        self._mark = mark
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], /
+    ) -> TypedMethod[P, Coroutine[Any, Any, T], Ref[T]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], AsyncIterator[T]], /
+    ) -> TypedMethod[P, AsyncIterator[T], StreamRef[T]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], Iterator[T]], /
+    ) -> TypedMethod[P, Iterator[T], StreamRef[T]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], T], /
+    ) -> TypedMethod[P, T, Ref[T]]: ...
+
+    def __call__(self, function: Any, /) -> Any:
+        return self._mark(function)
 
 
 @overload
@@ -125,7 +125,7 @@ def method(
     max_task_retries: int | None = None,
     retry_exceptions: bool | Sequence[type[BaseException]] | None = None,
     **rays: Any,
-) -> MarkOfMany: ...
+) -> Callable[[Callable[Concatenate[Any, P], T]], TypedMethod[P, T, list[Ref[Any]]]]: ...
 
 
 def method(
@@ -195,12 +195,14 @@ def method(
     transport = check_transport(tensor_transport)
     check_snapshot(snapshot, transport)
     places = _checked_places(receive_into)
-    return lambda function: _mark(
-        _receiving(function, places) if places else function,
-        num_returns,
-        transport,
-        snapshot,
-        retries,
+    return Mark(
+        lambda function: _mark(
+            _receiving(function, places) if places else function,
+            num_returns,
+            transport,
+            snapshot,
+            retries,
+        )
     )
 
 
@@ -256,42 +258,29 @@ def _mark(
     return function
 
 
-if TYPE_CHECKING:
-    from typing import Literal, ParamSpec, Protocol
+class Decorator:
+    """``remote`` with options. To type checkers a class is a callable, too: the first that fits counts."""
 
-    from conveyor.api.actors import TypedActorClass
-    from conveyor.refs.ref import Ref
-    from conveyor.refs.streams import StreamRef
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
 
-    class Decorator(Protocol):
-        """``remote`` with options. A class is a callable, too: the first that fits counts."""
+    @overload
+    def __call__(self, made: type[T], /) -> ActorClass[T]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(
+        self, made: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> RemoteFunction[P, Ref[T]]: ...
+    @overload
+    def __call__(
+        self, made: Callable[P, AsyncIterator[T]], /
+    ) -> RemoteFunction[P, StreamRef[T]]: ...
+    @overload
+    def __call__(self, made: Callable[P, Iterator[T]], /) -> RemoteFunction[P, StreamRef[T]]: ...
+    @overload
+    def __call__(self, made: Callable[P, T], /) -> RemoteFunction[P, Ref[T]]: ...
 
-        @overload
-        def __call__(self, made: type[T], /) -> ActorClass[T]: ...  # type: ignore[overload-overlap]
-        @overload
-        def __call__(
-            self, made: Callable[P, Coroutine[Any, Any, T]], /
-        ) -> RemoteFunction[P, Ref[T]]: ...
-        @overload
-        def __call__(
-            self, made: Callable[P, AsyncIterator[T]], /
-        ) -> RemoteFunction[P, StreamRef[T]]: ...
-        @overload
-        def __call__(
-            self, made: Callable[P, Iterator[T]], /
-        ) -> RemoteFunction[P, StreamRef[T]]: ...
-        @overload
-        def __call__(self, made: Callable[P, T], /) -> RemoteFunction[P, Ref[T]]: ...
-
-    class DecoratorOfMany(Protocol):
-        """``remote(num_returns=n)``, which is for functions."""
-
-        def __call__(self, made: Callable[P, Any], /) -> RemoteFunction[P, list[Ref[Any]]]: ...
-
-    class ActorDecorator(Protocol):
-        """``actor`` with options."""
-
-        def __call__(self, made: Callable[P, T], /) -> TypedActorClass[P, T]: ...
+    def __call__(self, made: Any, /) -> Any:
+        return _remote(made, self._options)
 
 
 @overload
@@ -309,7 +298,9 @@ def remote(  # type: ignore[overload-overlap]
     *, num_returns: Literal[1, "streaming"] = 1, **options: Unpack[RemoteOptionTypes]
 ) -> Decorator: ...
 @overload
-def remote(*, num_returns: int, **options: Unpack[RemoteOptionTypes]) -> DecoratorOfMany: ...
+def remote(
+    *, num_returns: int, **options: Unpack[RemoteOptionTypes]
+) -> Callable[[Callable[P, Any]], RemoteFunction[P, list[Ref[Any]]]]: ...
 
 
 def remote(*args: Any, **options: Any) -> Any:
@@ -355,7 +346,7 @@ def remote(*args: Any, **options: Any) -> Any:
         # Wrong ones are found here; those of functions alone are looked at once it is known to be one.
         others = ("num_returns", "max_calls", "max_retries", "retry_exceptions")
         ActorOptions().updated(**{k: v for k, v in options.items() if k not in others})
-        return lambda made: _remote(made, options)
+        return Decorator(options)
     if len(args) > 1 or options:
         raise TypeError(
             "remote is used as @remote, as @remote(num_gpus=1), or as remote(Class); options for a "
@@ -367,7 +358,9 @@ def remote(*args: Any, **options: Any) -> Any:
 @overload
 def actor(made: Callable[P, T], /) -> TypedActorClass[P, T]: ...
 @overload
-def actor(**options: Unpack[ActorOptionTypes]) -> ActorDecorator: ...
+def actor(
+    **options: Unpack[ActorOptionTypes],
+) -> Callable[[Callable[P, T]], TypedActorClass[P, T]]: ...
 
 
 def actor(*args: Any, **options: Any) -> Any:
