@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from conveyor import _core
-from conveyor.graph.compiled import CompiledGraph, GraphInfo, graph_id
+from conveyor.graph.compiled import CompiledGraph, graph_id
+from conveyor.graph.lifecycle import GraphInfo
 from conveyor.later import LaterModule
 from conveyor.observe.stats import GraphStats, Times, read_stats
 from conveyor.runtime import context

@@ -149,7 +149,8 @@ def number_of(graph: Any) -> int:
 
 def supervision_of(graph: Any) -> Any:
     """Return what holds the channels of a graph over processes, in the process that compiled it."""
-    return parts_of(graph).upkeep
+    control: Any = parts_of(graph).control
+    return control._graph_info.lifecycle
 
 
 def gate_of(graph: Any) -> Any:

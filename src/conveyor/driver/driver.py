@@ -38,7 +38,7 @@ from conveyor.graph.compiled import CompiledGraph
 from conveyor.graph.edges import task_labels, tasks_by_actor
 from conveyor.graph.executor import DeployedChannels, Member
 from conveyor.graph.handles import SharedGraphs
-from conveyor.graph.lifecycle import ProcessGraphInfo
+from conveyor.graph.lifecycle import GraphInfo
 from conveyor.plan import lower
 from conveyor.plan.model import Plan
 from conveyor.refs.exports import Exports
@@ -192,7 +192,7 @@ class Driver(CallingRuntime):
         super().__init__(process, Cleanup(_core.Waker(self._garbage_event), self._wake))
         process_table.alive_unwatched(DRIVER_SLOT)
         _core.outlive_all()
-        self.graphs: WeakSet[ProcessGraphInfo] = WeakSet()
+        self.graphs: WeakSet[GraphInfo] = WeakSet()
         self.exports = Exports(
             os.urandom(8).hex(),
             self.inbox,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from conveyor.config import Config
-from conveyor.graph.compiled import CompiledGraph, GraphParts, GraphView, Upkeep
+from conveyor.graph.compiled import CompiledGraph, GraphParts, OwnerControl
 from conveyor.graph.entry import MOVED_REFS, GateEntry
 from conveyor.graph.executor import Epoch, Executor
 from conveyor.graph.handles import reducer_of
-from conveyor.graph.lifecycle import Lifecycle, ProcessGraphInfo
+from conveyor.graph.lifecycle import GraphInfo, Lifecycle
 from conveyor.graph.result_source import GraphSource
 from conveyor.graph.results import DebugRef, GraphRef, Results
 from conveyor.graph.submission import (
@@ -46,7 +46,7 @@ def whole(executor: Executor, make: Callable[[Begun], CompiledGraph]) -> Compile
 
 
 def compiled_graph(
-    executor: Executor, plan: Plan, config: Config, graph_infos: WeakSet[ProcessGraphInfo]
+    executor: Executor, plan: Plan, config: Config, graph_infos: WeakSet[GraphInfo]
 ) -> CompiledGraph:
     """Deploy the graph of ``plan``. Its account is entered among ``graph_infos``."""
     return whole(executor, lambda begun: _compiled(executor, plan, config, graph_infos, begun))
@@ -56,17 +56,17 @@ def _compiled(
     executor: Executor,
     plan: Plan,
     config: Config,
-    graph_infos: WeakSet[ProcessGraphInfo],
+    graph_infos: WeakSet[GraphInfo],
     begun: Begun,
 ) -> CompiledGraph:
     results = Results(plan, executor.keep)
     lifecycle = supervise(executor, plan, config, begun)
-    graph_info = ProcessGraphInfo(lifecycle)
+    graph_info = GraphInfo(lifecycle)
     source = GraphSource(graph_info, results, executor)
     entry = GateEntry(lifecycle, results, source, DebugRef if config.debug else GraphRef)
     graph_infos.add(graph_info)
     ways = SubmissionWaits(executor.process)
-    return assemble(graph_info, entry, ways, lifecycle, fast_path=entry.fast_path)
+    return assemble(graph_info, entry, ways, fast_path=entry.fast_path)
 
 
 def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> Lifecycle:
@@ -82,10 +82,9 @@ def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> L
 
 
 def assemble(
-    graph_info: ProcessGraphInfo,
+    graph_info: GraphInfo,
     entry: Entry[Any],
     ways: SubmissionWaits,
-    upkeep: Upkeep,
     how: str = "",
     fast_path: FastPath | None = None,
 ) -> CompiledGraph:
@@ -98,8 +97,7 @@ def assemble(
             graph_info.number,
             graph_info.name,
             Submitter(graph_info.name, entry, ways, options, fast_path),
-            upkeep,
-            GraphView(graph_info, how),
+            OwnerControl(graph_info, how),
             reducer_of(plan, graph_info),
         )
     )

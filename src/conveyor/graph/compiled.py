@@ -18,9 +18,9 @@ from msgspec import Struct
 import conveyor
 from conveyor.callers import trimmed
 from conveyor.config import Config
-from conveyor.graph.status import GraphState, GraphStatus
+from conveyor.graph.lifecycle import GraphInfo
+from conveyor.graph.status import GraphStatus
 from conveyor.graph.submission import Submitter
-from conveyor.graph.telemetry import TIME_LIMIT, Progress, Question, Recording, RemoteStatus, Track
 from conveyor.plan import explain
 from conveyor.plan.explain import counted
 from conveyor.plan.model import Plan
@@ -32,9 +32,15 @@ def graph_id(number: int) -> str:
     return f"{number:08x}"
 
 
-class Upkeep(Protocol):
-    """Keeps a graph fit for execution, and ends it; see the methods of the same names of
-    ``CompiledGraph``."""
+class GraphControl(Protocol):
+    """Everything that a ``CompiledGraph`` does but execute, in its owner's process or in another. See the
+    methods of the same names of ``CompiledGraph``."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def config(self) -> Config: ...
 
     @property
     def is_teardown(self) -> bool: ...
@@ -46,65 +52,6 @@ class Upkeep(Protocol):
     def check_block(self) -> None:
         """Raise why the graph cannot be torn down at the end of a ``with`` block, before one begins."""
         ...
-
-
-class GraphInfo(Protocol):
-    """A graph's state, as the process that executes it can tell."""
-
-    #: The graph's number among those of its session.
-    number: int
-    name: str
-    plan: Plan
-    config: Config
-
-    @property
-    def recording(self) -> Recording:
-        """The records that the graph's processes keep about themselves."""
-        ...
-
-    @property
-    def state(self) -> GraphState:
-        """The state of the graph, as far as it has been noticed."""
-        ...
-
-    @property
-    def is_teardown(self) -> bool: ...
-
-    @property
-    def hosts(self) -> dict[int, str]:
-        """In words, the nodes of the actors and the executor, if there are several."""
-        ...
-
-    def check_open(self) -> None:
-        """Raise the error that has ended the graph, if it was closed."""
-        ...
-
-    def progress(self) -> Progress:
-        """Return how far the graph's executions are."""
-        ...
-
-    def tracks(self) -> list[Track]:
-        """Return the graph's processes, the executing one first."""
-        ...
-
-    def remote_status(self, question: Question, time_limit: float) -> RemoteStatus:
-        """Return the status of the graph's actors on other nodes, as these report it within ``time_limit``
-        seconds."""
-        ...
-
-    def status(self, stacks: bool = False, time_limit: float = TIME_LIMIT) -> GraphStatus:
-        """Return the graph's status. ``time_limit``: seconds that other nodes have to answer."""
-        ...
-
-
-class View(Protocol):
-    """Shows a graph; see the methods of the same names of ``CompiledGraph``."""
-
-    @property
-    def plan(self) -> Plan: ...
-
-    @property
-    def config(self) -> Config: ...
 
     def describe(self) -> str:
         """Return the graph's kind, size and state, for ``repr``. Asks no other process."""
@@ -129,8 +76,8 @@ class View(Protocol):
         ...
 
 
-class GraphView:
-    """Shows a graph that this process executes."""
+class OwnerControl:
+    """Control of a graph that this process executes."""
 
     def __init__(self, graph_info: GraphInfo, how: str = "") -> None:
         """``how``: how the actors run, if they are no processes."""
@@ -144,6 +91,19 @@ class GraphView:
     @property
     def config(self) -> Config:
         return self._graph_info.config
+
+    @property
+    def is_teardown(self) -> bool:
+        return self._graph_info.is_teardown
+
+    def restart(self) -> None:
+        self._graph_info.restart()
+
+    def teardown(self, kill_actors: bool = False) -> None:
+        self._graph_info.lifecycle.teardown(kill_actors)
+
+    def check_block(self) -> None:
+        self._graph_info.lifecycle.check_block()
 
     def describe(self) -> str:
         plan = self.plan
@@ -182,8 +142,7 @@ class GraphParts(Struct, frozen=True):
     number: int
     name: str
     submitter: Submitter[Any]
-    upkeep: Upkeep
-    view: View
+    control: GraphControl
     #: Returns the result of the graph's ``__reduce__``.
     reduce: Callable[[CompiledGraph[Any]], tuple[Any, ...]]
 
@@ -220,12 +179,12 @@ class CompiledGraph(Generic[ResultT]):
     @property
     def plan(self) -> Plan:
         """The Plan: what every actor of the graph does, in which order, over which channel."""
-        return self._parts.view.plan
+        return self._parts.control.plan
 
     @property
     def config(self) -> Config:
         """The settings that the graph was compiled with."""
-        return self._parts.view.config
+        return self._parts.control.config
 
     def get_id(self) -> str:
         """A text that names the graph among all of its session."""
@@ -293,7 +252,7 @@ class CompiledGraph(Generic[ResultT]):
         Results of executions that are over can still be got. With ``kill_actors`` the actors are killed as
         well. Safe to call more than once.
         """
-        self._parts.upkeep.teardown(kill_actors)
+        self._parts.control.teardown(kill_actors)
 
     def restart(self) -> None:
         """Bring a graph back whose actors have died, with the same handles and in place.
@@ -309,7 +268,7 @@ class CompiledGraph(Generic[ResultT]):
         ``conveyor.kill()``, or its arguments were larger than 1 MiB and it was started without
         ``max_restarts``. Can be called again after that, and after Ctrl-C.
         """
-        self._parts.upkeep.restart()
+        self._parts.control.restart()
 
     def status(self, stacks: bool = False) -> GraphStatus:
         """Say what the graph and each of its actors are doing now; ``print`` shows it.
@@ -317,15 +276,15 @@ class CompiledGraph(Generic[ResultT]):
         Costs the actors nothing, and works also when they are stuck, stopped or dead. ``stacks``: with the
         Python stack of each actor, through py-spy where that is installed.
         """
-        return self._parts.view.status(stacks)
+        return self._parts.control.status(stacks)
 
     @property
     def is_teardown(self) -> bool:
         """Whether the graph has been torn down, or its session has ended."""
-        return self._parts.upkeep.is_teardown
+        return self._parts.control.is_teardown
 
     def __enter__(self: G) -> G:
-        self._parts.upkeep.check_block()
+        self._parts.control.check_block()
         return self
 
     def __exit__(
@@ -352,7 +311,7 @@ class CompiledGraph(Generic[ResultT]):
 
     def explain(self) -> str:
         """The Plan as text: what every actor does, in which order, over which channel, and why."""
-        return self._parts.view.explain()
+        return self._parts.control.explain()
 
     def visualize(
         self,
@@ -369,7 +328,7 @@ class CompiledGraph(Generic[ResultT]):
         else the text. Raises ``ValueError`` for an unknown format, and ``OSError`` if the file cannot be
         written.
         """
-        return self._parts.view.draw(filename, format, view, channel_details, schedule)
+        return self._parts.control.draw(filename, format, view, channel_details, schedule)
 
     def stats(self) -> conveyor.observe.GraphStats:
         """Return the counts and times of the graph since it was compiled.
@@ -377,7 +336,7 @@ class CompiledGraph(Generic[ResultT]):
         The counters are always kept, and reading them asks no actor: it works while one is busy, stopped or
         dead, and after :meth:`teardown`. Printed, they are a table.
         """
-        return self._parts.view.stats()
+        return self._parts.control.stats()
 
     def trace(
         self, path: str | os.PathLike[str], *, max_events: int = 1_000_000
@@ -400,7 +359,7 @@ class CompiledGraph(Generic[ResultT]):
         Entering raises ``RuntimeStateError`` while the graph is traced already,
         ``GraphTornDownError`` after :meth:`teardown`, ``OSError`` if no file can be made there.
         """
-        return self._parts.view.trace(path, max_events)
+        return self._parts.control.trace(path, max_events)
 
     def simulate(
         self,
@@ -450,14 +409,14 @@ class CompiledGraph(Generic[ResultT]):
             "sizes": sizes,
             "pace": pace,
         }
-        return self._parts.view.simulate(durations, options)
+        return self._parts.control.simulate(durations, options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._parts.reduce(self)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name}: {self._parts.view.describe()}>"
+        return f"<{type(self).__name__} {self.name}: {self._parts.control.describe()}>"
 
     def _repr_html_(self) -> str:
         # Shown by a notebook.
-        return self._parts.view.html(repr(self))
+        return self._parts.control.html(repr(self))

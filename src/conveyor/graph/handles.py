@@ -451,8 +451,9 @@ class RemoteEntry:
         return (yield from self._owner.answer(request, bounded))
 
 
-class RemoteUpkeep:
-    """Refuses to tear down or restart the graph here: others use it, and its actors are its owner's."""
+class HandleControl:
+    """Control of a graph by a handle: it asks the owner. It refuses to tear down or restart the graph, since
+    others use it, and its actors are its owner's."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
@@ -472,13 +473,6 @@ class RemoteUpkeep:
 
     def check_block(self) -> None:
         self._owner.refuse("torn down (as the end of a 'with' block does)")
-
-
-class RemoteView:
-    """View of a handle, which asks the owner; see ``views.View``."""
-
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
 
     @property
     def plan(self) -> Plan:
@@ -536,8 +530,7 @@ def graph_handle(
             number,
             name,
             Submitter(name, entry, owner.ways, Options(options)),
-            RemoteUpkeep(owner),
-            RemoteView(owner),
+            HandleControl(owner),
             lambda _: reduced,
         )
     )

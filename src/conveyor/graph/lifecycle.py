@@ -37,7 +37,7 @@ from conveyor.runtime import ending
 from conveyor.runtime.waiting import TimeLimit
 
 
-class ProcessGraphInfo:
+class GraphInfo:
     """The account of a graph over processes. It reads shared memory, and asks the actors nothing; for remote
     actors it asks their nodes.
 
@@ -55,10 +55,12 @@ class ProcessGraphInfo:
 
     @property
     def recording(self) -> Recording:
+        """The records that the graph's processes keep about themselves."""
         return self.lifecycle.epoch.recording
 
     @property
     def state(self) -> GraphState:
+        """The state of the graph, as far as it has been noticed."""
         return self.lifecycle.state
 
     @property
@@ -66,13 +68,19 @@ class ProcessGraphInfo:
         return self.lifecycle.is_teardown
 
     def check_open(self) -> None:
+        """Raise the error that has ended the graph, if it was closed."""
         self.lifecycle.check_open()
+
+    def restart(self) -> None:
+        self.lifecycle.restart()
 
     @property
     def hosts(self) -> dict[int, str]:
+        """In words, the nodes of the actors and the executor, if there are several."""
         return self.lifecycle.epoch.hosts
 
     def progress(self) -> Progress:
+        """Return how far the graph's executions are."""
         epoch, process_table = self.lifecycle.epoch, self._process_table
         gate = epoch.gate
         gate.count_completed()
@@ -83,12 +91,15 @@ class ProcessGraphInfo:
         return Progress(gate.submitted, completed, gate.stashed, gate.stashed_bytes, arenas)
 
     def tracks(self) -> list[Track]:
+        """Return the graph's processes, the executing one first."""
         tracks = [Track(EXECUTOR, self._process_table.name(self._own_slot), os.getpid(), None)]
         for info, member in zip(self.plan.actors, self.lifecycle.epoch.members, strict=True):
             tracks.append(Track(info.index, info.name, member.pid, member.pid))
         return tracks
 
     def remote_status(self, question: Question, time_limit: float) -> RemoteStatus:
+        """Return the status of the graph's actors on other nodes, as these report it within ``time_limit``
+        seconds."""
         hosts = self.hosts
         # A forked child has neither Ray's connections nor the pump's.
         if not hosts or self.lifecycle.process.inbox.inherited:
@@ -96,6 +107,7 @@ class ProcessGraphInfo:
         return self.lifecycle.remote_status(question, time_limit)
 
     def status(self, stacks: bool = False, time_limit: float = TIME_LIMIT) -> GraphStatus:
+        """Return the graph's status. ``time_limit``: seconds that other nodes have to answer."""
         self.lifecycle.closed_or_failed()  # it may not have been noticed
         return graph_status(
             self.name,

@@ -10,7 +10,7 @@ from typing import Any
 from conveyor import _core
 from conveyor.exceptions import ArenaFullError, ConveyorError, SessionEndedError
 from conveyor.graph.executor import Epoch, Executor
-from conveyor.graph.lifecycle import ProcessGraphInfo
+from conveyor.graph.lifecycle import GraphInfo
 from conveyor.graph.results import Results
 from conveyor.graph.status import RingProgress, replace_rings
 from conveyor.graph.telemetry import BRIEF_TIME_LIMIT, RemoteStatus
@@ -169,7 +169,7 @@ class GraphSource:
     #: On the monotonic clock; 0: none. An ``Execution`` has one.
     deadline = 0
 
-    def __init__(self, graph_info: ProcessGraphInfo, results: Results, executor: Executor) -> None:
+    def __init__(self, graph_info: GraphInfo, results: Results, executor: Executor) -> None:
         self.graph_info = graph_info
         self.name = graph_info.name
         self.plan = graph_info.plan

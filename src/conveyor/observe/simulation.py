@@ -20,7 +20,7 @@ from typing import Any, Union
 from msgspec.structs import replace
 
 from conveyor.exceptions import RuntimeStateError
-from conveyor.graph.compiled import GraphInfo
+from conveyor.graph.lifecycle import GraphInfo
 from conveyor.observe.dataflow import participant_name, printable
 from conveyor.observe.drawing.picture import draw_timeline, write_svg
 from conveyor.observe.stats import GraphStats, Times, read_stats

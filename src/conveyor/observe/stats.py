@@ -9,7 +9,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from conveyor import _core
-from conveyor.graph.compiled import GraphInfo
+from conveyor.graph.lifecycle import GraphInfo
 from conveyor.graph.telemetry import (
     TIME_LIMIT,
     Counted,

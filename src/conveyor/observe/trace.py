@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 from conveyor import _core
-from conveyor.graph.compiled import GraphInfo
+from conveyor.graph.lifecycle import GraphInfo
 from conveyor.graph.telemetry import (
     BRIEF_TIME_LIMIT,
     TIME_LIMIT,

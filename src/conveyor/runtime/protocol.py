@@ -268,8 +268,8 @@ class Runtime(Protocol):
 
     @property
     def graphs(self) -> Iterable[Any]:
-        """The accounts (``graph.compiled.GraphInfo``) of the graphs that this process executes, as long as
-        somebody holds the graph or one of its refs."""
+        """The ``graph.lifecycle.GraphInfo`` of each graph that this process executes, as long as somebody
+        holds the graph or one of its refs."""
         ...
 
     def create_actor(self, spec: ActorSpec) -> ActorId: ...

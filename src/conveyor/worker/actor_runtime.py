@@ -33,7 +33,7 @@ from conveyor.graph.compiled import CompiledGraph
 from conveyor.graph.edges import task_labels, tasks_by_actor
 from conveyor.graph.executor import ChannelsSpec, DeployedChannels, Member, MemberSpec, refuse_own
 from conveyor.graph.handles import graph_handle
-from conveyor.graph.lifecycle import ProcessGraphInfo
+from conveyor.graph.lifecycle import GraphInfo
 from conveyor.graph.telemetry import TIME_LIMIT, Question, RemoteStatus
 from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
@@ -142,7 +142,7 @@ class ActorRuntime(CallingRuntime):
         self._deaths = 0
         # Task names of the graphs that are executed here, by graph.
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
-        self.graphs: WeakSet[ProcessGraphInfo] = WeakSet()
+        self.graphs: WeakSet[GraphInfo] = WeakSet()
         # One handle, and so one connection, for each graph.
         self._graphs = WeakValues[int, CompiledGraph]()
         self.exports = ActorExports(

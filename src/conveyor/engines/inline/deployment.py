@@ -18,7 +18,7 @@ from conveyor.graph.compiled import CompiledGraph
 from conveyor.graph.entry import GateEntry, Source
 from conveyor.graph.executor import DeployedChannels, Member
 from conveyor.graph.handles import SharedGraphs
-from conveyor.graph.lifecycle import Lifecycle, ProcessGraphInfo
+from conveyor.graph.lifecycle import GraphInfo, Lifecycle
 from conveyor.graph.result_source import GraphSource
 from conveyor.graph.results import GraphRef, Results, Streams
 from conveyor.graph.status import ExecutionStatus, GraphStatus
@@ -154,31 +154,16 @@ class InlineWaits(SubmissionWaits):
         return self.block(attempt, TimeLimit(None))
 
 
-class InlineUpkeep:
-    """Restarts the graph between two executions; see ``graph.compiled.Upkeep``."""
-
-    def __init__(self, graph: InlineGraph, lifecycle: Lifecycle) -> None:
-        self._graph = graph
-        self._lifecycle = lifecycle
-        self.teardown = lifecycle.teardown
-        self.check_block = lifecycle.check_block
-
-    @property
-    def is_teardown(self) -> bool:
-        return self._lifecycle.is_teardown
-
-    def restart(self) -> None:
-        self._graph.in_turn(self._lifecycle.restart)
-
-
-class InlineGraphInfo(ProcessGraphInfo):
+class InlineGraphInfo(GraphInfo):
     """Tells of a graph whose actors have no status pages, no arenas and no processes of their own."""
 
     def __init__(self, graph: InlineGraph, lifecycle: Lifecycle) -> None:
         super().__init__(lifecycle)
-        #: Lasts as long.
-        self.upkeep = InlineUpkeep(graph, lifecycle)
         self._graph = graph
+
+    def restart(self) -> None:
+        """Restart the graph between two executions."""
+        self._graph.in_turn(self.lifecycle.restart)
 
     def progress(self) -> Progress:
         gate, arena = self.lifecycle.epoch.gate, self.lifecycle.process.arena
@@ -260,7 +245,7 @@ class InlineDeployer:
         graph_info = InlineGraphInfo(graph, lifecycle)
         entry = InlineEntry(graph, lifecycle, results, GraphSource(graph_info, results, self))
         self.graph_infos.add(graph_info)
-        return assemble(graph_info, entry, InlineWaits(self.process), graph_info.upkeep, "inline")
+        return assemble(graph_info, entry, InlineWaits(self.process), "inline")
 
     def deploy(self, plan: Plan, config: Config, begun: Begun) -> DeployedChannels:
         number = next(self._numbers)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from conveyor.graph.compiled import GraphInfo
+from conveyor.graph.lifecycle import GraphInfo
 from conveyor.observe.dataflow import (
     Dataflow,
     arrow_lines,
