@@ -21,7 +21,7 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -42,6 +42,7 @@ from conveyor.runtime.wait_graph import (
     Ask,
     Blockers,
     Node,
+    Note,
     lane_of,
     way_back,
 )
@@ -147,15 +148,6 @@ FIRST_REFRESH = 0.005
 LONGEST_REFRESH = 1.0
 
 
-class _Note(Struct, frozen=True):
-    """Note of the waits that keep a work from being done."""
-
-    stamp: int
-    answered: int
-    mode: int
-    waits: list[tuple[int, int, str]]
-
-
 class _BeingNoted(Exception):
     """Raised if a note cannot be read just now."""
 
@@ -164,9 +156,9 @@ class _LeadsToOtherNodes(Exception):
     """Raised if the notes lead to processes of other nodes."""
 
 
-def _follow(process_table: _core.ProcessTable, first: Sequence[Node]) -> dict[Node, _Note] | None:
+def _follow(process_table: _core.ProcessTable, first: Sequence[Node]) -> dict[Node, Note] | None:
     """Return all notes that ``first`` lead to; ``None`` if one of the works need not wait."""
-    notes: dict[Node, _Note] = {}
+    notes: dict[Node, Note] = {}
     ahead = list(first)
     remote_nodes = False
     while ahead:
@@ -183,7 +175,7 @@ def _follow(process_table: _core.ProcessTable, first: Sequence[Node]) -> dict[No
             raise _BeingNoted
         if not read[3] or read[2] == BOUNDED:
             return None
-        notes[node] = _Note(*read)
+        notes[node] = Note(*read)
         ahead += [(slot, work) for slot, work, _ in read[3]]
     if remote_nodes:
         raise _LeadsToOtherNodes
@@ -359,7 +351,7 @@ class Wait:
             self.lane is not None and self._wait_registry.keeps(self.lane, work)
         )
 
-    def _deadlock(self, notes: Mapping[Node, _Note]) -> DeadlockError:
+    def _deadlock(self, notes: Mapping[Node, Note]) -> DeadlockError:
         process_table, me = self._wait_registry.process_table, self._wait_registry.slot
         slot, work, text = self.blockers[0]
         way = way_back(notes, (slot, work), self._is_mine)
@@ -420,14 +412,8 @@ def _advice(kinds: Collection[tuple[int, int]]) -> str:
     return text[0].upper() + text[1:]
 
 
-class Serving(Protocol):
-    """Work that the main thread does beside waiting."""
-
-    def turn(self) -> object: ...
-
-    def end(self) -> object:
-        """End the work: the wait is over."""
-        ...
+#: Begins what the main thread does beside one wait: a function for each turn of it, and one for its end.
+Serve: TypeAlias = "Callable[[], tuple[Callable[[], object], Callable[[], object]]]"
 
 
 class WaitRegistry:
@@ -457,21 +443,21 @@ class WaitRegistry:
         self._stamps = itertools.count(1)
         self._at_once = False
         self._running: Callable[[], str] = lambda: ""
-        self._serving: Callable[[], Serving] | None = None
+        self._serve: Serve | None = None
 
     def open(
         self,
         mode: int,
         threads: int,
         running: Callable[[], str],
-        serving: Callable[[], Serving] | None = None,
+        serve: Serve | None = None,
     ) -> None:
         """Make this process an actor's, with the calling thread as its main one, which runs its loop.
         ``threads``: how many run its calls, with ``THREADS``. ``running()``: what its main thread runs.
-        ``serving()``: what else the main thread does while a method there waits."""
+        ``serve``: begins what else the main thread does while a method there waits."""
         with self.lock:
             self._mode, self._threads, self._main = mode, threads, threading.get_ident()
-            self._running, self._serving = running, serving
+            self._running, self._serve = running, serve
             self._note()
 
     @contextmanager
@@ -504,9 +490,9 @@ class WaitRegistry:
             return
         text, work = call or (self._running(), STEPS)
         wait = Wait(self, work, ask, changes, text, lane_of(work), bounded=bounded)
-        serving = None if pooled or self._serving is None else self._serving()
-        if serving is not None:
-            wait.serve = serving.turn
+        over = None
+        if self._serve is not None and not pooled:
+            wait.serve, over = self._serve()
         with self.lock:
             self._waits.append(wait)
         try:
@@ -514,8 +500,8 @@ class WaitRegistry:
         finally:
             with self.lock:
                 self.end(wait)
-            if serving is not None:
-                serving.end()
+            if over is not None:
+                over()
 
     def noted_waits(self) -> list[Wait]:
         """Return the waits that may be part of a cycle. Call it with the lock."""

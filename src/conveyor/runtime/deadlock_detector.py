@@ -20,7 +20,7 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from conveyor import _core
-from conveyor.runtime.wait_graph import BOUNDED, THREADS, Node, lane_of, way_back
+from conveyor.runtime.wait_graph import BOUNDED, THREADS, Node, Note, lane_of, way_back
 
 #: Conditions of a process that starts or is alive.
 _LIVING = (1, 2)
@@ -131,13 +131,6 @@ class _BeingNoted(Exception):
     """Raised if a note cannot be read just now."""
 
 
-class _Note(Struct, frozen=True):
-    stamp: int
-    answered: int
-    mode: int
-    waits: tuple[tuple[int, int, str], ...]
-
-
 class _Seen:
     """Snapshot of the processes' waits, from all nodes that have answered."""
 
@@ -162,7 +155,7 @@ class _Seen:
         doomed = self._doomed((slot, incarnation))
         return [row for row in rows if row[1] not in doomed] if doomed else rows
 
-    def note(self, node: Node) -> _Note | None:
+    def note(self, node: Node) -> Note | None:
         """Return the waits that keep a work from being done for ever: those of its lane, or its own.
         ``None``: there are none."""
         slot, work = node
@@ -173,13 +166,13 @@ class _Seen:
         if not found or found[0][3] == BOUNDED:
             return None
         _, stamp, answered, mode, *_ = found[0]
-        return _Note(stamp, answered, mode, tuple(row[4:] for row in found))
+        return Note(stamp, answered, mode, tuple(row[4:] for row in found))
 
 
 class _Cycle(Struct):
     wait: Waiting
     first: tuple[tuple[int, int, str], ...]
-    notes: dict[Node, _Note]
+    notes: dict[Node, Note]
     mine: Callable[[Node], bool]
 
     def stamps(self, seen: _Seen) -> dict[Node, tuple[int, int]]:
@@ -234,7 +227,7 @@ def _cycle(
         return None
     own = seen.rows(slot)
     first = tuple(row[4:] for row in own if (row[0], row[1]) == (wait.work, wait.stamp))
-    notes: dict[Node, _Note] = {}
+    notes: dict[Node, Note] = {}
     ahead = [(to, work) for to, work, _ in first]
     missing = set()
     while ahead:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
+
+from msgspec import Struct
 
 #: A work, by the slot of the process that has to do it.
 Node: TypeAlias = "tuple[int, int]"
 
 
-class Noted(Protocol):
+class Note(Struct, frozen=True):
     """Note of the waits that keep a work from being done."""
 
-    @property
-    def waits(self) -> Sequence[tuple[int, int, str]]:
-        """Works that are waited for (slot, work), each with its description."""
-        ...
+    stamp: int
+    answered: int
+    mode: int
+    #: Works that are waited for (slot, work), each with its description.
+    waits: Sequence[tuple[int, int, str]]
 
 
 def way_back(
-    notes: Mapping[Node, Noted], start: Node, is_mine: Callable[[Node], bool]
+    notes: Mapping[Node, Note], start: Node, is_mine: Callable[[Node], bool]
 ) -> list[tuple[int, str]] | None:
     """Return the shortest way from ``start`` to a work of the process that asks: each process with a
     description of its wait."""

@@ -138,7 +138,9 @@ class Worker:
         if self.hello.has_async:
             self.process.wait_registry.open(LOOP, 1, self._doing)
         elif threads > 1:
-            self.process.wait_registry.open(THREADS, threads, self._doing, lambda: Meanwhile(self))
+            self.process.wait_registry.open(
+                THREADS, threads, self._doing, lambda: Meanwhile.begin(self)
+            )
         else:
             self.process.wait_registry.open(ONE, 1, self._doing)
         self.control.finish_loads()
@@ -310,6 +312,12 @@ class Meanwhile:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._left: set[int] = set()
+
+    @classmethod
+    def begin(cls, worker: Worker) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Begin the service beside one wait: its turn, and its end."""
+        service = cls(worker)
+        return service.turn, service.end
 
     def turn(self) -> None:
         worker, inbox = self._worker, self._worker.process.inbox
