@@ -137,31 +137,25 @@ def _count(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
-class _Host:
-    """Runtime of this process, as graphs see it."""
+def _compile(root: DAGNode, config: Config) -> Any:
+    # Imported here: who only calls actors does not need it.
+    place = import_later("conveyor.plan.lower").place
 
-    def compile(self, root: DAGNode, config: Config) -> Any:
-        # Imported here: who only calls actors does not need it.
-        place = import_later("conveyor.plan.lower").place
-
-        # An actor's index means another actor in another session: look before anything is deployed.
-        shape = survey(root)
-        for task in shape.tasks:
-            check_owner(task.owner)
-        workers: dict[Worker, ActorHandle] = {}
-        placement: dict[MethodNode, ActorId] = {}
-        for task, worker in place(shape, config.function_workers or cores()).items():
-            if worker not in workers:
-                assert task.function is not None
-                workers[worker] = start_worker(task.function.is_async, task.function.options)
-            placement[task] = workers[worker]._id
-        # The graph keeps its workers; they end with it.
-        return context.current().compile(root, config, placement)
-
-    def execute(self, root: DAGNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return execute(root, args, kwargs)
+    # An actor's index means another actor in another session: look before anything is deployed.
+    shape = survey(root)
+    for task in shape.tasks:
+        check_owner(task.owner)
+    workers: dict[Worker, ActorHandle] = {}
+    placement: dict[MethodNode, ActorId] = {}
+    for task, worker in place(shape, config.function_workers or cores()).items():
+        if worker not in workers:
+            assert task.function is not None
+            workers[worker] = start_worker(task.function.is_async, task.function.options)
+        placement[task] = workers[worker]._id
+    # The graph keeps its workers; they end with it.
+    return context.current().compile(root, config, placement)
 
 
 def install() -> None:
     """Let graphs run on this process's runtime."""
-    hooks.install(_Host())
+    hooks.install(hooks.Runners(_compile, execute))

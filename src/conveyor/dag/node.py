@@ -1,15 +1,15 @@
 """The base of all nodes, and the record by which a graph finds what hangs off it.
 
 Nodes have ``compile`` and ``execute``, but this package knows no process. ``api``, which does, installs a
-``Host`` here when it is imported.
+``Runners`` here when it is imported.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 import conveyor  # what is above is known by its public name
 from conveyor.config import Config, ConfigOptions
@@ -18,32 +18,29 @@ from conveyor.exceptions import NodeSentError, RuntimeStateError
 from conveyor.typevars import ResultT, Unpack
 
 
-class Host(Protocol):
-    """Process that nodes live in, as far as they ask something of it."""
+class Runners(NamedTuple):
+    """Functions that run this process's graphs."""
 
-    def compile(self, root: DAGNode, config: Config) -> Any:
-        """Lay the graph that ends in ``root``."""
-        ...
-
-    def execute(self, root: DAGNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Execute the graph once without deploying it, by ordinary calls."""
-        ...
+    #: Deploys the graph that ends in a node.
+    compile: Callable[[DAGNode, Config], Any]
+    #: Executes such a graph once without deploying it, by ordinary calls.
+    execute: Callable[[DAGNode, tuple[Any, ...], Mapping[str, Any]], Any]
 
 
-_host: Host | None = None
+_runners: Runners | None = None
 
 
-def install(host: Host | None) -> None:
-    """Have ``host`` run this process's graphs."""
-    global _host
-    _host = host
+def install(runners: Runners | None) -> None:
+    """Have this process's graphs run by these functions."""
+    global _runners
+    _runners = runners
 
 
-def host() -> Host:
-    """The installed host."""
-    if _host is None:
+def runners() -> Runners:
+    """Return the installed functions."""
+    if _runners is None:
         raise RuntimeStateError("nothing here can run a graph: import conveyor, not conveyor.dag")
-    return _host
+    return _runners
 
 
 @dataclass
@@ -202,7 +199,7 @@ class DAGNode(Generic[ResultT]):
         if options:
             config = config.with_options(**options)
         self._record.ends_graph = True
-        graph: conveyor.CompiledGraph[ResultT] = host().compile(self, config)
+        graph: conveyor.CompiledGraph[ResultT] = runners().compile(self, config)
         return graph
 
     def experimental_compile(
@@ -245,7 +242,7 @@ class DAGNode(Generic[ResultT]):
             A reference to the result, or a list of references for a ``MultiOutputNode``.
         """
         self._record.ends_graph = True
-        refs: ResultT = host().execute(self, args, kwargs)
+        refs: ResultT = runners().execute(self, args, kwargs)
         return refs
 
     def with_tensor_transport(

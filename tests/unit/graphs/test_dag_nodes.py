@@ -61,8 +61,9 @@ class Host:
 
 @pytest.fixture
 def host():
-    before = hooks._host
-    hooks.install(host := Host())
+    before = hooks._runners
+    host = Host()
+    hooks.install(hooks.Runners(host.compile, host.execute))
     yield host
     hooks.install(before)
 
@@ -420,7 +421,7 @@ def test_experimental_compile_takes_rays_parameters(host):
 
 
 def test_nodes_without_a_host_say_what_to_import():
-    before = hooks._host
+    before = hooks._runners
     hooks.install(None)
     try:
         with pytest.raises(RuntimeStateError, match="import conveyor"):
