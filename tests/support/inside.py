@@ -183,4 +183,4 @@ def kept_files() -> int:
 
 def hosts_memory() -> Any:
     """Return what fetches values from other nodes for all processes of the driver's."""
-    return _runtime().process.hosts_memory
+    return _runtime().process.remote_memory

@@ -461,7 +461,7 @@ class Fetches:
         return False
 
     def serve(self, sock: socket.socket) -> None:
-        """See ``runtime.remote_memory.HostsMemory``."""
+        """Fetch what a process of this host asks for over ``sock``, which is the host's from now on."""
         service = RemoteMemoryService(self, sock, self._over)
         with self._lock:
             self._services.add(service)

@@ -576,7 +576,7 @@ def _is_of_another_session(where: Located, process: Any) -> bool:
     process_table, slot = process.process_table, where.slot
     if slot >= process_table.used:
         # Of processes of other hosts an actor's host may never have heard. The driver's has.
-        return process.remote_memory is None or process.hosts_memory is not None
+        return process.remote_memory is None or process.serve_memory is not None
     if process_table.is_remote(slot) or process_table.incarnation(slot) != where.incarnation:
         return False
     return bool(process_table.pid(slot) not in (0, where.pid))

@@ -101,12 +101,12 @@ class Connections:
     def _open_remote_memory(self, caller: ActorRecord) -> list[int] | Handed:
         if caller.host is not None:
             return Handed(memory=True)
-        memory = self._process.hosts_memory
-        if memory is None:
+        serve = self._process.serve_memory
+        if serve is None:
             raise RuntimeStateError("all processes of the session are on one host")
         here, there = descriptors.socket_pair()
         try:
-            memory.serve(here)
+            serve(here)
         except BaseException:
             there.close()
             raise

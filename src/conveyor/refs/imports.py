@@ -457,7 +457,8 @@ class Outcome:
 
 
 class Imports:
-    """The copies that this process has loaded, each once; the source of them."""
+    """Directory of the exported refs that a process knows, and the source of the copies that it has loaded,
+    each once."""
 
     #: For `Ref`: what it waits for comes by messages.
     gate: Any = None
@@ -535,6 +536,32 @@ class Imports:
         if type(ref) is ImportedRef and ref._node_message is None:
             self.arrived(export, outcome)
         return ref
+
+    def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
+        """Return the id of ``ref`` for a new pickle of it, and the pickle's ticket, good for one load by each
+        of ``readers``, or by one that is not known if there are none."""
+        raise NotImplementedError
+
+    def confirm(self, tickets: Sequence[int]) -> None:
+        """Return when pickles with these tickets, which were made here just now, can be loaded. Raises
+        ``RuntimeStateError`` where one cannot."""
+        raise NotImplementedError
+
+    def give_up(
+        self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
+    ) -> None:
+        """Note that ``readers`` (``None``: this process) will not come with these tickets. Called by
+        finalizers: takes no lock."""
+        raise NotImplementedError
+
+    def load(self, export: ExportId, ticket: int) -> Ref:
+        """Return the ref that a pickle stands for: the original, or a copy."""
+        raise NotImplementedError
+
+    def see_out(self) -> None:
+        """Return when the loads that there were are known to the driver, or will be whatever becomes of this
+        process."""
+        raise NotImplementedError
 
     def will(self, export: ExportId) -> _core.Will:
         """Have the driver told, soon after the returned object has ended with its ref, that nobody has that

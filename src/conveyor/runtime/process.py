@@ -37,7 +37,9 @@ from conveyor.runtime.waiting import Alarm
 from conveyor.weak import WeakSet
 
 if TYPE_CHECKING:
-    from conveyor.runtime.remote_memory import HostsMemory, RemoteMemory
+    import socket
+
+    from conveyor.runtime.remote_memory import RemoteMemory
 
 
 def memory_limit(root: str = "/") -> int:
@@ -474,8 +476,9 @@ class Process:
         self.name_host: Callable[[int], str] | None = None
         #: Fetches memory of processes of other hosts; ``None`` where there is no other host.
         self.remote_memory: RemoteMemory | None = None
-        #: The same, where this process does that for others of its host.
-        self.hosts_memory: HostsMemory | None = None
+        #: Fetches what a process of this host asks for over a socket, which is this process's from then on;
+        #: ``None`` where this process does not do that for others.
+        self.serve_memory: Callable[[socket.socket], object] | None = None
         #: Slots of processes that have no place yet: they may come to be on another host.
         self.unplaced: set[int] = set()
         self._closed = False

@@ -17,53 +17,15 @@ from conveyor.codec.frames import Sealed, seal
 if TYPE_CHECKING:
     from conveyor import _core
     from conveyor.calls.retrying import Retrying
-    from conveyor.codec import Reader
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
-    from conveyor.refs.imports import ExportId
-    from conveyor.refs.ref import Ref
+    from conveyor.refs.imports import Imports
     from conveyor.refs.watcher import Watcher
     from conveyor.runtime.broker import Broker, Collectives
     from conveyor.runtime.cleanup import Cleanup
     from conveyor.runtime.deadlock import WaitRegistry
     from conveyor.runtime.process import Process
     from conveyor.weak import WeakValues
-
-
-class RefTable(Protocol):
-    """Directory of the exported refs that a process knows."""
-
-    session: str
-
-    def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
-        """The id of ``ref`` for a new pickle of it, and the pickle's ticket, good for one load by each of
-        ``readers``, or by one that is not known if there are none."""
-        ...
-
-    def confirm(self, tickets: Sequence[int]) -> None:
-        """Come back when pickles with these tickets, which were made here just now, can be loaded. Raises
-        ``RuntimeStateError`` where one cannot."""
-        ...
-
-    def give_up(
-        self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
-    ) -> None:
-        """Say that ``readers`` (``None``: this process) will not come with these tickets. Called by
-        finalizers: takes no lock."""
-        ...
-
-    def name(self, ref: Ref) -> ExportId:
-        """The id that ``ref`` has, or will have when it is pickled."""
-        ...
-
-    def load(self, export: ExportId, ticket: int) -> Ref:
-        """The ref that a pickle stands for: the original, or a copy."""
-        ...
-
-    def see_out(self) -> None:
-        """Come back when the loads that there were are known to the driver, or will be whatever becomes of
-        this process."""
-        ...
 
 
 #: Bits of a process's number that are its pid on its own node: those of processes of other nodes have more.
@@ -236,7 +198,7 @@ class Runtime(Protocol):
         ...
 
     @property
-    def exports(self) -> RefTable:
+    def exports(self) -> Imports:
         """Directory of the refs that were pickled here, and of those that were loaded."""
         ...
 

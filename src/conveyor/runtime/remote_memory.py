@@ -7,7 +7,6 @@ host: the driver is its own, an actor asks over a connection, which it has from 
 from __future__ import annotations
 
 import os
-import socket
 import struct
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -133,12 +132,4 @@ class RemoteMemory(Protocol):
 
     def close(self) -> None:
         """Leave the session."""
-        ...
-
-
-class HostsMemory(RemoteMemory, Protocol):
-    """Memory of the processes of all other nodes, as a node has it."""
-
-    def serve(self, sock: socket.socket) -> None:
-        """Fetch what a process of this host asks for over ``sock``, which is the host's from now on."""
         ...

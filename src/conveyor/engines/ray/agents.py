@@ -398,7 +398,7 @@ class Agents:
                 process.slot,
                 self._home.remote_stored,
             )
-            process.remote_memory = process.hosts_memory = self._fetches
+            process.remote_memory, process.serve_memory = self._fetches, self._fetches.serve
             listener = self._listening.begin(
                 self._ray.util.get_node_ip_address(),
                 lambda at: Listener(
