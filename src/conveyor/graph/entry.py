@@ -16,7 +16,6 @@ from conveyor.checks import check_deadline, deadline_in_words, in_seconds
 from conveyor.codec import copy_to_raise
 from conveyor.exceptions import (
     ArenaFullError,
-    ConveyorError,
     DeadlineExceededError,
     SerializationError,
     SessionEndedError,
@@ -141,9 +140,6 @@ class Execution(Struct, eq=False, weakref=True):
 
     def doing(self) -> str:
         return self._graph.doing()
-
-    def why(self) -> ConveyorError:
-        return self._graph.why()
 
     # Deadline
 

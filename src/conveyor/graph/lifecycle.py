@@ -6,7 +6,8 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from functools import partial
+from typing import NoReturn
 
 from conveyor import _core
 from conveyor.codec import completed, copy_to_raise
@@ -127,19 +128,18 @@ class GraphInfo:
 _PAST_KEPT = 100
 
 
-class Ended(Protocol):
-    """The source of an execution's refs, as code that refuses executions needs it."""
-
-    def why(self) -> ConveyorError: ...
-
-
-def _look_closer(_value: Any, _source: Ended, _type: type[Ref], _deadline: int = 0) -> None:
+def _look_closer(*_: object) -> None:
     """Return None, in place of a gate's ``start``: the slow path of submission says why there is no room."""
 
 
-def _refuse(_value: Any, source: Ended, _type: type[Ref], _deadline: int = 0) -> NoReturn:
+def _for_users(error: ConveyorError) -> ConveyorError:
+    """Return the error for users of a graph that ``error`` has closed, or made fail."""
+    return ending.error() if type(error) is SessionEndedError else error
+
+
+def _refuse(error: ConveyorError, *_: object) -> NoReturn:
     # Not a method: the lifecycle would refer to itself, and its channels would stay until a collection.
-    raise copy_to_raise(source.why())
+    raise copy_to_raise(_for_users(error))
 
 
 class Lifecycle:
@@ -226,7 +226,7 @@ class Lifecycle:
         """Return the error for users of a graph that is closed or has failed."""
         error = self.closed or self.failure
         assert error is not None
-        return ending.error() if type(error) is SessionEndedError else error
+        return _for_users(error)
 
     def past_error(self, number: int) -> ConveyorError | None:
         """Return why execution ``number`` has failed, if it was under way when the graph was restarted."""
@@ -367,7 +367,7 @@ class Lifecycle:
             if self.closed is not None:
                 return False
             self.closed = error
-            self.door.shut(_refuse)
+            self.door.shut(partial(_refuse, error))
         epoch = self.epoch
         # Other threads may wait for a result that will not come, or for room with the lock held.
         epoch.gate.closed = True
@@ -386,7 +386,7 @@ class Lifecycle:
     def orphan(self, error: ConveyorError) -> None:
         """Close the graph in a forked child: it is the parent's. Takes no lock."""
         self.closed = error
-        self.door.shut(_refuse)
+        self.door.shut(partial(_refuse, error))
 
 
 def _as_past(cause: ConveyorError) -> ConveyorError:

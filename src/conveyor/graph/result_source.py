@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conveyor import _core
-from conveyor.exceptions import ArenaFullError, ConveyorError, SessionEndedError
+from conveyor.exceptions import ArenaFullError, SessionEndedError
 from conveyor.graph.executor import Epoch, Executor
 from conveyor.graph.lifecycle import GraphInfo
 from conveyor.graph.results import Results
@@ -239,10 +239,6 @@ class GraphSource:
         lifecycle = self._lifecycle
         # In this order: see `_wait`.
         return lifecycle.closed_or_failed() or lifecycle.past_error(ref._number) is not None
-
-    def why(self) -> ConveyorError:
-        """Return the error for users of the graph, which is closed or has failed."""
-        return self._lifecycle.why()
 
     # Who is waited for
 
