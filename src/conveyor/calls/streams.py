@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from conveyor import _core
-from conveyor.calls.call import ASYNC_NEXT, NEXT, Call
+from conveyor.calls.call import ASYNC_NEXT, CLOSE, NEXT, Call
 from conveyor.calls.generators import Key
 from conveyor.codec import copy_to_raise
 from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error, may_have_stayed
 from conveyor.refs.streams import NoGenerator, StreamRef
 from conveyor.runtime.cleanup import Cleanup
-from conveyor.runtime.process import Process
 from conveyor.runtime.wait_graph import Blockers
 
 
@@ -35,25 +33,14 @@ class Incarnation(Protocol):
         have not been sent."""
 
 
-class Caller(Protocol):
-    """Caller of generators: the driver, or an actor."""
-
-    @property
-    def process(self) -> Process: ...
-
-    @property
-    def stream_numbers(self) -> Iterator[int]:
-        """Iterator of numbers; each names one stream of this caller."""
-
-    @property
-    def cleanup(self) -> Cleanup:
-        """Work that is left to be done for streams that are garbage."""
-
-    def close_stream(
-        self, link: Incarnation, method: str, key: Key, cancelled: bool = False
-    ) -> None:
-        """Close a generator: nobody takes its items any more. ``cancelled``: nobody wants its errors,
-        either."""
+def _close(link: Incarnation, method: str, key: Key, cancelled: bool = False) -> None:
+    """Close a generator: nobody takes its items any more. ``cancelled``: nobody wants its errors, either."""
+    if link.gone:
+        return
+    closed: Ref = link.call((method, (key,), None, 1, CLOSE))
+    if cancelled and closed._outcome is EMPTY and closed._number >= 0:
+        closed._fail(cancelled_error(method))
+        closed._gate.drop_cancelled(closed._number, closed._reader)
 
 
 class CallStream(StreamRef):
@@ -63,6 +50,7 @@ class CallStream(StreamRef):
         "_actor_name",
         "_ahead",
         "_cancelled",
+        "_cleanup",
         "_error",
         "_key",
         "_link",
@@ -70,7 +58,6 @@ class CallStream(StreamRef):
         "_opened",
         "_over",
         "_returns",
-        "_runtime",
         "_taking",
         "_what",
         "_will",
@@ -78,19 +65,21 @@ class CallStream(StreamRef):
 
     def __init__(
         self,
-        runtime: Caller,
+        key: Key,
+        cleanup: Cleanup,
         link: Incarnation,
         actor_name: str,
         call: Call,
         is_async: bool,
     ) -> None:
-        """``call`` opens a generator, by a key that is put before its arguments."""
+        """``call`` opens a generator, by ``key``, which is put before its arguments. ``cleanup``: takes
+        the work that is left when the stream is garbage."""
         self._over = False
         self._cancelled = False
         # Of asking for the item after the last that was given.
         self._error: BaseException | None = None
-        self._key: Key = (runtime.process.slot, next(runtime.stream_numbers))
-        self._runtime = runtime
+        self._key = key
+        self._cleanup = cleanup
         # The generator is in the process at its other end: one that comes after that has none.
         self._link = link
         self._actor_name = actor_name
@@ -98,13 +87,13 @@ class CallStream(StreamRef):
         self._what = ASYNC_NEXT if is_async else NEXT
         # The generator may go on although its items can come no more: whatever happens here from now on, it
         # is closed once this is garbage.
-        close = functools.partial(runtime.close_stream, link, method, self._key)
-        will = runtime.cleanup.will(close)
+        close = functools.partial(_close, link, method, key)
+        will = cleanup.will(close)
         self._will: _core.Will | None = will
         self._returns = call[3]  # of each item
         name, args, kwargs, _, what = call
         try:
-            opened: Ref = link.call((name, (self._key, *args), kwargs, 1, what))
+            opened: Ref = link.call((name, (key, *args), kwargs, 1, what))
         except Exception:  # it was not opened
             will.revoke()
             raise
@@ -172,11 +161,10 @@ class CallStream(StreamRef):
         will, self._will = self._will, None
         if will is not None:
             will.revoke()
-            close = self._runtime.close_stream
-            self._runtime.cleanup.soon(
-                functools.partial(close, self._link, self._method, self._key, cancelled=True)
+            self._cleanup.soon(
+                functools.partial(_close, self._link, self._method, self._key, cancelled=True)
             )
-        self._runtime.cleanup.do()
+        self._cleanup.do()
         return True
 
     def cancelled(self) -> bool:

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.calls.call import CLOSE, METHOD, OPEN
+from conveyor.calls.call import METHOD, OPEN
 from conveyor.calls.functions import Functions
-from conveyor.calls.generators import Key
 from conveyor.calls.links import Link
 from conveyor.calls.pending import Pump
 from conveyor.calls.streams import CallStream, Incarnation
@@ -19,7 +18,7 @@ from conveyor.checks import check_timeout
 from conveyor.codec import SentDefinitions
 from conveyor.codec.direct import Direct
 from conveyor.graph.results import Origins, get_all
-from conveyor.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
+from conveyor.refs.ref import Ref, blockers_of
 from conveyor.refs.watcher import Watcher
 from conveyor.runtime import context
 from conveyor.runtime.cleanup import Cleanup
@@ -73,7 +72,7 @@ class CallingRuntime:
         self._origins: Origins | None = None
         #: Functions called here, by the options of their workers.
         self._functions: dict[Hashable, Functions] = {}
-        self.stream_numbers = itertools.count()
+        self._stream_numbers = itertools.count()
 
     @property
     def ending(self) -> bool:
@@ -147,19 +146,8 @@ class CallingRuntime:
     ) -> CallStream:
         self.cleanup.do()
         call = method, args, dict(kwargs) if kwargs else None, returns, what
-        return CallStream(self, self._known_link(actor), actor.name, call, is_async)
-
-    def close_stream(
-        self, link: Incarnation, method: str, key: Key, cancelled: bool = False
-    ) -> None:
-        """Close a generator: nobody takes its items any more. ``cancelled``: nobody wants its errors,
-        either."""
-        if link.gone:
-            return
-        closed: Ref = link.call((method, (key,), None, 1, CLOSE))
-        if cancelled and closed._outcome is EMPTY and closed._number >= 0:
-            closed._fail(cancelled_error(method))
-            closed._gate.drop_cancelled(closed._number, closed._reader)
+        key = self.process.slot, next(self._stream_numbers)
+        return CallStream(key, self.cleanup, self._known_link(actor), actor.name, call, is_async)
 
     def allocate(self, size: int) -> _core.Buffer:
         return self.process.shortage.allocate(size)
