@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from conveyor import _core
 from conveyor.callers import users_site
@@ -15,6 +15,7 @@ from conveyor.calls.constructor import UNSAID, Unmade, unmade
 from conveyor.calls.pending import (
     CallRef,
     Entry,
+    Pending,
     Pump,
     Waiting,
     await_soon,
@@ -109,28 +110,7 @@ class Refusal:
         self._words.cancel(0)
 
 
-@runtime_checkable
-class Queue(Protocol):
-    """Queue of one actor's calls that cannot be sent yet."""
-
-    actor_name: str
-
-    def lacks(self) -> Ref | None:
-        """Return the argument that the first waiting call lacks; nothing, if it lacks none."""
-
-    def does(self) -> str:
-        """Describe what the actor is doing."""
-
-
-@runtime_checkable
-class Repeated(Protocol):
-    """A call that is made again where it fails, as the source of its result."""
-
-    #: Of the try that was made last.
-    last: Ref
-
-
-def held_up(queue: Queue) -> str:
+def held_up(queue: Pending) -> str:
     """Describe what the calls that cannot be sent yet wait for, and what the processes that are to make it
     do. Empty, if the calls lack nothing.
 
@@ -145,15 +125,15 @@ def held_up(queue: Queue) -> str:
         source: Source = last._source
         awaited = source.describe(last)
         # Asked itself, it would say what holds up the link of its last try, which is this one perhaps.
-        if isinstance(source, Repeated) and not source.last.done():
-            last = source.last
-            source = last._source
+        latest = last._latest_try()
+        if latest is not last and not latest.done():
+            last, source = latest, latest._source
         further = None
-        if isinstance(source, Queue) and source not in queues and last._number < 0:
+        if isinstance(source, Pending) and source not in queues and last._number < 0:
             queues.append(source)
             further = source.lacks()
         if further is None:
-            doing = source.does() if isinstance(source, Queue) else source.doing()
+            doing = source.does() if isinstance(source, Pending) else source.doing()
             return f"; calls for {queue.actor_name} wait for {awaited}; {doing}"
         lacking = further
     return ""

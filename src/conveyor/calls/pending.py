@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -310,13 +310,22 @@ def withdraw(waiting: Waiting, ref: Ref) -> bool:
     return entry is not None and waiting.take_out(entry)
 
 
+@runtime_checkable
 class Pending(Protocol):
     """Sender that has calls waiting to be sent."""
+
+    actor_name: str
 
     @property
     def has_pending(self) -> bool: ...
 
     def flush(self) -> bool: ...
+
+    def lacks(self) -> Ref | None:
+        """Return the argument that the first waiting call lacks; nothing, if it lacks none."""
+
+    def does(self) -> str:
+        """Describe what the actor is doing."""
 
 
 class Pump:

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from conveyor.calls.links import Queue
-from conveyor.calls.pending import is_constant
+from conveyor.calls.pending import Pending, is_constant
 from conveyor.calls.retrying import Retrying
 from conveyor.calls.unsendable import arguments
 from conveyor.codec import append_to_message, blamed
@@ -56,6 +55,10 @@ class RetriedRef(Ref):
     def _error_of(self, outcome: Failure) -> BaseException:
         tries: Tries = self._source
         return tries.told_in(tries.last._error_of(outcome))
+
+    def _latest_try(self) -> Ref:
+        tries: Tries = self._source
+        return tries.last
 
 
 class Tries:
@@ -298,7 +301,7 @@ class Tries:
         source: Source = last._source
         if not last.done():
             return source.doing()
-        does = source.does() if isinstance(source, Queue) else source.doing()
+        does = source.does() if isinstance(source, Pending) else source.doing()
         return f"{does}; it has failed, and is being made again"
 
 

@@ -363,6 +363,10 @@ class Ref(_RefCore[ValueT], Placed):
         """The refs that this one's result is made of: itself, where it comes from one channel."""
         return (self,)
 
+    def _latest_try(self) -> Ref:
+        """Return the ref of the last try of a call that is made again if it fails; itself for others."""
+        return self
+
     def _settled(self, timeout: float | None) -> Any:
         """Wait for the outcome, as by ``get``, and return it as it is kept."""
         timeout = check_timeout(timeout)
