@@ -19,6 +19,7 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeVar,
+    cast,
     overload,
 )
 
@@ -83,16 +84,14 @@ class Call(Protocol[CallP, CallR]):
     @overload
     def __call__(self, a: Any, b: Any, c: Any, d: Ref, /, *args: Any, **kwargs: Any) -> CallR: ...
 
-
-class TakesRefs(Protocol[CallP, CallR]):
-    """A method of ours that makes such a call."""
-
-    def __get__(self, instance: Any, owner: type, /) -> Call[CallP, CallR]: ...
+    def __get__(self, instance: Any, owner: type, /) -> Call[CallP, CallR]:
+        """Bind the call, as a method of ours, to its object."""
+        ...
 
 
-def takes_refs(method: Callable[Concatenate[SelfT, CallP], CallR]) -> TakesRefs[CallP, CallR]:
+def takes_refs(method: Callable[Concatenate[SelfT, CallP], CallR]) -> Call[CallP, CallR]:
     """Say that refs may stand for the arguments of ``method``; changes nothing else."""
-    return method
+    return cast("Call[CallP, CallR]", method)
 
 
 #: Stands for an option that was not given, where ``None`` means something.
