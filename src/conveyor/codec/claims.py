@@ -9,7 +9,7 @@ What a claim is, and what is done with it, is known above (``refs``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from conveyor.codec.encoded import unpack
 
@@ -22,29 +22,26 @@ Reader = tuple[int, int]
 CLAIMS = "claims"
 
 
-class ReferenceDirectory(Protocol):
-    """Interface to the code above that knows what a claim is."""
+class ReferenceDirectory:
+    """Directory of the refs that claims stand for. This one knows none; the code above installs another."""
 
     def confirm(self, claims: Sequence[Claim]) -> None:
         """Return when these claims, which were made here just now, can be made good."""
-        ...
 
     def take(self, claims: Sequence[Claim]) -> Sequence[Any]:
         """Return the refs of these claims, as far as they still exist."""
-        ...
+        return ()
 
     def give_up(self, claims: Sequence[Claim]) -> None:
         """Note that this process will not ask for these refs, or asked for some of them before it failed.
         Each claim counts once. Finalizers may call it."""
-        ...
 
     def withdraw(self, claims: Sequence[Claim], readers: Sequence[Reader]) -> None:
         """Withdraw claims that these readers, for which the claims were made, will never make good. Empty
         ``readers``: one unknown reader. Finalizers may call it."""
-        ...
 
 
-_directory: ReferenceDirectory | None = None
+_directory = ReferenceDirectory()
 
 
 def install(directory: ReferenceDirectory) -> None:
@@ -54,7 +51,7 @@ def install(directory: ReferenceDirectory) -> None:
 
 def confirm(claims: Sequence[Claim]) -> None:
     """Return when these claims, which were made for a value that is pickled by now, can be made good."""
-    if claims and _directory is not None:
+    if claims:
         _directory.confirm(claims)
 
 
@@ -74,19 +71,19 @@ def take(meta: bytes) -> Sequence[Any]:
     """Return the refs that the value with these meta bytes (of ``DEFINING``) refers to. The caller holds
     them as long as the value may be decoded."""
     _, claims, _, _ = unpack(meta)
-    return () if _directory is None or not claims else _directory.take(claims)
+    return _directory.take(claims) if claims else ()
 
 
 def give_up(meta: bytes) -> None:
     """Give up the claims of a value that this process, one of its readers, will not decode."""
     _, claims, _, _ = unpack(meta)
-    if claims and _directory is not None:
+    if claims:
         _directory.give_up(claims)
 
 
 def withdraw(claims: Sequence[Claim], readers: Sequence[Reader]) -> None:
     """Withdraw claims that these readers (empty: one unknown reader) will never make good."""
-    if claims and _directory is not None:
+    if claims:
         _directory.withdraw(claims, readers)
 
 

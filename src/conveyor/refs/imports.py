@@ -257,7 +257,7 @@ def _value_at_hand(ref: Ref, most: int) -> Any:
     return value if small else EMPTY
 
 
-class Claims:
+class Claims(claims.ReferenceDirectory):
     """Keeper of claims for ``codec.claims``."""
 
     def confirm(self, claims: Sequence[Claim]) -> None:
