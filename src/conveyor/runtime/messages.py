@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -28,6 +28,9 @@ from conveyor.pauses import Pauses
 from conveyor.runtime import threads
 from conveyor.runtime.process import close_all
 from conveyor.system_limits import NO_MEMORY, PASSING, explained, hint
+
+if TYPE_CHECKING:
+    from conveyor.runtime.remote_memory import Closing, Room
 
 #: Version of the messages between processes. It changes with every change of a message's meaning or fields.
 MESSAGES_VERSION = 8
@@ -220,14 +223,8 @@ SHARE_FROM = 32 * 1024
 _MOST = 256
 
 
-class WithFile(Protocol):
-    """Object with a file that goes with a message; the object keeps the file until then."""
-
-    @property
-    def fd(self) -> int:
-        """Return the descriptor of the file; negative: there is none."""
-        ...
-
+#: Object that keeps the file that goes with a message, until then. Its ``fd`` is negative if there is none.
+WithFile: TypeAlias = "_core.Snapshot | Room | Closing"
 
 _Item: TypeAlias = "tuple[Any, WithFile | None] | Callable[[], object] | None"
 
