@@ -318,6 +318,11 @@ class End:
         if self._runtime.ending:
             raise ending.error()
 
+    @property
+    def unmet(self) -> bool:
+        """Whether this end reads values of a process that is still unknown."""
+        return False
+
     def hang_up(self) -> None:
         """Tell the process at the other end, if it is known, that nothing more is done at this one."""
         meeting, here = self._peer, self._here
@@ -680,7 +685,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
     @property
     def unmet(self) -> bool:
         """Whether values that have come may lie in the ring before this end is opened; see
-        ``runtime.sources.Unmet``."""
+        ``runtime.sources.ChannelEnd``."""
         return self._reader is None and not self._closed
 
     def _begin(self) -> None:

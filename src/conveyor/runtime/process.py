@@ -23,7 +23,7 @@ from conveyor.exceptions import ConstructorError, RuntimeStateError, TaskError
 from conveyor.runtime import ending, threads
 from conveyor.runtime.deadlock import WaitRegistry
 from conveyor.runtime.shortage import Shortage
-from conveyor.runtime.sources import Sources
+from conveyor.runtime.sources import ChannelEnd, Sources
 from conveyor.runtime.status import (
     ActorStatus,
     Label,
@@ -389,13 +389,6 @@ class Reading(Protocol):
         """The actors that have work to do of which results come over these channels."""
 
 
-class HangingUp(Protocol):
-    """End of a user's channel."""
-
-    def hang_up(self) -> None:
-        """Tell the process at the other end that nothing more is done at this one."""
-
-
 def _is_remote(
     process_table: _core.ProcessTable, unplaced: Set[int], targets: Sequence[RingEnd]
 ) -> str:
@@ -466,7 +459,7 @@ class Process:
         #: Registry of the processes that send frames to this one.
         self.sources = Sources()
         self._reading: WeakSet[Reading] = WeakSet()
-        self._hanging_up: WeakSet[HangingUp] = WeakSet()
+        self._hanging_up: WeakSet[ChannelEnd] = WeakSet()
         self._reading_lock = threading.RLock()  # a signal handler may lay a channel
         #: Asks the nodes of the processes in these slots, which are other ones, for snapshots; a text says
         #: why there is none. Only the driver's process has it.
@@ -530,7 +523,7 @@ class Process:
             reading = list(self._reading)
         return [blocker for part in reading for blocker in part.under_way()]
 
-    def hangs_up(self, end: HangingUp) -> None:
+    def hangs_up(self, end: ChannelEnd) -> None:
         """Have ``end`` hang up when the session ends, if this is the driver's process."""
         with self._reading_lock:
             self._hanging_up.add(end)

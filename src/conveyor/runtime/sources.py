@@ -20,12 +20,15 @@ class _Awaited(NamedTuple):
     then: Callable[[], object]
 
 
-class Unmet(Protocol):
-    """Reading end that does not know its writing process yet."""
+class ChannelEnd(Protocol):
+    """End of a user's channel."""
 
     @property
     def unmet(self) -> bool:
-        """Whether the writing process is still unknown."""
+        """Whether this end reads the frames of a process that is still unknown."""
+
+    def hang_up(self) -> None:
+        """Tell the process at the other end that nothing more is done at this one."""
 
 
 class Sources:
@@ -39,10 +42,10 @@ class Sources:
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._ends: dict[int, tuple[Reader, weakref.ref[_core.Reader], _core.Will | None]] = {}
-        self._unmet: dict[int, tuple[weakref.ref[Unmet], _core.Will | None]] = {}
+        self._unmet: dict[int, tuple[weakref.ref[ChannelEnd], _core.Will | None]] = {}
         self._awaited: dict[int, _Awaited] = {}
 
-    def expect(self, end: Unmet) -> None:
+    def expect(self, end: ChannelEnd) -> None:
         """Note that a process may send to ``end`` from now on. Until it is known which, it may be any."""
         number = next(self._numbers)
         self._unmet[number] = weakref.ref(end, partial(self._unmet.pop, number)), None
