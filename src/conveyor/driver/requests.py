@@ -183,7 +183,7 @@ class RequestConnections:
         """``unwatch(fd)`` is called for a socket, which the caller watches, before it is closed."""
         self._unwatch = unwatch
         self._remote_nodes = remote_nodes
-        self._lock = threading.Lock()
+        # Single steps change it, so it needs no lock: each line is taken out, and closed, once.
         self._all: dict[Reader, RequestLine] = {}
 
     def __len__(self) -> int:
@@ -191,9 +191,7 @@ class RequestConnections:
 
     def add(self, record: ActorRecord, sock: socket.socket) -> RequestLine:
         """Return a new line of that process, over that socket."""
-        line = RequestLine(record, sock, self._remote_nodes)
-        with self._lock:
-            self._all[record.reader] = line
+        line = self._all[record.reader] = RequestLine(record, sock, self._remote_nodes)
         return line
 
     def of(self, process: Reader) -> RequestLine | None:
@@ -208,8 +206,7 @@ class RequestConnections:
 
     def remove(self, record: ActorRecord) -> None:
         """Remove the line of a process that is gone, or cannot be answered. A living process is told."""
-        with self._lock:
-            line = self._all.pop(record.reader, None)
+        line = self._all.pop(record.reader, None)
         if line is not None:
             self._close(line)
             if record.alive:
@@ -217,10 +214,10 @@ class RequestConnections:
 
     def close(self) -> None:
         """Close all lines: no process is left."""
-        with self._lock:
-            lines, self._all = list(self._all.values()), {}
-        for line in lines:
-            self._close(line)
+        for process in list(self._all):
+            line = self._all.pop(process, None)
+            if line is not None:
+                self._close(line)
 
     def _close(self, line: RequestLine) -> None:
         sock, line.sock = line.sock, None
