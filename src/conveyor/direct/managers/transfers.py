@@ -185,7 +185,7 @@ class Sender:
         #: Key of the socket; whoever has a reference to a value here is given it.
         self._key = b""
         #: Set when nobody can ask at the listener any more.
-        self._over = Flag()
+        self._over: Flag | None = None
         self._values = 0
 
     def begin(self) -> tuple[str, bytes]:
@@ -210,6 +210,7 @@ class Sender:
             if self._values or self._listener is None:
                 return
             listener, self._listener = self._listener, None
+            assert self._over is not None
             self._over.set()
         listener.stop()  # the thread closes it
 
