@@ -130,10 +130,9 @@ class ActorRuntime(CallingRuntime):
         process.wait_registry.reports.open(self._requests.look_for_cycle)
         self.broker = WorkerBroker(process, self._requests)
         self.collectives = ActorCollectives(process, self._requests, self.label)
-        # Reentrant: a signal handler may call an actor while its thread waits for the link to one.
-        self._lock = threading.RLock()
         #: Held while the link to an actor is set up, by the actor's index. Each actor has its own: it may be
-        #: restarting, which takes long, and others are called meanwhile.
+        #: restarting, which takes long, and others are called meanwhile. Reentrant: a signal handler may call
+        #: an actor while its thread waits for the link to one.
         self._call_lock: defaultdict[int, AbstractContextManager[bool]] = defaultdict(
             lambda: threading.RLock()
         )
@@ -415,19 +414,19 @@ class ActorRuntime(CallingRuntime):
     def load_graph(
         self, number: int, name: str, whole: bool, options: tuple[str, ...]
     ) -> CompiledGraph:
-        with self._lock:
-            handle = self._graphs.get(number)
-            if handle is None:
-                handle = self._graphs[number] = graph_handle(  # which asks for nothing yet
-                    self.process,
-                    lambda: self._open(OpenGraph(number, name)),
-                    self.exports.session,
-                    number,
-                    name,
-                    whole,
-                    options,
-                )
-            return handle
+        handle = self._graphs.get(number)
+        if handle is None:
+            made = graph_handle(  # which asks for nothing yet: another thread may make one, too
+                self.process,
+                lambda: self._open(OpenGraph(number, name)),
+                self.exports.session,
+                number,
+                name,
+                whole,
+                options,
+            )
+            handle = self._graphs.setdefault(number, made)
+        return handle
 
     # An actor that another actor knows of lives until the session ends: nobody counts its handles.
 
