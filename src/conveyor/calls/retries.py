@@ -132,7 +132,20 @@ class Tries:
 
     def _watched(self) -> None:
         if self._outcome is EMPTY:
-            self._others.see_soon(self)
+            self._others.see_soon(self._see_in_turn)
+
+    def _see_in_turn(self) -> None:
+        """Look at this call, after those before it where their actor has died."""
+        if not self.is_over():  # it was seen when another was, before
+            return
+        try:
+            if self.has_lost_its_actor():
+                while isinstance(before := self._others.first(), Tries) and before is not self:
+                    if not before.is_over():
+                        break
+                    before.see()
+        finally:  # nobody tells of it again
+            self.see()
 
     def _go_on(self, last: Ref) -> bool:
         """Make another try, or end the call, now that ``last`` is over. Returns whether there is another

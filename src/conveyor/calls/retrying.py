@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable
 
 from conveyor.refs.watcher import Completions
-
-
-class Tried(Protocol):
-    """A call that is made again where it fails."""
-
-    def is_over(self) -> bool:
-        """Whether its last try is over, and nobody has looked at that."""
-
-    def has_lost_its_actor(self) -> bool:
-        """Whether its last try has failed since the actor has died."""
-
-    def see(self) -> None:
-        """Look at it: either another try is made, or there is the outcome."""
 
 
 class Retrying:
@@ -33,34 +19,25 @@ class Retrying:
     def __init__(self) -> None:
         # Guards the order. Reentrant: a signal handler may call in the middle of this.
         self._lock = threading.RLock()
-        self._under_way: OrderedDict[Tried, None] = OrderedDict()
+        self._under_way: OrderedDict[object, None] = OrderedDict()
         self._queue = Completions("retries")
 
-    def begun(self, call: Tried) -> None:
+    def begun(self, call: object) -> None:
         """Note that ``call`` has been tried, after all other calls."""
         with self._lock:
             self._under_way[call] = None
             self._under_way.move_to_end(call)
 
-    def ended(self, call: Tried) -> None:
+    def ended(self, call: object) -> None:
         """No other one will be."""
         with self._lock:
             self._under_way.pop(call, None)
 
-    def see_soon(self, call: Tried) -> None:
-        """Look at ``call`` on the thread: to make a try may take as long as an actor takes to come back."""
-        self._queue.put(partial(self._see, call))
+    def see_soon(self, look: Callable[[], object]) -> None:
+        """Have ``look`` called on the thread: a try may take as long as an actor takes to come back."""
+        self._queue.put(look)
 
-    def _see(self, call: Tried) -> None:
-        if not call.is_over():  # it was seen when another was, before
-            return
-        try:
-            if call.has_lost_its_actor():
-                while (before := self._first()) is not call and before and before.is_over():
-                    before.see()
-        finally:  # nobody tells of it again
-            call.see()
-
-    def _first(self) -> Tried | None:
+    def first(self) -> object | None:
+        """Return the call whose last try was made before those of all others."""
         with self._lock:
             return next(iter(self._under_way), None)
