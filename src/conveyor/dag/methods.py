@@ -37,14 +37,8 @@ class Function(Struct, frozen=True):
         return self.is_async, self.options
 
 
-class Unplaced(Struct, frozen=True):
-    """Stands for the actor of a function that has no worker yet."""
-
-    index: int = -1
-    name: str = "worker"
-
-
-UNPLACED = Unplaced()
+#: Stands for the actor of a function that has no worker yet.
+UNPLACED = ActorRef(-1, "worker")
 
 
 def function_of(call: Callable[..., Any], options: Mapping[str, Hashable]) -> Function:

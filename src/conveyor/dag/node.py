@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
+
+from msgspec import Struct
 
 import conveyor  # what is above is known by its public name
 from conveyor.config import Config, ConfigOptions
@@ -91,14 +93,11 @@ _current = DAGContext()
 _numbers = itertools.count(1)
 
 
-class ActorRef(Protocol):
-    """An actor as a graph sees it: something hashable with an index, and a name for people."""
+class ActorRef(Struct, frozen=True):
+    """An actor as a graph sees it: a number of its own within a session, and its name for people."""
 
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def name(self) -> str: ...
+    index: int
+    name: str
 
 
 class Record:

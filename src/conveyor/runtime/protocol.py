@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from msgspec import Struct, field
 
 from conveyor.codec.frames import Sealed, seal
+from conveyor.dag.node import ActorRef
 
 if TYPE_CHECKING:
     from conveyor import _core
@@ -151,11 +152,8 @@ class ActorSpec(Struct, frozen=True):
         return ProcessOptions(self.num_cpus, self.num_gpus, self.env_vars, self.placement)
 
 
-class ActorId(Struct, frozen=True):
-    """An actor's identity within a session: a number of its own, and its name for people."""
-
-    index: int
-    name: str
+class ActorId(ActorRef, frozen=True):
+    """An actor's identity within a session."""
 
 
 class Functions(Protocol):
