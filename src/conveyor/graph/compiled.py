@@ -1,7 +1,7 @@
 """The result of ``dag.compile()``, whichever process compiled the graph and whatever engine its actors have.
 
 Each part is handed those it needs, and knows no part that uses it: ``CompiledGraph -> Submitter -> Entry ->
-source of the refs -> account -> lifecycle -> epoch``.
+source of the refs -> GraphInfo -> Lifecycle -> Epoch``.
 
 Drawing and statistics are in ``conveyor.observe``, which is imported for them.
 """
