@@ -21,7 +21,6 @@ from conveyor.driver.bootstrap import SharedState, Startup
 from conveyor.driver.hosts import Hosts, RemoteNode, Spawned, Spawning
 from conveyor.driver.remote_processes import RemoteNodes
 from conveyor.exceptions import ActorDiedError, ActorStartError, ConveyorError, RuntimeStateError
-from conveyor.flag import Flag
 from conveyor.refs.ref import Ref
 from conveyor.runtime import ending, threads
 from conveyor.runtime.cleanup import Cleanup
@@ -53,7 +52,7 @@ class Restarts:
         #: Reentrant: a signal handler may end the session in the middle of a restart.
         self.lock = threading.RLock()
         self._threads: set[threading.Thread] = set()
-        self._closed = Flag()
+        self._closed = False
 
     def follow(self, work: Callable[[], object]) -> None:
         """Do ``work``, which waits for an actor's first process, on a thread of its own."""
@@ -71,7 +70,7 @@ class Restarts:
         """Decide whether ``record``, whose process has ended, is restarted. Called before ``exited`` is
         set."""
         with self.lock:
-            if not self._closed.is_set() and record.may_restart():
+            if not self._closed and record.may_restart():
                 record.restarting = record.comes_back = True
                 record.actor.restarts += 1
 
@@ -152,7 +151,7 @@ class Restarts:
     def close(self) -> None:
         """Begin no more restarts, and fail those under way. :meth:`join` waits until they have failed."""
         with self.lock:
-            self._closed.set()
+            self._closed = True
 
     def join(self) -> None:
         while True:
@@ -165,7 +164,7 @@ class Restarts:
     def _check_possible(self, record: ActorRecord) -> None:
         actor = record.actor
         why = ""
-        if self._closed.is_set():
+        if self._closed:
             why = "the session has been shut down"
         elif actor.ended:
             why = _SESSION_ENDED
