@@ -108,7 +108,7 @@ class _UnspreadError(Exception):
 
 
 class DriverBroker:
-    """The channels of a session whose ends have not both met. See ``meeting.Broker``."""
+    """The channels of a session whose ends have not both met. See ``runtime.broker.Broker``."""
 
     def __init__(
         self,

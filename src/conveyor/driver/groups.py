@@ -54,7 +54,7 @@ class _Group(Struct, frozen=True):
 
 
 class DriverCollectives:
-    """The collective groups of a session. See ``ranks.Collectives``. Each step is one operation of a
+    """The collective groups of a session. See ``runtime.broker.Collectives``. Each step is one operation of a
     dictionary, so there is no lock."""
 
     def __init__(
@@ -89,7 +89,7 @@ class DriverCollectives:
         driver: int | None = None,
         creator: ActorRecord | None = None,
     ) -> int:
-        """Create a group; see ``ranks.Collectives``. ``creator``: the process that has asked for it, if that
+        """Create a group; see ``Collectives``. ``creator``: the process that has asked for it, if that
         is an actor's."""
         self._table.check_open()
         records = tuple([self._supervisor.current(actor) for actor in actors])

@@ -367,7 +367,7 @@ class _Remote(Struct, frozen=True, eq=False, weakref=True):
 
 
 class RemoteEntry:
-    """Entry of a handle, which has the owner submit; see ``submitter.Entry``."""
+    """Entry of a handle, which has the owner submit; see ``graph.submission.Entry``."""
 
     takes_parts = remote_status = False  # the owner sees to that
 

@@ -63,7 +63,7 @@ from conveyor.worker.messages import (
 
 
 class WorkerBroker:
-    """An actor's ``meeting.Broker``, which asks the driver."""
+    """An actor's ``runtime.broker.Broker``, which asks the driver."""
 
     def __init__(self, process: Process, requests: RequestClient) -> None:
         self._process = process
@@ -120,7 +120,7 @@ class WorkerBroker:
 
 
 class ActorCollectives:
-    """An actor's ``ranks.Collectives``, which asks the driver."""
+    """An actor's ``runtime.broker.Collectives``, which asks the driver."""
 
     def __init__(
         self,

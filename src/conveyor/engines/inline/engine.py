@@ -122,7 +122,7 @@ class ActorLink:
 
 
 class InlineBroker:
-    """Broker of channels; see ``runtime.meeting.Broker``. Both ends are in this process, so nobody
+    """Broker of channels; see ``runtime.broker.Broker``. Both ends are in this process, so nobody
     waits for the other end, and none dies alone."""
 
     def __init__(self, process: Process) -> None:
@@ -171,7 +171,7 @@ class InlineBroker:
 
 
 class InlineCollectives:
-    """Refuses groups; see ``runtime.meeting.Collectives``."""
+    """Refuses groups; see ``runtime.broker.Collectives``."""
 
     def __init__(self) -> None:
         self.made: dict[str, Any] = {}
