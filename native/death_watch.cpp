@@ -1,5 +1,4 @@
 #include "death_watch.h"
-#include "signals_blocked.h"
 
 #include <unistd.h>
 

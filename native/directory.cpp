@@ -11,7 +11,6 @@
 #include <unordered_set>
 
 #include "arena/view.h"
-#include "fork_mutex.h"
 #include "platform.h"
 
 namespace conveyor {

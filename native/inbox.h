@@ -4,7 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 
-#include "process_end.h"
+#include "platform.h"
 #include "waiter.h"
 
 namespace conveyor {

@@ -7,8 +7,7 @@
 
 #include "arena/arena.h"
 #include "body.h"
-#include "fork_mutex.h"
-#include "signals_blocked.h"
+#include "platform.h"
 
 namespace conveyor {
 

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "platform.h"
-#include "signals_blocked.h"
 
 namespace conveyor {
 

@@ -1,9 +1,13 @@
-// The system calls everything else stands on: futex, clock, memfd, checks, the fork generation.
+// What everything else stands on: the system's calls (futex, clock, memfd, eventfds), the ends of a process, signals, forks,
+// checks, and who owns an object.
 #pragma once
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -16,6 +20,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <string>
 #include <system_error>
@@ -33,12 +40,50 @@
 #define CONVEYOR_ASSERT(condition) ((void)0)
 #endif
 
-#include "process_end.h"
-
 namespace conveyor {
 
 constexpr size_t kPage = 4096;  // of the process table's layout, whatever the kernel's pages are
 constexpr size_t kCacheLine = 64;
+
+// --- the ends of a process that user code has brought into a state in which it cannot go on ---
+
+// With exit code 1, and this as its last line.
+[[noreturn, gnu::cold]] inline void end_process(const char* text) noexcept {
+  for (size_t left = std::strlen(text); left != 0;) {
+    const ssize_t n = ::write(STDERR_FILENO, text, left);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;  // nobody is there to be told
+    text += n;
+    left -= size_t(n);
+  }
+  ::_exit(1);
+}
+
+// Of a child that user code has forked inside of an actor, and that comes back from there. Only the parent goes on. The
+// child has the same rings and the same doorbell: two processes would take the same calls and answer them, each as if it
+// were alone. Python's buffers are the parent's to flush.
+[[noreturn, gnu::cold]] inline void end_forked_child(const char* where) noexcept {
+  char text[1024];
+  std::snprintf(text, sizeof text,
+                                   "conveyor: process %d, which was forked in %.500s, has come back from there. Only its parent goes on, and it ends "
+                                   "here with exit code 1: let a forked child end before the method returns (os._exit), or use multiprocessing\n",
+                                   int(::getpid()), where);
+  end_process(text);
+}
+
+// True in an actor's process, and never changed once it has threads.
+inline bool ends_without_descriptors = false;
+
+// A descriptor of the library's own is none any more: code of this process has closed it. An actor ends, since it could
+// leave others asleep. Elsewhere whoever needs the descriptor has an error.
+[[gnu::cold]] inline void descriptor_lost() noexcept {
+  if (!ends_without_descriptors) return;
+  end_process(
+      "conveyor: code of this actor has closed descriptors of conveyor's (os.closerange, or os.close of a number that was not its own), so it ends "
+      "here with exit code 1: close the files that you have opened, or do what closes all descriptors in a process of its own (subprocess)\n");
+}
+
+// --- the system's calls ---
 
 [[noreturn]] inline void throw_errno(const char* what) {
   if (errno == EBADF) descriptor_lost();
@@ -159,12 +204,25 @@ inline Fd own(int fd) {
 // later ones have other numbers.
 inline void skip_own() noexcept { __atomic_store_n(&first_own, __atomic_load_n(&last_own, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED); }
 
+inline Fd event_fd() {
+  Fd fd = own(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (fd.get() < 0) throw_errno("eventfd");
+  return fd;
+}
+
 // Make the eventfd readable. It cannot overflow: 2^64 rings before its reader runs.
 inline void write_event(int fd) noexcept {
   const uint64_t one = 1;
   while (::write(fd, &one, sizeof one) < 0) {
     if (errno == EBADF) descriptor_lost();
     if (errno != EINTR) return;
+  }
+}
+
+// Make it unreadable.
+inline void drain_event(int fd) noexcept {
+  uint64_t n;
+  while (::read(fd, &n, sizeof n) < 0 && errno == EINTR) {
   }
 }
 
@@ -232,6 +290,24 @@ inline char* map_to_look(int fd, size_t length) {
   return static_cast<char*>(p);
 }
 
+// Signals are for the threads of the program: a thread of ours is started while they are blocked, and inherits that.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+// --- forks ---
+
 // Lets `value` never be destroyed. Allocates nothing: a child that has no memory right after fork() must not
 // end for that.
 template <class T>
@@ -244,5 +320,69 @@ void abandon(T&& value) noexcept {
 // inherited and must not act on shared memory. Bumped by an atfork handler (holds.cpp).
 extern std::atomic<uint64_t> fork_generation;
 void install_fork_handlers();
+
+// A mutex that a fork finds free. A child that is forked while another thread of its parent holds a
+// mutex would wait for ever: it has the mutex, and not the thread.
+//
+// All of them are held across fork(), the newest first: who holds one may take an older one, and never a
+// newer one.
+class ForkMutex {
+ public:
+  ForkMutex() {
+    install_fork_handlers();  // first, so that its lock is taken after these: who has one of them may take it
+    static const int rc = ::pthread_atfork(take_all, give_all_back, give_all_back);
+    if (rc != 0) throw std::system_error(rc, std::generic_category(), "pthread_atfork");
+    std::lock_guard lock(list());
+    next_ = first_;
+    if (next_ != nullptr) next_->previous_ = this;
+    first_ = this;
+  }
+  ~ForkMutex() {
+    std::lock_guard lock(list());
+    if (previous_ != nullptr) previous_->next_ = next_;
+    if (next_ != nullptr) next_->previous_ = previous_;
+    if (first_ == this) first_ = next_;
+  }
+  ForkMutex(const ForkMutex&) = delete;
+  ForkMutex& operator=(const ForkMutex&) = delete;
+
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+ private:
+  static std::mutex& list() {
+    // Never destroyed: objects that have such a mutex may outlive static destructors.
+    static std::mutex* mutex = new std::mutex;
+    return *mutex;
+  }
+  static void take_all() {
+    list().lock();
+    for (ForkMutex* m = first_; m != nullptr; m = m->next_) m->lock();
+  }
+  static void give_all_back() {
+    for (ForkMutex* m = first_; m != nullptr; m = m->next_) m->unlock();
+    list().unlock();
+  }
+
+  static inline ForkMutex* first_ = nullptr;
+  ForkMutex* next_ = nullptr;
+  ForkMutex* previous_ = nullptr;
+  std::mutex mutex_;
+};
+
+// --- objects that have several owners, in C++ and in Python ---
+
+// Made by std::make_shared, here and for Python: so whoever has a reference can be an owner of its own, and any
+// thread may be the last. Not by the names that std::enable_shared_from_this gives: nanobind looks for them, and
+// keeps such objects alive in a way that ends the process where there is no memory.
+template <class T>
+class Shareable : public std::enable_shared_from_this<T> {
+ public:
+  std::shared_ptr<T> owner() { return std::enable_shared_from_this<T>::shared_from_this(); }
+
+ private:
+  using std::enable_shared_from_this<T>::shared_from_this;
+  using std::enable_shared_from_this<T>::weak_from_this;
+};
 
 }  // namespace conveyor

@@ -14,10 +14,8 @@
 #include <string_view>
 #include <vector>
 
-#include "fork_mutex.h"
 #include "platform.h"
 #include "arena/session_memory.h"
-#include "shareable.h"
 #include "wait_notes.h"
 
 namespace conveyor {

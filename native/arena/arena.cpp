@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 
 #include "../hazards.h"
-#include "../signals_blocked.h"
 #include "pins.h"
 #include "populate.h"
 #include "section.h"

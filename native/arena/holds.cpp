@@ -1,5 +1,4 @@
 #include "holds.h"
-#include "../signals_blocked.h"
 
 #include <pthread.h>
 #include <string.h>

@@ -6,8 +6,6 @@
 #include <array>
 #include <thread>
 
-#include "../signals_blocked.h"
-
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../process_table.h"
-#include "../fork_mutex.h"
+#include "../platform.h"
 #include "holds.h"
 
 namespace conveyor {

@@ -8,8 +8,6 @@
 #include <cstring>
 #include <system_error>
 
-#include "../signals_blocked.h"
-#include "eventfd.h"
 #include "sha256.h"
 
 namespace conveyor::net {
@@ -88,7 +86,7 @@ void Acceptor::stop() {
 }
 
 std::vector<Fd> Acceptor::take() {
-  drain(ready_fd_.get());
+  drain_event(ready_fd_.get());
   std::vector<Fd> taken;
   std::lock_guard lock(mutex_);
   taken.reserve(ready_.size());
@@ -132,7 +130,7 @@ void Acceptor::step() {
   const uint64_t now = now_ns();
   for (int i = 0; i < count; ++i) {
     if (events[i].data.u64 == kWake) {
-      drain(wake_.get());
+      drain_event(wake_.get());
     } else if (events[i].data.u64 == kListener) {
       // Not until nobody is left: those that have come are heard in between.
       for (int turn = 0; turn < 64 && accept_one(); ++turn) {

@@ -6,9 +6,6 @@
 #include <sys/epoll.h>
 #include <sys/random.h>
 
-#include "../signals_blocked.h"
-#include "eventfd.h"
-
 namespace conveyor::net {
 
 namespace {
@@ -193,7 +190,7 @@ bool HostPump::turn() {
   for (int i = 0; i < n; ++i) {
     if (events[i].data.fd == proxies_.eventfd()) proxies_.drain();
     if (events[i].data.fd == returned_->get()) {
-      drain(returned_->get());
+      drain_event(returned_->get());
       for (auto& [host, known] : peers_) known.peer->look_at_returning();
     }
     for (auto& [host, known] : peers_)
@@ -405,7 +402,7 @@ void HostPump::call(const std::function<void()>& what) {
 
 bool HostPump::obey() {
   if (!ordered_.load(std::memory_order_acquire)) return false;
-  drain(wake_.get());
+  drain_event(wake_.get());
   std::unique_lock<ForkMutex> lock(mutex_);
   ordered_.store(false, std::memory_order_relaxed);
   const std::vector<std::function<void()>> orders = std::exchange(orders_, {});
@@ -483,7 +480,7 @@ void HostPump::give_up(uint32_t host, const std::string& reason) {
 }
 
 std::list<Event> HostPump::events() {
-  drain(notice_.get());
+  drain_event(notice_.get());
   std::lock_guard lock(mutex_);
   for (uint32_t host = 0; given_up_.any() && host < kMostHosts; ++host) {
     if (!given_up_.test(host)) continue;

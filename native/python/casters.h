@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "shareable.h"
+#include "platform.h"
 
 NAMESPACE_BEGIN(NB_NAMESPACE)
 NAMESPACE_BEGIN(detail)

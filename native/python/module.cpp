@@ -3,9 +3,9 @@
 #include "decode.h"
 #include "encode.h"
 #include "exit.h"
-#include "process_end.h"
 #include "hooks.h"
 #include "native_values.h"
+#include "platform.h"
 #include "ring.h"
 #include "uncollected.h"
 

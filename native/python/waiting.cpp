@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "exit.h"
-#include "fork_mutex.h"
+#include "platform.h"
 
 namespace nb = nanobind;
 

@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "exit.h"
-#include "process_end.h"
 #include "hooks.h"
+#include "platform.h"
 
 namespace conveyor {
 
