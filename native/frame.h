@@ -8,7 +8,7 @@
 
 #include "body.h"
 #include "directory.h"
-#include "arena/lease.h"
+#include "arena/view.h"
 #include "owned_memory.h"
 #include "ring.h"
 

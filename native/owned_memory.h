@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "arena/lease.h"
+#include "arena/view.h"
 #include "platform.h"
 
 namespace conveyor {

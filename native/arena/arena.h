@@ -18,7 +18,7 @@
 #include "../addresses.h"
 #include "../process_table.h"
 #include "../cursor.h"
-#include "lease.h"
+#include "view.h"
 
 namespace conveyor {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "lease.h"
+#include "view.h"
 
 namespace conveyor {
 

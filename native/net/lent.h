@@ -12,7 +12,7 @@
 #include <set>
 #include <vector>
 
-#include "../arena/lease.h"
+#include "../arena/view.h"
 #include "../platform.h"
 
 namespace conveyor::net {

@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "../arena/lease.h"
+#include "../arena/view.h"
 #include "../ring.h"
 #include "closing.h"
 #include "connection.h"

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "arena/arena.h"
-#include "arena/borrowed.h"
+#include "arena/view.h"
 #include "frame.h"
 
 namespace conveyor {

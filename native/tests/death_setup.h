@@ -14,7 +14,7 @@
 
 #include "process_table.h"
 #include "check.h"
-#include "arena/lease.h"
+#include "arena/view.h"
 #include "death_watch.h"
 #include "waiter.h"
 

@@ -70,7 +70,7 @@ echo "== building"
 for target in "${targets[@]}"; do
     sources=() libraries=() flags=("${common[@]}")
     case $target in
-    block) sources=(arena/{arena,view,holds,lease,pins,populate} process_table hazards) ;;
+    block) sources=(arena/{arena,view,holds,pins,populate} process_table hazards) ;;
     ring) sources=(process_table arena/holds) ;;
     frame)
         read -r include nanobind libdir version home <<<"$where"

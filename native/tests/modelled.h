@@ -253,7 +253,6 @@ using model_thread = model::Thread;
 #undef epoll_wait
 #include "arena/view.cpp"
 #include "arena/pins.cpp"
-#include "arena/lease.cpp"
 #include "inbox.cpp"
 #include "python/waiting.cpp"
 inline void conveyor::set_lost() {}  // nobody closes descriptors here

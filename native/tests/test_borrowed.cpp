@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "arena_setup.h"
-#include "arena/borrowed.h"
+#include "arena/view.h"
 #include "arena/private_pages.h"
 
 using namespace conveyor;

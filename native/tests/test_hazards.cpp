@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "arena_setup.h"
-#include "arena/borrowed.h"
+#include "arena/view.h"
 #include "hazards.h"
 
 using namespace conveyor;

@@ -17,7 +17,7 @@ from conveyor.exceptions import ActorDiedError
 #: s; a bound for what takes milliseconds.
 WAIT = 10
 LARGE = 300_000
-#: Mapped on its own (native/arena/lease.h: kBigBlock).
+#: Mapped on its own (native/arena/view.h: kBigBlock).
 HUGE = 17 << 20
 
 
