@@ -8,7 +8,6 @@
 
 #include "arena/arena.h"
 #include "process_table.h"
-#include "cursor.h"
 
 namespace conveyor {
 

@@ -1,6 +1,7 @@
 #include "arena.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <fcntl.h>
@@ -10,7 +11,6 @@
 #include "../hazards.h"
 #include "pins.h"
 #include "populate.h"
-#include "section.h"
 
 namespace conveyor {
 
@@ -30,6 +30,33 @@ void reserve_one_more(std::vector<T>& list, size_t count) {
 }
 
 }  // namespace
+
+// The lock, and what lost its last user meanwhile destroyed after it: that may take any time, and other locks.
+class Arena::Section {
+ public:
+  explicit Section(Arena& arena) : arena_(arena) { arena_.mutex_.lock(); }
+  ~Section() {
+    // Some of them, so that the list keeps its capacity (see Arena::block_of). That is more than one section
+    // adds in the long run.
+    std::array<std::shared_ptr<const void>, 16> dropped;
+    arena_.take_dropped(dropped);
+    arena_.mutex_.unlock();
+  }
+  Section(const Section&) = delete;
+  Section& operator=(const Section&) = delete;
+  template <class Body>
+  void unlocked(Body&& body) {
+    arena_.mutex_.unlock();
+    struct Again {
+      std::mutex& mutex;
+      ~Again() { mutex.lock(); }
+    } again{arena_.mutex_};
+    body();
+  }
+
+ private:
+  Arena& arena_;
+};
 
 // Four classes for each doubling: at most a fifth of a block is not asked for, and what is not
 // touched has no memory behind it anyway.

@@ -12,8 +12,6 @@
 #include <immintrin.h>
 #endif
 
-#include "loops.h"
-
 namespace conveyor {
 namespace {
 

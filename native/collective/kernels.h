@@ -24,4 +24,18 @@ inline bool can_reduce(ElementType type, ReduceOp op) { return op != ReduceOp::k
 void reduce(ElementType type, ReduceOp op, char* const* to, size_t destinations, const char* const* from, size_t sources, size_t count,
             size_t of = 0);
 
+// The loops of one element type and operation; loops.inl has them. "Wide" is what is computed in.
+struct Loops {
+  void (*direct)(void* to, const void* first, const void* second, size_t n);  // two sources, without a tile
+  void (*pair)(void* wide, const void* first, const void* second, size_t n);
+  void (*add)(void* wide, const void* source, size_t n);
+  void (*finish)(void* to, const void* wide, size_t n, size_t divisor);
+  size_t wide;
+};
+
+enum class Machine : uint8_t { kPlain, kAvx2, kAvx512 };
+
+// Null where this machine is none of that kind, or nothing is made for it. Of several it takes the last.
+const Loops* loops_for(Machine machine, ElementType type, ReduceOp op);
+
 }  // namespace conveyor

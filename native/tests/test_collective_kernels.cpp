@@ -7,7 +7,6 @@
 
 #include "check.h"
 #include "collective/kernels.h"
-#include "collective/loops.h"
 
 using namespace conveyor;
 
