@@ -301,7 +301,7 @@ struct alignas(kPage) ProcessTableSlot {
   std::atomic<uint32_t> nudge;        // somebody without its eventfd wants it woken; taken by the death watch
   std::atomic<uint32_t> incarnation;  // counts the processes that have had this slot; written before they start
   std::atomic<uint32_t> died;         // which death of the session this was, from 1; 0: not announced
-  std::atomic<uint32_t> is_remote;    // 1 + the number of the host that the process is on, if this slot is its proxy here (net/proxies.h)
+  std::atomic<uint32_t> is_remote;    // 1 + the number of the host that the process is on, if this slot is its proxy here (net/pump.h)
   Status status;
   alignas(kCacheLine) Returns returns;
   alignas(kCacheLine) Returns leftovers;  // the same for what it has dropped and not let go of; `wanted`: there may be some

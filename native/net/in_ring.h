@@ -7,8 +7,8 @@
 
 #include "../recorder.h"
 #include "../sender.h"
+#include "claims.h"
 #include "lent.h"
-#include "unclaimed.h"
 #include "wire.h"
 
 namespace conveyor::net {

@@ -16,10 +16,9 @@
 
 #include "../arena/view.h"
 #include "../ring.h"
-#include "closing.h"
+#include "claims.h"
 #include "connection.h"
 #include "lent.h"
-#include "unclaimed.h"
 #include "wire.h"
 
 namespace conveyor::net {
