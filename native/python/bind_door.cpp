@@ -3,7 +3,6 @@
 
 #include "bind.h"
 #include "exit.h"
-#include "holder.h"
 #include "ref.h"
 
 namespace conveyor {

@@ -1,5 +1,5 @@
 // Taking a lock of Python's without a moment in which a signal's handler could lose it.
-#include "holder.h"
+#include "bind.h"
 #include "platform.h"
 #include "waiting.h"
 

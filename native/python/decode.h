@@ -4,8 +4,11 @@
 #include <Python.h>
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "frame.h"
@@ -66,5 +69,20 @@ void give_up_claims(nb::object claims) noexcept;
 // The buffers of a frame with a table, a list or None. `as_it_lies`: of memory that others may read; nobody writes to it.
 nb::object buffers_of(const Frame& frame, const TableView& table, bool as_it_lies = false);
 TableView table_of(const Frame& frame);
+
+// What a frame says of a value that has stayed with its maker, as `Located.pack` (codec/direct.py) has written it.
+struct LocatedParts {
+  uint16_t codec;  // of the value
+  bool joined;
+  bool snapshot;
+  uint32_t slot, incarnation, pid;
+  uint64_t number, anchor;
+  std::string_view ranges, beside, lying, meta;
+};
+
+// Nothing where these bytes are too few; they may be anything.
+std::optional<LocatedParts> read_located(std::string_view packed);
+// Of a frame that keeps one value, and has its meta bytes and nothing else.
+std::optional<LocatedParts> located_in(const Frame& frame);
 
 }  // namespace conveyor

@@ -9,7 +9,6 @@
 #include "hooks.h"
 #include "kept.h"
 #include "native_values.h"
-#include "uncollected.h"
 
 namespace conveyor {
 

@@ -7,7 +7,6 @@
 #include "native_values.h"
 #include "platform.h"
 #include "ring.h"
-#include "uncollected.h"
 
 #include <sys/epoll.h>
 
@@ -170,8 +169,6 @@ NB_MODULE(_core, m) {
 
   bind_process_table(m);
   bind_memory(m);
-  bind_pins(m);
-  bind_recorder(m);
   bind_channel(m);
   bind_graph(m);
   bind_door(m);
@@ -180,7 +177,6 @@ NB_MODULE(_core, m) {
   bind_collective(m);
   bind_direct(m);
   bind_net(m);
-  bind_borrowed(m);
 }
 #undef PyInit__core
 

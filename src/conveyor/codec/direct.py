@@ -143,7 +143,7 @@ def packed(
     lying: bytes = b"",
     joined: bool = False,
 ) -> bytes:
-    """Make the bytes of :meth:`Located.pack` without a ``Located``. ``native/python/located.h`` reads them,
+    """Make the bytes of :meth:`Located.pack` without a ``Located``. ``native/python/decode.h`` reads them,
     too."""
     if joined:
         codec |= _JOINED
