@@ -63,14 +63,14 @@ class Stumbles(Plain):
         def fails(*_):
             raise RuntimeError("by the test")
 
-        owner = attached if at == "check_greeting" else worker
+        owner = attached if at == "after_version" else worker
         setattr(owner, at, fails)
 
     def open(self):
         return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("at", ["check_greeting", "WorkerState"])
+@pytest.mark.parametrize("at", ["after_version", "WorkerState"])
 def test_one_that_fails_on_its_way_has_no_descriptor_more(rt, two_nodes, wait_until, at):
     stage = ray.remote(num_cpus=0)(Stumbles).remote()
     ray.get(stage.stumble.remote(at))

@@ -81,7 +81,7 @@ class _Holder:
             me = self._me = _Me.of(context.current())
         if not me.may_be_read:
             return None
-        me.process.keeping.start()
+        me.process.releasing.start()
         value = direct.value
         if direct.snapshot:
             buffers = [bytearray(buffer) for buffer in buffers]
@@ -107,7 +107,7 @@ class _Holder:
         return packed(*place, names, stored.ranges, codec, meta, aside, lying), stored
 
     def begin(self) -> None:
-        context.current().process.keeping.start()
+        context.current().process.releasing.start()
 
     def find(self, number: int) -> Stored | None:
         return TABLE.find(number)

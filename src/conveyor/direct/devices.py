@@ -32,7 +32,7 @@ from conveyor.codec.direct import Located, Route
 from conveyor.codec.faults import NotThere
 from conveyor.codec.out_of_band import TensorSpec
 from conveyor.codec.tensors.collected import Collected
-from conveyor.codec.tensors.staging import bring
+from conveyor.codec.tensors.staging import moved_to
 from conveyor.device import Device, Event, base
 from conveyor.device.base import outlast
 from conveyor.direct.fetching import UnderWay, deferral
@@ -637,7 +637,7 @@ def _brought(tensors: list[Any], parts: Sequence[_Part]) -> list[Any]:
     for part in parts:
         if part.device.viable() is None:
             for place, _, _ in part.lying:
-                tensors[place] = bring(tensors[place], part.device, None)
+                tensors[place] = moved_to(tensors[place], part.device, None)
     return tensors
 
 

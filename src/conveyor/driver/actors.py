@@ -110,7 +110,7 @@ class Introduced(Struct, eq=False):
     shared: int = 0
 
 
-class Life:
+class Liveness:
     """A process as a :class:`Companion` of refs that are waited for: it fails by its death."""
 
     __slots__ = ("_record",)
@@ -126,7 +126,7 @@ class Life:
         """Raise the death of the process if it is dead."""
         self._record.check_alive()
 
-    def parts(self) -> tuple[Life]:
+    def parts(self) -> tuple[Liveness]:
         """Return itself alone."""
         return (self,)
 

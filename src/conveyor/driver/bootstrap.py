@@ -14,9 +14,9 @@ from conveyor.calls.links import Link, link_blueprint, link_depth
 from conveyor.calls.pending import Pump
 from conveyor.driver.actors import DRIVER_SLOT, ActorRecord, Label
 from conveyor.runtime.blueprint import Blueprint
-from conveyor.runtime.messages import greeting
+from conveyor.runtime.messages import version_line
 from conveyor.runtime.process import CALL_SLOTS, RESULT_BIT, ArenaSize, Process, RingEnd, close_all
-from conveyor.worker.messages import Hello
+from conveyor.worker.messages import WorkerBootstrap
 
 
 class SharedState(Struct, frozen=True):
@@ -55,7 +55,7 @@ class Startup:
         self._record = record
         self._grace = grace
         self._on_request_socket = on_request_socket
-        self._hello: Hello | None = None
+        self._bootstrap: WorkerBootstrap | None = None
         self._sockets: list[socket.socket] = []
         #: The driver's links to the process, of calls and of orders.
         self.links: list[tuple[Blueprint, _core.Segment]] = []
@@ -77,7 +77,7 @@ class Startup:
         here, request = descriptors.socket_pair()
         self._sockets.append(request)
         self._on_request_socket(record, here)
-        self._hello = hello = Hello(
+        self._bootstrap = bootstrap = WorkerBootstrap(
             slot=slot,
             incarnation=record.incarnation,
             name=record.id.name,
@@ -93,17 +93,17 @@ class Startup:
             places=house.places,
         )
         depth = link_depth(actor.max_concurrency)
-        record.calls = self._link(hello.mailbox_bit, _core.KIND_CALL, depth)
-        record.control_link = self._link(hello.control_bit, _core.KIND_CONTROL)
+        record.calls = self._link(bootstrap.mailbox_bit, _core.KIND_CALL, depth)
+        record.control_link = self._link(bootstrap.control_bit, _core.KIND_CONTROL)
         # Without itself: few actors call themselves, and these are introduced like any two others.
         record.known_peers = {DRIVER_SLOT: process.process_table.incarnation(DRIVER_SLOT)}
 
     def told(self, arena: ArenaSize | None = None) -> bytes:
         """Return the bootstrap message. ``arena``: the arena size of the process's node, if that is not the
         driver's."""
-        assert self._hello is not None
-        hello = self._hello if arena is None else replace(self._hello, arena=arena)
-        return greeting() + pickle.dumps(hello)
+        assert self._bootstrap is not None
+        bootstrap = self._bootstrap if arena is None else replace(self._bootstrap, arena=arena)
+        return version_line() + pickle.dumps(bootstrap)
 
     def passed(self) -> list[int]:
         """Return the descriptors that the process gets duplicates of."""

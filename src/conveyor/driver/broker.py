@@ -305,7 +305,7 @@ class DriverBroker:
         """Keep for each end what introduces the process at the other one. Both at once, while both processes
         are there: frames of one can be had when it has died."""
         ends = channel.ends
-        if not channel.spread and any(_is_far(end.holder) for end in ends):
+        if not channel.spread and any(_is_remote(end.holder) for end in ends):
             raise _UnspreadError
         if channel.segment is None and not channel.spread:
             channel.segment = self._blueprint(channel).make()
@@ -314,7 +314,7 @@ class DriverBroker:
         given: list[Handed | None] = [None, None]
         try:
             for i, (end, there) in enumerate((ends, ends[::-1])):
-                if _is_far(end.holder):
+                if _is_remote(end.holder):
                     # Every process knows the driver.
                     known = () if there.holder is None else (there.holder.reader,)
                     given[i] = Handed(channel.spread, known)
@@ -355,7 +355,7 @@ class DriverBroker:
         with self.lock:
             if self._channels.get(number) is channel and not channel.spread:
                 channel.spread = spread
-                if not all(_is_far(holder) for holder in holders):
+                if not all(_is_remote(holder) for holder in holders):
                     channel.segment, segment = segment, None
                 spread = 0
         if segment is not None:
@@ -425,7 +425,7 @@ def _check_alive(parties: Iterable[Party]) -> None:
             party.check_alive()
 
 
-def _is_far(party: Party) -> bool:
+def _is_remote(party: Party) -> bool:
     return party is not None and party.host is not None
 
 

@@ -22,7 +22,7 @@ from conveyor import _core, descriptors
 from conveyor.calls.unsendable import blame_tasks, blame_transports
 from conveyor.codec.frames import Sealed
 from conveyor.config import Config
-from conveyor.driver.actors import ActorRecord, Life, Table
+from conveyor.driver.actors import ActorRecord, Liveness, Table
 from conveyor.driver.network import Network
 from conveyor.driver.supervisor import Supervisor
 from conveyor.exceptions import (
@@ -183,7 +183,7 @@ class Deployment:
         ]
         try:
             # A death, even of an actor that has answered, ends the wait for one that is long in a method.
-            lives = [Life(record) for record in records]
+            lives = [Liveness(record) for record in records]
             get_together([*acks, *lives], lambda: [ack.get() for ack in acks])
         except Exception:
             # Some actors may not have been introduced to their peers: that is repeated next time.
@@ -438,12 +438,12 @@ class Departures:
         for _, ack in acks:
             self._watcher.watch(ack, lambda: process_table.notify(slot, _core.ATTENTION_BIT))
 
-    def staying(self, caller: ActorRecord, number: int) -> list[int]:
+    def still_deployed(self, caller: ActorRecord, number: int) -> list[int]:
         """Return the slots of the actors that have not left yet. Raises the error that a living actor has met
         in leaving."""
         acks = self._awaited[caller, number]
-        staying = [member.slot for member, ack in acks if not ack.done()]
-        if not staying:
+        still_deployed = [member.slot for member, ack in acks if not ack.done()]
+        if not still_deployed:
             del self._awaited[caller, number]
             for member, ack in acks:
                 try:
@@ -451,7 +451,7 @@ class Departures:
                 except ConveyorError:
                     if member.alive:
                         raise
-        return staying
+        return still_deployed
 
     def forget(self, caller: ActorRecord) -> None:
         """Forget all acknowledgements for ``caller``, whose process is gone."""

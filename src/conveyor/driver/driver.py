@@ -294,7 +294,7 @@ class Driver(CallingRuntime):
             self.supervisor.end_all,
             self.pump.close,
             self.process.sweeper.close,
-            self.process.keeping.close,
+            self.process.releasing.close,
             self._connections.close,
             self.broker.end,
             self.collectives.end,

@@ -597,8 +597,8 @@ class Dispatcher:
     def _look_for_cycle(self, caller: ActorRecord, request: messages.LookForCycle) -> _Answer:
         return self._inquiries.look(caller, request.waits), []
 
-    def _staying(self, caller: ActorRecord, request: messages.Staying) -> _Answer:
-        return self._departures.staying(caller, request.number), []
+    def _still_deployed(self, caller: ActorRecord, request: messages.StillDeployed) -> _Answer:
+        return self._departures.still_deployed(caller, request.number), []
 
     def _open(self, caller: ActorRecord, request: messages.Opening) -> _Answer:
         return None, self._connections.open(caller, request)
@@ -666,7 +666,7 @@ class Dispatcher:
         messages.Undeploy: _undeploy,
         messages.LookAtRemote: _look_at_remote,
         messages.LookForCycle: _look_for_cycle,
-        messages.Staying: _staying,
+        messages.StillDeployed: _still_deployed,
         messages.Introduce: _introduce,
         messages.RemoteStored: _remote_stored,
         messages.OpenRemoteMemory: _open,

@@ -740,8 +740,8 @@ class Supervisor:
         """Let the thread that waits for the process hear that it lives, if it does, so that the process can
         be ended in good order. Waits shortly only: the caller may be a signal handler that has interrupted
         that very thread."""
-        is_near = record.spawning is not None and record.host is None
-        if is_near and self._process_table.condition(record.slot) == _ALIVE:
+        is_local = record.spawning is not None and record.host is None
+        if is_local and self._process_table.condition(record.slot) == _ALIVE:
             record.placed.wait(_NEWS_WAIT)
 
     def _end_pending(self, record: ActorRecord, spawning: Spawning, how: str) -> None:

@@ -285,7 +285,7 @@ class GateEntry:
         return self._lifecycle.closed_or_failed()
 
     def revive(self, terms: Terms) -> None:
-        time_limit = terms.revival()
+        time_limit = terms.restart_limit()
         try:
             self._lifecycle.restart_if_possible(time_limit)
         except WaitTimeoutError as error:

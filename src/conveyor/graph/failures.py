@@ -137,7 +137,7 @@ class FailureTeller:
             self._limits.fail(execution)
             for program in self._rings.programs:  # a coroutine may be running there
                 if program != self._rings.programs[self._actor]:
-                    self._process.process_table.notify(*program.bell)
+                    self._process.process_table.notify(*program.doorbell)
 
     def _open(self) -> _core.Writer:
         rings, offset = self._rings, self._rings.offset + self._actor * self._rings.size

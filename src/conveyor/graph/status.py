@@ -211,12 +211,12 @@ def _remote_status(
 ) -> ActorStatus:
     """Return the status of a live remote actor, as its node reports it."""
     host = hosts.get(index, "another host")
-    sight = remote_status.seen.get(index)
-    if sight is None:
+    snapshot = remote_status.seen.get(index)
+    if snapshot is None:
         return replace(actor, host=host, unknown=remote_status.why_unknown(host))
-    if sight.page.state == "dead":  # just now: here it lives, so far
+    if snapshot.page.state == "dead":  # just now: here it lives, so far
         return replace(actor, host=host, unknown="it has just died")
-    return replace(status_of(sight.page, label), name=actor.name, host=host)
+    return replace(status_of(snapshot.page, label), name=actor.name, host=host)
 
 
 def graph_status(

@@ -179,7 +179,7 @@ class Terms(Struct, frozen=True):
     #: Since when, on the monotonic clock, in nanoseconds.
     since: int = field(default_factory=_core.monotonic_ns)
 
-    def revival(self) -> TimeLimit:
+    def restart_limit(self) -> TimeLimit:
         """Return how long the graph's dead actors may take to come back before the execution begins:
         :attr:`time_limit`, unless the deadline is sooner."""
         timeout, seconds = self.time_limit.timeout, self.seconds

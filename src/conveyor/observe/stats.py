@@ -156,9 +156,9 @@ def read_stats(graph: GraphInfo) -> GraphStats:
     waits: dict[int, list[WaitStats]] = {edge.id: [] for edge in plan.edges}
     for participant, where in places.items():
         name = participant_name(plan, participant)
-        sight = remote_status.seen.get(participant)
-        if sight is not None and sight.counted is not None:
-            noted = _of_another_host(sight.counted, now)
+        snapshot = remote_status.seen.get(participant)
+        if snapshot is not None and snapshot.counted is not None:
+            noted = _of_another_host(snapshot.counted, now)
         else:
             noted = _of_this_host(recorders[participant], where)
         for edge, waited in zip(where.receives, noted.receives, strict=True):

@@ -122,18 +122,18 @@ def remote_events(
     for participant, host in hosts.items():
         if host == hosts[EXECUTOR]:
             continue
-        sight = ended.seen.get(participant)
+        snapshot = ended.seen.get(participant)
         before, after = begun.clocks.get(participant), ended.clocks.get(participant)
         if participant not in begun.seen:
             unknown[participant] = begun.why_unknown(host)
-        elif sight is None:
+        elif snapshot is None:
             unknown[participant] = ended.why_unknown(host)
-        elif sight.events is None:
+        elif snapshot.events is None:
             unknown[participant] = "the graph was laid anew while it was traced"
         elif before is None or after is None:
             unknown[participant] = "its host's clock has not answered"
         else:
-            events[participant] = RemoteEvents(sight.events, Alignment(before, after))
+            events[participant] = RemoteEvents(snapshot.events, Alignment(before, after))
     return RemoteTrace(hosts, events, unknown)
 
 

@@ -72,7 +72,7 @@ class ActorExports(Imports):
         self._numbers = itertools.count(int.from_bytes(os.urandom(6), "little") + 1)
         self._watcher = watcher
         self._connect = connect
-        self._is_far = is_remote_rank
+        self._is_remote = is_remote_rank
         self._sources = sources
         self._connection: Connection | None = None
         # Reentrant: a signal handler may pickle a ref while its thread waits for the connection.
@@ -125,7 +125,7 @@ class ActorExports(Imports):
         if ref is None:  # nobody wants it
             return
         outcome = Outcome.of(ref)
-        if self._is_far():
+        if self._is_remote():
             outcome = outcome.whole()
         if outcome.snapshot.keeps:
             self._kept[export] = outcome  # before the driver can forget it

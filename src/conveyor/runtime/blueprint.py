@@ -76,8 +76,8 @@ class Blueprint(Struct, frozen=True):
         rings = [
             _core.MirroredRing(
                 ring.offset,
-                ring.writer.bell,
-                [reader.bell for reader in ring.readers],
+                ring.writer.doorbell,
+                [reader.doorbell for reader in ring.readers],
                 view_of(ring.writer.slot),
                 ring.times,
                 ring.kept,

@@ -58,17 +58,17 @@ def send_with_ticket(sock: socket.socket, ticket: int, fds: list[int]) -> None:
         socket.send_fds(sock, [data], fds[start : start + MAX_FDS])
 
 
-def greeting() -> bytes:
-    """Return the first bytes that this process sends to another one."""
+def version_line() -> bytes:
+    """Return the first line that this process sends to a process that it has started."""
     from conveyor import __version__  # the package is whole by now
 
     return f"conveyor {__version__} protocol {MESSAGES_VERSION}\n".encode()
 
 
-def check_greeting(said: bytes) -> bytes:
-    """Return the bytes behind the greeting that ``said`` begins with. ``RuntimeStateError`` if the greeting
+def after_version(said: bytes) -> bytes:
+    """Return the bytes behind the version line that ``said`` begins with. ``RuntimeStateError`` if the line
     differs from this process's own."""
-    own = greeting()
+    own = version_line()
     if said.startswith(own):
         return said[len(own) :]
     first = said.partition(b"\n")[0][:100].decode(errors="replace")

@@ -268,7 +268,7 @@ class OthersArenas:
         self._opened.clear()
 
 
-class Keeping:
+class Releasing:
     """Thread that lets go of values kept for others, started with the first frame that keeps one. It sleeps
     until a process that had such a frame has let go of it."""
 
@@ -292,7 +292,7 @@ class Keeping:
             return
         with self._lock:
             if self._thread is None and not self._closed:
-                self._thread = threads.serve(self._run, "keeping")
+                self._thread = threads.serve(self._run, "releasing")
             self.started = True
 
     def close(self) -> None:
@@ -370,7 +370,7 @@ class RingEnd(Struct, frozen=True):
         return self.slot, self.incarnation
 
     @property
-    def bell(self) -> tuple[int, int]:
+    def doorbell(self) -> tuple[int, int]:
         """Slot and bit to ring."""
         return self.slot, self.bit
 
@@ -443,7 +443,7 @@ class Process:
         # As long as the arena's thread waits for more leases to end.
         self.sweeper = Sweeper(self.inbox, arena.idle / 3)
         #: Lets go of what is kept for others.
-        self.keeping = Keeping(self.notify)
+        self.releasing = Releasing(self.notify)
         self.arena = _core.Arena(arena_fd, arena.file, arena.cap, process_table, slot, arena.idle)
         #: Values that wait for memory at a cap.
         self.shortage = Shortage(
@@ -624,7 +624,7 @@ class Process:
             segment,
             offset,
             self.process_table,
-            [target.bell for target in targets],
+            [target.doorbell for target in targets],
             self.arena,
             SentDefinitions(
                 tuple([target.process for target in targets]),
@@ -659,7 +659,7 @@ class Process:
         what goes over it. Somebody else reads the same memory as who reads a ``shared`` ring, so what is
         written to large values goes to private pages."""
         end = _core.Reader(
-            segment, offset, index, self.process_table, writer.bell, arena, shared, carries
+            segment, offset, index, self.process_table, writer.doorbell, arena, shared, carries
         )
         self.sources.note(writer.process, end)
         return end

@@ -84,7 +84,7 @@ def uninterrupted(work: Callable[[], T], on_interrupt: Callable[[], object] | No
                 # Should it be started twice, because the first start was broken off, one of them does it.
                 job.thread = threads.start(job.run, "uninterrupted")
                 started = True
-            job.bell.acquire(timeout=_LOOK)
+            job.doorbell.acquire(timeout=_LOOK)
         except SystemLimitError:  # no thread is to be had
             if job.begun():
                 started = True
@@ -115,8 +115,8 @@ class _Job(Generic[T]):
         self.thread: threading.Thread | None = None
         # Not an event: those are written in Python, and an interrupt within its wait may leave its lock
         # locked for whoever would set it.
-        self.bell = threading.Lock()
-        self.bell.acquire()
+        self.doorbell = threading.Lock()
+        self.doorbell.acquire()
 
     def begun(self) -> bool:
         return self._claim.locked()
@@ -135,7 +135,7 @@ class _Job(Generic[T]):
         except BaseException as error:
             self.error = error
         self.over = True
-        self.bell.release()
+        self.doorbell.release()
 
 
 def _must_stay() -> bool:

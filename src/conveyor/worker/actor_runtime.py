@@ -71,7 +71,7 @@ from conveyor.worker.messages import (
     Redeploy,
     Refuse,
     Request,
-    Staying,
+    StillDeployed,
     Undeploy,
 )
 from conveyor.worker.remote_memory import RemoteMemoryClient
@@ -384,15 +384,16 @@ class ActorRuntime(CallingRuntime):
     def _wait_until_left(self, number: int) -> None:
         """Wait until all members of graph ``number`` have left it: those that run a method do so then."""
         process_table = self.process.process_table
-        staying: list[int] = []
+        still_deployed: list[int] = []
 
         def left() -> bool:
-            staying[:], _ = self._requests.ask(Staying(number))
-            return not staying
+            still_deployed[:], _ = self._requests.ask(StillDeployed(number))
+            return not still_deployed
 
         def who() -> Blockers:
             return tuple(
-                (s, STEPS, f"{process_table.name(s)} to leave its graph") for s in staying[:1]
+                (s, STEPS, f"{process_table.name(s)} to leave its graph")
+                for s in still_deployed[:1]
             )
 
         with self.process.wait_registry.waiting(lambda _: who(), True) as wait:
@@ -403,7 +404,7 @@ class ActorRuntime(CallingRuntime):
                 lambda: f"all actors to leave graph {number}",
                 lambda: "; ".join(
                     f"{process_table.name(s)} {describe_status(process_table, s, self.label)}"
-                    for s in staying
+                    for s in still_deployed
                 ),
                 wait,
             )

@@ -282,7 +282,7 @@ class Calls:
         if self._running or any(m.arriving is not None for m in self._mailboxes):
             return False
         process = self._process
-        if process.keeping.started and others_have_values(process.process_table, process.slot):
+        if process.releasing.started and others_have_values(process.process_table, process.slot):
             return False
         return not self._instance.has_streams
 

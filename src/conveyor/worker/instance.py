@@ -13,7 +13,7 @@ from conveyor.codec import decode_error, encode_error
 from conveyor.codec.direct import receiving
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime.process import Process
-from conveyor.worker.messages import Hello
+from conveyor.worker.messages import WorkerBootstrap
 
 if TYPE_CHECKING:
     from conveyor.worker.coroutines import Coroutines
@@ -107,7 +107,9 @@ class Instance:
 class WorkerState:
     """The shared state of an actor's process. It knows none of the process's parts."""
 
-    def __init__(self, hello: Hello, process: Process, instance: Instance | None = None) -> None:
+    def __init__(
+        self, hello: WorkerBootstrap, process: Process, instance: Instance | None = None
+    ) -> None:
         """``instance``: of an attached actor, whose object exists already."""
         self.hello = hello
         self.process = process

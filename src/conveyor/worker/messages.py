@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
 
 
-class Hello(Struct, frozen=True):
-    """The bootstrap of an actor's process, sent after the greeting. Descriptors come with it, in this order:
-    process table, own arena, own eventfd, driver's arena, driver's eventfd, control socket, request socket,
-    call segment, control segment."""
+class WorkerBootstrap(Struct, frozen=True):
+    """The bootstrap of an actor's process, sent after the version line. Descriptors come with it, in this
+    order: process table, own arena, own eventfd, driver's arena, driver's eventfd, control socket, request
+    socket, call segment, control segment."""
 
     #: The process's slot in the process table, its incarnation, and the actor's name.
     slot: int
@@ -220,7 +220,7 @@ class EndUnmade(Request, frozen=True):
 
 
 class Undeploy(Request, frozen=True):
-    """The end of graph ``number``: ``None``. ``wait``: :class:`Staying` will be asked afterwards."""
+    """The end of graph ``number``: ``None``. ``wait``: :class:`StillDeployed` will be asked afterwards."""
 
     number: int
     wait: bool
@@ -242,7 +242,7 @@ class LookForCycle(Request, frozen=True):
     waits: tuple[Waiting, ...]
 
 
-class Staying(Request, frozen=True):
+class StillDeployed(Request, frozen=True):
     """The processes that have not left graph ``number`` yet, which is being taken down: their slots."""
 
     number: int

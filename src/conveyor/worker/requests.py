@@ -395,7 +395,7 @@ class RequestClient:
                     threads.serve(self._read, "answers")
                 except SystemLimitError:  # no thread is to be had
                     self._read_until(awaited)
-            rung = sleep_for(awaited.bell, step)
+            rung = sleep_for(awaited.doorbell, step)
             if awaited.over:
                 return
             if look is not None and not rung:
@@ -510,14 +510,14 @@ class _Awaited:
         self.reply: Reply | None = None
         self.fds: list[int] = []
         # Not an event, in which an interrupt may leave a lock locked.
-        self.bell = threading.Lock()
-        self.bell.acquire()
+        self.doorbell = threading.Lock()
+        self.doorbell.acquire()
         self._settled = threading.Lock()
 
     def notify(self) -> None:
         """Wake the waiter: the request is over, or the waiter is to look whether anybody reads."""
         with suppress(RuntimeError):  # he has been, and does not know yet
-            self.bell.release()
+            self.doorbell.release()
 
     def settle(self) -> bool:
         """Return True to the first caller only: the reader, which has noted the reply before, or the waiter

@@ -24,7 +24,7 @@ from conveyor.codec import faults
 from conveyor.codec.pickling import definitions, unpickler
 from conveyor.later import LaterModule
 from conveyor.runtime import context, threads
-from conveyor.runtime.messages import check_greeting
+from conveyor.runtime.messages import after_version
 from conveyor.runtime.process import Process
 from conveyor.runtime.uninterrupted import try_each
 from conveyor.runtime.wait_graph import LOOP, ONE, STARTING, THREADS
@@ -33,7 +33,7 @@ from conveyor.worker.calls import Calls
 from conveyor.worker.control import Control
 from conveyor.worker.forked import flush_files
 from conveyor.worker.instance import WorkerState
-from conveyor.worker.messages import Hello
+from conveyor.worker.messages import WorkerBootstrap
 
 if TYPE_CHECKING:
     import asyncio
@@ -66,7 +66,9 @@ def _kill(name: str, seconds: float, main_thread: int) -> None:
 class Worker:
     """The process of one actor, with all its parts."""
 
-    def __init__(self, hello: Hello, fds: list[int], instance: Instance | None = None) -> None:
+    def __init__(
+        self, bootstrap: WorkerBootstrap, fds: list[int], instance: Instance | None = None
+    ) -> None:
         """``instance``: the object of an attached actor, which is not to be made."""
         *others, control, request, calls, ctl = fds
         # The process of an attached actor goes on if this fails.
@@ -75,7 +77,7 @@ class Worker:
                 handed.callback(os.close, fd)
             sockets = [failed.enter_context(socket.socket(fileno=fd)) for fd in (control, request)]
             failed.callback(self._close_process)
-            self._set_up(hello, [*others, calls, ctl], sockets, instance)
+            self._set_up(bootstrap, [*others, calls, ctl], sockets, instance)
             failed.pop_all()  # the sockets belong to their users now
 
     def _close_process(self) -> None:
@@ -84,22 +86,22 @@ class Worker:
 
     def _set_up(
         self,
-        hello: Hello,
+        bootstrap: WorkerBootstrap,
         fds: list[int],
         sockets: list[socket.socket],
         instance: Instance | None,
     ) -> None:
         process_table_fd, arena_fd, eventfd, driver_arena, driver_event, calls, ctl = fds
         orders, asks = sockets
-        self.hello = hello
+        self.bootstrap = bootstrap
         process_table = _core.ProcessTable.attach(process_table_fd)
-        if process_table.gone(hello.slot, hello.incarnation):
+        if process_table.gone(bootstrap.slot, bootstrap.incarnation):
             raise SystemExit  # it was given up before it was there, and the place may be another's
-        self.process = Process(process_table, hello.slot, eventfd, arena_fd, hello.arena)
+        self.process = Process(process_table, bootstrap.slot, eventfd, arena_fd, bootstrap.arena)
         _core.check_writes(os.environ.get("CONVEYOR_DEBUG_WRITES") == "1")
-        driver = hello.driver_slot, process_table.incarnation(hello.driver_slot)
+        driver = bootstrap.driver_slot, process_table.incarnation(bootstrap.driver_slot)
         arena_of_driver = self.process.adopt(*driver, driver_arena, driver_event)
-        self.worker_state = WorkerState(hello, self.process, instance)
+        self.worker_state = WorkerState(bootstrap, self.process, instance)
         self.handlers = self.worker_state.handlers
         self.instance = self.worker_state.instance
         self._stopping = False
@@ -119,23 +121,23 @@ class Worker:
             self.end,
         )
         self.calls.serve_orders = self.control.serve_first
-        if not hello.has_async and (hello.max_concurrency or 1) == 1:
+        if not bootstrap.has_async and (bootstrap.max_concurrency or 1) == 1:
             self.calls.one_by_one = True
             # Only here: where methods run side by side, the failure of one says nothing of the others.
             self.process.on_failure = self.runtime.collectives.step_failed
             self.calls.on_failure = self.runtime.collectives.call_failed
             self.runtime.collectives.until = self._until
         self.process.wait_registry.open(STARTING, 1, self._doing)
-        self.handlers[hello.control_bit] = self.control.serve
+        self.handlers[bootstrap.control_bit] = self.control.serve
         self.handlers[_core.ATTENTION_BIT] = self._look
-        self.handlers[hello.mailbox_bit] = self.calls.open(
-            _core.Segment.attach(calls), driver, arena_of_driver, hello.mailbox_bit
+        self.handlers[bootstrap.mailbox_bit] = self.calls.open(
+            _core.Segment.attach(calls), driver, arena_of_driver, bootstrap.mailbox_bit
         )
 
     def _started(self) -> None:
         """Open the lanes of calls, and make the loaded programs: the constructor has run."""
-        threads = self.hello.max_concurrency or 1
-        if self.hello.has_async:
+        threads = self.bootstrap.max_concurrency or 1
+        if self.bootstrap.has_async:
             self.process.wait_registry.open(LOOP, 1, self._doing)
         elif threads > 1:
             self.process.wait_registry.open(
@@ -155,7 +157,7 @@ class Worker:
         """Return the name of the task or method that the main thread runs."""
         _, graph, node, _, _, _, what = self.process.process_table.status(self.process.slot)
         label = self.control.label(graph, node) if graph else None
-        return label or f"{self.hello.name}.{what}"
+        return label or f"{self.bootstrap.name}.{what}"
 
     def _until(self) -> int:
         """Return when the main thread's task or call is over at the latest; see ``instance.until``."""
@@ -190,7 +192,7 @@ class Worker:
         process_table.live(slot)
         _sleep_in_the_futex(self.process.inbox)
         try:
-            if self.hello.has_async:
+            if self.bootstrap.has_async:
                 self._run_with_loop()
             else:
                 self._run()
@@ -203,7 +205,7 @@ class Worker:
         process.loop_over = True  # who waits for a call of the actor itself looks again
         process.notify()
         if not self._ending or self._left is not None:
-            limit_grace(self.hello.name, self.hello.grace)
+            limit_grace(self.bootstrap.name, self.bootstrap.grace)
 
     def _end_instance(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
         try_each(self.calls.close, self.control.close)
@@ -213,16 +215,16 @@ class Worker:
         # The collection frees reference cycles, and runs the finalizers of what these hold.
         try_each(lambda: self.instance.end(run))
         if self.process.inbox.inherited:
-            _core.end_forked_child(f"{self.hello.name}.{EXIT_HOOK}")
+            _core.end_forked_child(f"{self.bootstrap.name}.{EXIT_HOOK}")
         try_each(flush_files, gc.collect)
         if regular:
             self.process.inbox.idle()
 
     def _run(self) -> None:
-        if (self.hello.max_concurrency or 1) > 1:
+        if (self.bootstrap.max_concurrency or 1) > 1:
             from concurrent.futures import ThreadPoolExecutor
 
-            self.calls.pool = ThreadPoolExecutor(self.hello.max_concurrency, "conveyor-call")
+            self.calls.pool = ThreadPoolExecutor(self.bootstrap.max_concurrency, "conveyor-call")
         try:
             self._serve()
         finally:
@@ -246,7 +248,7 @@ class Worker:
     def _run_with_loop(self) -> None:
         import asyncio
 
-        loop = aio.ActorLoop(aio.ActorSelector(self.hello.name))
+        loop = aio.ActorLoop(aio.ActorSelector(self.bootstrap.name))
         asyncio.set_event_loop(loop)
         try:
             loop.run_until_complete(self._serve_on_loop())
@@ -275,7 +277,7 @@ class Worker:
         from conveyor.worker.coroutines import Coroutines
 
         inbox, handlers = self.process.inbox, self.handlers
-        coroutines = Coroutines(inbox, self.process.wait_registry, self.hello.max_concurrency)
+        coroutines = Coroutines(inbox, self.process.wait_registry, self.bootstrap.max_concurrency)
         self.worker_state.coroutines = self.calls.coroutines = coroutines
         bits: list[int] = []
 
@@ -326,7 +328,7 @@ class Meanwhile:
             while (bit := inbox.poll()) >= 0:
                 if worker.calls.takes(bit):
                     worker.handlers[bit]()
-                elif bit == worker.hello.control_bit:
+                elif bit == worker.bootstrap.control_bit:
                     worker.handlers[bit]()
                     self._left.add(bit)
                 elif bit in worker.handlers:
@@ -358,10 +360,10 @@ def _sleep_in_the_futex(inbox: _core.Inbox) -> None:
 
 def main(payload: bytes, fds: list[int]) -> None:
     """Run an actor's process. The engine calls this on the process's main thread."""
-    hello: Hello = pickle.loads(check_greeting(payload))
-    system_limits.name_process(f"actor {hello.name}")
+    bootstrap: WorkerBootstrap = pickle.loads(after_version(payload))
+    system_limits.name_process(f"actor {bootstrap.name}")
     _core.end_without_descriptors()
-    worker = Worker(hello, fds)
+    worker = Worker(bootstrap, fds)
     context.install(worker.runtime)
     definitions.name_in(sys.modules["__main__"])
     unpickler.show_imports()

@@ -64,7 +64,7 @@ def test_a_value_goes_with_its_last_ref_also_after_its_session(leaves_nothing, w
         del ref
         wait_until(lambda: alive() is None)
         wait_until(
-            lambda: "conveyor-keeping" not in [thread.name for thread in threading.enumerate()]
+            lambda: "conveyor-releasing" not in [thread.name for thread in threading.enumerate()]
         )
 
 

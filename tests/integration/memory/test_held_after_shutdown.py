@@ -441,6 +441,6 @@ def test_values_that_stay_where_they_were_made_go_with_their_last_holder(engine,
     gc.collect()
     wait_until(lambda: gone() is None, what="the value to go")
     wait_until(
-        lambda: not [t for t in threading.enumerate() if t.name == "conveyor-keeping"],
+        lambda: not [t for t in threading.enumerate() if t.name == "conveyor-releasing"],
         what="the end of the thread that lets go of values",
     )

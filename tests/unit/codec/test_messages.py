@@ -21,11 +21,11 @@ from conveyor.refs.imports import FromRendezvous, ToRendezvous
 from conveyor.runtime import messages as message
 from conveyor.runtime.messages import (
     Message,
-    check_greeting,
-    greeting,
+    after_version,
     members,
     receive_message,
     send_message,
+    version_line,
 )
 from conveyor.worker import messages, remote_memory
 from conveyor.worker import messages as requests
@@ -104,7 +104,7 @@ def test_both_ends_of_a_handles_connection_know_every_message():
 
 
 def test_processes_of_one_version_understand_each_other():
-    assert check_greeting(greeting() + b"rest") == b"rest"
+    assert after_version(version_line() + b"rest") == b"rest"
 
 
 @pytest.mark.parametrize("said", [b"", b"\x80\x05K\x01.", b"conveyor 0.0.1 protocol 1\nrest"])
@@ -112,14 +112,14 @@ def test_processes_of_other_versions_are_told_apart(said):
     with pytest.raises(
         RuntimeStateError, match=r"do not understand each other.*start the program again"
     ):
-        check_greeting(said)
+        after_version(said)
 
 
 def test_a_change_of_what_is_said_is_another_protocol(monkeypatch):
-    said = greeting()
+    said = version_line()
     monkeypatch.setattr(message, "MESSAGES_VERSION", message.MESSAGES_VERSION + 1)
     with pytest.raises(RuntimeStateError, match=f"protocol {message.MESSAGES_VERSION - 1}"):
-        check_greeting(said)
+        after_version(said)
 
 
 def test_what_a_side_has_sent_comes_though_it_died_with_something_unread():

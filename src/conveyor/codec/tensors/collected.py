@@ -17,7 +17,7 @@ from conveyor.codec.tensors.encoding import (
     plain_values,
     widest,
 )
-from conveyor.codec.tensors.staging import bring, place_for
+from conveyor.codec.tensors.staging import moved_to, place_for
 from conveyor.device import Device
 from conveyor.exceptions import SerializationError
 from conveyor.storages import check_storage
@@ -133,6 +133,6 @@ def _from_out_of_band(
     if isinstance(device, str):
         made = made.to(device)
     elif device is not None and made.device.type != device[0].kind:
-        made = bring(made.cpu(), *device)
+        made = moved_to(made.cpu(), *device)
     made = made.view(shape) if strides is None else made.as_strided(shape, strides)
     return made.requires_grad_() if requires_grad else made

@@ -29,10 +29,10 @@ from conveyor.codec.tensors.encoding import (
 from conveyor.codec.tensors.staging import (
     STAGED,
     Staged,
-    bring,
     bring_bytes,
     check,
     fetched,
+    moved_to,
     place_for,
 )
 from conveyor.device import Device
@@ -251,7 +251,7 @@ def _rebuild_on(header: bytes, buffer: Any, device: Device, identity: str | None
     if there is not None:
         return shaped(header, there)
     made = rebuild(header, buffer)
-    return bring(made.detach(), device, identity).requires_grad_(made.requires_grad)
+    return moved_to(made.detach(), device, identity).requires_grad_(made.requires_grad)
 
 
 def _rebuild_storage(
@@ -268,7 +268,7 @@ def _rebuild_storage(
         made = torch.empty(0, dtype=torch.uint8)
     else:
         made = torch.frombuffer(buffer, dtype=torch.uint8)
-    return (made if device is None else bring(made, device, identity)).untyped_storage()
+    return (made if device is None else moved_to(made, device, identity)).untyped_storage()
 
 
 def _rebuild_typed_storage(storage: Any, dtype: torch.dtype) -> Any:

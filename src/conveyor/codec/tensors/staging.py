@@ -521,7 +521,7 @@ def place_for(on: torch.Tensor | torch.UntypedStorage, kind: str) -> tuple[Devic
 _found: set[str] = set()
 
 
-def bring(made: torch.Tensor, device: Device, identity: str | None) -> torch.Tensor:
+def moved_to(made: torch.Tensor, device: Device, identity: str | None) -> torch.Tensor:
     """Put a tensor of the host on the device of that identity, if this process has it; on its current one
     otherwise. A tensor that was on such a device stays in memory of the host where there is none.
 

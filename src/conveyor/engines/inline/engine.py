@@ -581,7 +581,7 @@ class InlineRuntime(CallingRuntime):
             steps.callback(self.at_shutdown)
             steps.callback(self.process.close)
             steps.callback(self.process.sweeper.close)
-            steps.callback(self.process.keeping.close)
+            steps.callback(self.process.releasing.close)
             steps.callback(close_all, (fd for fd in self._fds if not descriptors.lost(fd)))
             steps.callback(self._loopback.close)
             steps.callback(self.watcher.close)

@@ -197,11 +197,11 @@ class Agent:
         self._places: dict[int, tuple[str, int]] = {}
         self._redials = Redials(partial(self._dial, time_limit=terms.window), terms.window)
         arena = replace(terms.arena, cap=min(terms.arena.cap, max(memory_limit() // 2, 1 << 20)))
-        told = AgentCallbacks(
+        callbacks = AgentCallbacks(
             self._requested, self._headless, self._reach, self._locate, self._line, self._memory
         )
         self._node_agent = NodeAgent(
-            terms.number, terms.driver, arena, self._events, told, terms.window, terms.session
+            terms.number, terms.driver, arena, self._events, callbacks, terms.window, terms.session
         )
         self._processes = Processes(self._events)
         self._attached_processes = AttachedProcesses(self._events)
@@ -262,15 +262,15 @@ class Agent:
         self,
         number: int,
         slot: int,
-        told: bootstrap.BootstrapFile,
+        boot_file: bootstrap.BootstrapFile,
         segments: list[int],
         visits: bool = False,
     ) -> bytes:
         """Expect a process under that number, for that slot; return the secret that it has to prove. The
-        process will get ``told``, and its ends of these segments. ``visits``: the process is that of an
+        process will get ``boot_file``, and its ends of these segments. ``visits``: the process is that of an
         attached actor, which the session does not end."""
         incarnation = self._node_agent.local(slot).incarnation
-        fds = bootstrap.made_for(told, self._node_agent.given_at_start(slot, segments))
+        fds = bootstrap.made_for(boot_file, self._node_agent.given_at_start(slot, segments))
         one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds, visits=visits)
         one.on_end = partial(self._ended, one)
         self._expected[number] = one

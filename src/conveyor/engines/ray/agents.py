@@ -121,10 +121,17 @@ class AgentHost:
             )
 
     def expect(
-        self, number: int, slot: int, told: BootstrapFile, segments: list[int], visits: bool = False
+        self,
+        number: int,
+        slot: int,
+        boot_file: BootstrapFile,
+        segments: list[int],
+        visits: bool = False,
     ) -> bytes:
         """See :meth:`Agent.expect`."""
-        key: bytes = self._call(self.agent.expect, number, slot, told, segments, visits).result()
+        key: bytes = self._call(
+            self.agent.expect, number, slot, boot_file, segments, visits
+        ).result()
         return key
 
     def disown(self, number: int) -> Future[Any]:

@@ -44,7 +44,7 @@ from conveyor.exceptions import ActorStartError
 from conveyor.local_sockets import owner
 from conveyor.runtime import context, ending, threads
 from conveyor.runtime.context import Cluster
-from conveyor.runtime.messages import check_greeting
+from conveyor.runtime.messages import after_version
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import Attached, ProcessOptions
 from conveyor.runtime.uninterrupted import try_each, uninterrupted
@@ -52,7 +52,7 @@ from conveyor.worker import forked
 from conveyor.worker.actor_runtime import ActorRuntime
 from conveyor.worker.control import Control
 from conveyor.worker.instance import Instance
-from conveyor.worker.messages import Hello
+from conveyor.worker.messages import WorkerBootstrap
 from conveyor.worker.worker import Worker
 
 
@@ -80,7 +80,7 @@ def leave(runtime: ActorRuntime, control: Control) -> None:
         control.hang_up,
         runtime.pump.close,
         process.sweeper.close,
-        process.keeping.close,
+        process.releasing.close,
         runtime.exports.close,
         lambda: process.remote_memory.close() if process.remote_memory is not None else None,
         runtime.watcher.close,
@@ -145,17 +145,17 @@ class RayHostsWithGuests(RayHosts):
             on_spawned=on_spawned,
             attached=options.attached,
         )
-        told = BootstrapFile(name, surroundings(), payload)
+        boot_file = BootstrapFile(name, surroundings(), payload)
         try:
             # Ray may not have placed the actor, or its process may be busy. The session's end ends the wait.
             with self._starts.under_way(
                 attached_actor.number, partial(self._end_attaching, attached_actor)
             ):
-                uninterrupted(partial(self._invite, attached_actor, told, fds))
+                uninterrupted(partial(self._invite, attached_actor, boot_file, fds))
                 attached_actor.done.wait()
                 if attached_actor.is_remote is not None and not attached_actor.error:
                     attached_actor.done.clear()
-                    uninterrupted(partial(self._invite_remote, attached_actor, told, settle))
+                    uninterrupted(partial(self._invite_remote, attached_actor, boot_file, settle))
                     attached_actor.done.wait()
             if attached_actor.error:
                 raise ActorStartError(f"cannot attach Ray's actor {name!r}: {attached_actor.error}")
@@ -180,10 +180,10 @@ class RayHostsWithGuests(RayHosts):
         )
 
     def _invite(
-        self, attached_actor: _AttachedActor, told: BootstrapFile, fds: Sequence[int]
+        self, attached_actor: _AttachedActor, boot_file: BootstrapFile, fds: Sequence[int]
     ) -> None:
         with self._starts.asking(f"attach Ray's actor {attached_actor.name!r}"):
-            attached_actor.fds += made_for(told, fds)
+            attached_actor.fds += made_for(boot_file, fds)
             door = self._attached_processes.process_listener
             key = door.expect(
                 attached_actor.number,
@@ -197,7 +197,7 @@ class RayHostsWithGuests(RayHosts):
             )
 
     def _invite_remote(
-        self, attached_actor: _AttachedActor, told: BootstrapFile, settle: Settle
+        self, attached_actor: _AttachedActor, boot_file: BootstrapFile, settle: Settle
     ) -> None:
         """Have the agent of the actor's node let it in."""
         assert attached_actor.is_remote is not None
@@ -206,8 +206,8 @@ class RayHostsWithGuests(RayHosts):
             place, payload, segments = settle(host)
             attached_actor.host, attached_actor.place = host, place
             self._remote_nodes[attached_actor.number] = attached_actor
-            told = BootstrapFile(told.name, told.around, payload)
-            key = host.expect(attached_actor.number, place[0], told, segments, visits=True)
+            boot_file = BootstrapFile(boot_file.name, boot_file.around, payload)
+            key = host.expect(attached_actor.number, place[0], boot_file, segments, visits=True)
             self._call_in(
                 attached_actor,
                 Bootstrap(host.door, attached_actor.number, key, {}, host.locality, stay=True),
@@ -434,16 +434,16 @@ def join(made: Any, bootstrap: Bootstrap) -> NodeOfProcess | None:
 
 def _take_part(made: Any, connection: socket.socket, fds: list[int]) -> None:
     global _host
-    told, driver, *handed = fds
+    boot_fd, driver, *handed = fds
     code, left = 1, False
     try:
-        code, left = _be_attached(made, connection, driver, told, handed)
+        code, left = _be_attached(made, connection, driver, boot_fd, handed)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         del made
         gc.collect()  # cycles of the session's objects hold memory and descriptors
-        os.close(told)
+        os.close(boot_fd)
         os.close(driver)
         with connection:  # closed before this process may join another session
             _say_farewell(connection, code)
@@ -461,19 +461,19 @@ def _be_attached(
     made: Any,
     connection: socket.socket,
     driver: int,
-    told: int,
+    boot_fd: int,
     handed: list[int],
 ) -> tuple[int, bool]:
     try:
         import ray
 
         cluster = Cluster(ray)
-        hello: Hello = pickle.loads(check_greeting(read_file(told).payload))
-        instance = _Instance(hello.name, made)
+        bootstrap: WorkerBootstrap = pickle.loads(after_version(read_file(boot_fd).payload))
+        instance = _Instance(bootstrap.name, made)
     except BaseException:
         close_all(handed)  # later the worker closes them
         raise
-    worker = AttachedWorker(hello, handed, instance)
+    worker = AttachedWorker(bootstrap, handed, instance)
     worker.runtime.end_at_once = worker.depart
     over = -1
     try:

@@ -147,23 +147,23 @@ class BootstrapFile(Struct, frozen=True):
     payload: bytes
 
 
-def write_file(told: BootstrapFile) -> int:
+def write_file(boot_file: BootstrapFile) -> int:
     """Make a file with these contents, and return its descriptor. The caller closes it."""
     fd = descriptors.memory_file("conveyor-birth")
     try:
         with open(fd, "wb", closefd=False) as file:
-            file.write(write(told))
+            file.write(write(boot_file))
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def made_for(told: BootstrapFile, fds: Sequence[int]) -> list[int]:
+def made_for(boot_file: BootstrapFile, fds: Sequence[int]) -> list[int]:
     """Make the descriptors that a process gets with its welcome: the bootstrap file, the pidfd of this
     process, and duplicates of ``fds``. Duplicates, since the owner of ``fds`` may be interrupted, and close
     them, while they are sent. The caller closes the returned descriptors."""
-    made = [write_file(told)]
+    made = [write_file(boot_file)]
     try:
         made.append(descriptors.own(os.pidfd_open(os.getpid())))
         made += dup_all(fds)

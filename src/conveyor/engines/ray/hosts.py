@@ -238,8 +238,8 @@ class RayHosts:
         self._check_connected(name)
         requested = ray_options(options)
         environ = {k: v for k, v in self._environ.items() if k not in options.env_vars}
-        told = BootstrapFile(name, surroundings(), payload)
-        return _Wish(self, name, requested, told, tuple(fds), environ, on_spawned, settle)
+        boot_file = BootstrapFile(name, surroundings(), payload)
+        return _Wish(self, name, requested, boot_file, tuple(fds), environ, on_spawned, settle)
 
     def _spawned(self, actor: Started) -> Spawned:
         host = actor.host
@@ -263,7 +263,7 @@ class RayHosts:
     def _ask(self, wish: _Wish, actor: Started) -> None:
         with self._starts.asking(f"start actor {actor.name!r}"):
             self._starts.begin(actor.number, partial(self._end_start, actor))
-            actor.fds += made_for(wish.told, wish.fds)
+            actor.fds += made_for(wish.boot_file, wish.fds)
             key = self._process_listener.expect(
                 actor.number, partial(self._arrived, actor), actor.refuse
             )
@@ -284,7 +284,7 @@ class RayHosts:
 
     def _ask_remote(self, wish: _Wish, actor: Started) -> None:
         """Have the agent of the actor's node wait for its process."""
-        told = wish.told
+        boot_file = wish.boot_file
         assert actor.is_remote is not None
         with self._starts.asking(f"start actor {actor.name!r}"):
             host = self._agents.at(actor.is_remote)
@@ -292,8 +292,8 @@ class RayHosts:
             actor.host, actor.place = host, place
             self._remote_nodes[actor.number] = actor
             try:
-                told = BootstrapFile(told.name, told.around, payload)
-                key = host.expect(actor.number, place[0], told, segments)
+                boot_file = BootstrapFile(boot_file.name, boot_file.around, payload)
+                key = host.expect(actor.number, place[0], boot_file, segments)
             except Exception as error:
                 raise ActorStartError(f"cannot start actor {actor.name!r}: {error}") from error
             at = host.process_listener, actor.number, key, wish.environ, host.locality
@@ -512,14 +512,14 @@ class _Wish:
         hosts: RayHosts,
         name: str,
         requested: Mapping[str, Any],
-        told: BootstrapFile,
+        boot_file: BootstrapFile,
         fds: tuple[int, ...],
         environ: dict[str, str],
         on_spawned: Callable[[int], object],
         settle: Settle,
     ) -> None:
         self._hosts, self._name, self._on_spawned = hosts, name, on_spawned
-        self.requested, self.told, self.fds, self.environ = requested, told, fds, environ
+        self.requested, self.boot_file, self.fds, self.environ = requested, boot_file, fds, environ
         self.settle = settle
         self.actor: Started | None = None
         #: Why nobody wants the process any more, or an empty string.

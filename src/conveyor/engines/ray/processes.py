@@ -280,7 +280,7 @@ class Resident(Struct, eq=False):
 
     pid: int = 0
     pidfd: int = -1
-    #: Descriptors for its welcome, until that is sent: see :func:`greeting.made_for`.
+    #: Descriptors for its welcome, until that is sent: see :func:`bootstrap.made_for`.
     fds: list[int] = field(default_factory=list)
     killed: bool = False
     went_on: bool = False

@@ -90,12 +90,12 @@ def become_actor(bootstrap: Bootstrap, connection: socket.socket) -> None:
         fds = welcomed(connection)
         code = 1
         try:
-            told_fd, driver, *handed = fds
+            boot_fd, driver, *handed = fds
             threads.start(_end_with, "with-driver", driver)
-            told = read_file(told_fd)
-            os.close(told_fd)
-            _set_up(told)
-            code = _run(told, handed)
+            boot_file = read_file(boot_fd)
+            os.close(boot_fd)
+            _set_up(boot_file)
+            code = _run(boot_file, handed)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -195,23 +195,23 @@ def _end_with(driver: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _set_up(told: BootstrapFile) -> None:
+def _set_up(boot_file: BootstrapFile) -> None:
     # Ray's handler is for a worker between two tasks. Here the main thread is in our native code, so Ray's
     # handler would run late; the kernel's default ends the process at once.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):  # only the driver may be allowed to enter its directory
-        os.chdir(told.around.cwd)
+        os.chdir(boot_file.around.cwd)
     # Ray's entries first: they come from the runtime environment.
-    path = [*sys.path, *(entry for entry in told.around.sys_path if entry not in sys.path)]
+    path = [*sys.path, *(entry for entry in boot_file.around.sys_path if entry not in sys.path)]
     import_from(path)
-    sys.argv[:] = told.around.argv
+    sys.argv[:] = boot_file.around.argv
     global _rays_main
     _rays_main = sys.modules["__main__"]
-    main_module(told.around.main_file, told.around.main_module)
+    main_module(boot_file.around.main_file, boot_file.around.main_module)
 
 
-def _run(told: BootstrapFile, fds: list[int]) -> int:
+def _run(boot_file: BootstrapFile, fds: list[int]) -> int:
     import ray
 
     from conveyor.worker import worker
@@ -219,7 +219,7 @@ def _run(told: BootstrapFile, fds: list[int]) -> int:
     context.place_on(Cluster(ray))
     pid, code = os.getpid(), 0
     try:
-        worker.main(told.payload, fds)
+        worker.main(boot_file.payload, fds)
     except SystemExit as error:
         code = exit_code(error)
     if os.getpid() != pid:  # a child that user code has forked, and that leaves by sys.exit

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from conveyor import _core
-from conveyor.codec.tensors.staging import bring
+from conveyor.codec.tensors.staging import moved_to
 from conveyor.device import Device, Event, Stream
 from conveyor.device.base import happened, outlast, wait_until
 from conveyor.flag import Flag
@@ -370,7 +370,7 @@ class Reader(DeviceIpcEndpoint):
                 raise ConnectionError(f"{self._wire.members[0]} could not copy it: {come.error}")
             for part, memory in zip(requested.refused, come.memory, strict=True):
                 layout = Layout.of([requested.specs[place] for place in part.places])
-                there = memory if self._why_none else bring(memory, self._device, None)
+                there = memory if self._why_none else moved_to(memory, self._device, None)
                 for place, tensor in zip(part.places, layout.open(there), strict=True):
                     made[place] = tensor
         except Exception as error:
