@@ -15,21 +15,21 @@ PAGE = Path(__file__).parents[2] / "docs" / "guide" / "transports.md"
 
 
 @pytest.fixture(scope="module")
-def zipped():
+def squeezed():
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
-    (code,) = [block for block in blocks if "class Zipped(" in block]
-    module = sys.modules["zipped"] = types.ModuleType("zipped")
+    (code,) = [block for block in blocks if "class Squeezed(" in block]
+    module = sys.modules["squeezed"] = types.ModuleType("squeezed")
     module.transport = transport
     exec(code.partition("with InputNode")[0], module.__dict__)
     cloudpickle.register_pickle_by_value(module)
     with conveyor.init():
-        yield "zipped"
-    transport.unregister("zipped")
+        yield "squeezed"
+    transport.unregister("squeezed")
     cloudpickle.unregister_pickle_by_value(module)
-    del sys.modules["zipped"]
+    del sys.modules["squeezed"]
 
 
 @pytest.mark.parametrize("check", testing.transport_checks(), ids=str)
-def test_it_passes_the_checks(zipped, check):
+def test_it_passes_the_checks(squeezed, check):
     pytest.importorskip("torch")
-    check.run(zipped)
+    check.run(squeezed)

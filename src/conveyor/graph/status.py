@@ -1,6 +1,6 @@
 """Status of a graph: its actors, and how far each execution has come.
 
-Read from shared memory (status pages, the rings' counters), like the rest of ``runtime.status``.
+Read from shared memory (the processes' statuses, the rings' counters), like the rest of ``runtime.status``.
 """
 
 from __future__ import annotations

@@ -266,7 +266,8 @@ class Source(Protocol):
         ...
 
     def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
-        """Return who has to do something before ``ref``, which is not done, is; see ``waiting.works``."""
+        """Return who has to do something before ``ref``, which is not done, is; see
+        ``runtime.wait_graph``."""
         ...
 
     def describe(self, ref: Ref) -> str: ...
@@ -573,7 +574,7 @@ _refuse_operators(Ref)
 
 
 def asyncio_waits() -> ModuleType:
-    """Import ``waiting.aio``: the import of asyncio is slow, and rarely needed."""
+    """Import ``runtime.aio``: the import of asyncio is slow, and rarely needed."""
     try:
         aio = import_later("conveyor.runtime.aio")
     except OSError:  # no descriptor was left to read it with
@@ -583,7 +584,7 @@ def asyncio_waits() -> ModuleType:
 
 
 def blockers_of(ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
-    """Return who has to do something before ``ref`` is done; nobody, if it is. See ``waiting.works``."""
+    """Return who has to do something before ``ref`` is done; nobody, if it is. See ``runtime.wait_graph``."""
     for part in ref.parts():
         if not part.done():
             source: Source = part._source

@@ -225,7 +225,7 @@ class StreamRef(Ref[list[ItemT]]):
         return False
 
     def _blockers(self, question: int) -> Blockers | None:
-        """Return who has to do something before the next item comes; see ``waiting.works``."""
+        """Return who has to do something before the next item comes; see ``runtime.wait_graph``."""
         return ()
 
     def _describe(self) -> str:

@@ -47,7 +47,7 @@ class Activity:
     """Coroutine that others may wait for, with the tasks that it has started. There is one for every step
     and call, so it has little of its own until it has waited for some time."""
 
-    #: See ``waiting.works``.
+    #: See ``runtime.wait_graph``.
     work: int
     #: In words.
     label: str

@@ -1,6 +1,6 @@
 """Inquiry whether a wait is part of a cycle that leads over several nodes: pure logic.
 
-What is noted on one host (``waiting.deadlock``) can be read there alone, and at no common moment with what is
+What is noted on one host (``runtime.deadlock``) can be read there alone, and at no common moment with what is
 noted on another one; and a result may be on its way between two of them. So there are four rounds. First the
 notes are followed, from host to host. If they lead to works that all wait, and from each of them back to the
 wait in question, then all that these hosts have published until now has to have arrived wherever it goes.

@@ -1,7 +1,7 @@
 """Status of a process: a snapshot that people can read, and programs too.
 
-All of it is read from the status page and from ``/proc``: no actor is asked, so it also works for one that is
-stuck, stopped or dead.
+All of it is read from the status in each slot of the process table and from ``/proc``: no actor is asked,
+so it also works for one that is stuck, stopped or dead.
 """
 
 from __future__ import annotations

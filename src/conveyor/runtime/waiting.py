@@ -171,8 +171,8 @@ def wait_until(
     who: Callable[[], str],
     wait: Wait | None = None,
 ) -> None:
-    """Sleep on this process's doorbell until ``ready()``; it is asked after every ring. ``wait``: of one of
-    an actor's lanes, which takes part in finding deadlocks."""
+    """Sleep on this process's doorbell until ``ready()``; it is asked after every notification. ``wait``: of
+    one of an actor's lanes, which takes part in finding deadlocks."""
     wait_within(inbox, ready, TimeLimit(timeout), what, who, wait)
 
 

@@ -120,13 +120,13 @@ class ActorRuntime(CallingRuntime):
     """The runtime of an actor's process, behind ``conveyor.get``, ``.remote()`` and the rest."""
 
     def __init__(self, worker_state: WorkerState, requests: socket.socket) -> None:
-        process, hello = worker_state.process, worker_state.hello
+        process, bootstrap = worker_state.process, worker_state.bootstrap
         # The main loop calls `tidy` for that.
         super().__init__(process, Cleanup(_core.Waker(process.inbox), process.notify))
-        self.places = hello.places
-        self.own_actor = self._me = ActorId(hello.number, hello.name)
+        self.places = bootstrap.places
+        self.own_actor = self._me = ActorId(bootstrap.number, bootstrap.name)
         self.requests = self._requests = RequestClient(requests)
-        self._noted = NotedRequests(self._requests, process, hello.driver_slot)
+        self._noted = NotedRequests(self._requests, process, bootstrap.driver_slot)
         process.wait_registry.reports.open(self._requests.look_for_cycle)
         self.broker = WorkerBroker(process, self._requests)
         self.collectives = ActorCollectives(process, self._requests, self.label)
@@ -145,17 +145,17 @@ class ActorRuntime(CallingRuntime):
         # One handle, and so one connection, for each graph.
         self._graphs = WeakValues[int, CompiledGraph]()
         self.exports = ActorExports(
-            hello.session,
-            hello.number,
+            bootstrap.session,
+            bootstrap.number,
             process.inbox,
             process.notify,
             lambda: self.watcher,
             lambda: self._open(OpenRefs()),
-            lambda: process.process_table.is_remote(hello.driver_slot),
+            lambda: process.process_table.is_remote(bootstrap.driver_slot),
             process.sources,
         )
         process.remote_memory = (
-            RemoteMemoryClient(self._requests.ask, process.slot) if hello.places else None
+            RemoteMemoryClient(self._requests.ask, process.slot) if bootstrap.places else None
         )
 
     def fail(self, why: str) -> None:

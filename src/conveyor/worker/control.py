@@ -48,17 +48,20 @@ class Control:
         """``arena``: the driver's. ``refuse(tag, error)`` tells the driver that the caller which came with
         order ``tag`` could not be accepted. ``settle(question, writers)``: see :class:`Settle`. ``end()``
         has the actor end, see :class:`End`."""
-        hello = worker_state.hello
+        bootstrap = worker_state.bootstrap
         self._worker_state = worker_state
         self._calls = calls
         self._process = worker_state.process
-        self._name = hello.name
+        self._name = bootstrap.name
         self._socket = sock
         self._refuse = refuse
         self._settle = settle
         self._end = end
-        driver = hello.driver_slot, self._process.process_table.incarnation(hello.driver_slot)
-        self._link = Mailbox(self._process, link, driver, arena, hello.control_bit)
+        driver = (
+            bootstrap.driver_slot,
+            self._process.process_table.incarnation(bootstrap.driver_slot),
+        )
+        self._link = Mailbox(self._process, link, driver, arena, bootstrap.control_bit)
         self._parts: dict[int, Part] = {}
         #: A method runs. Until it ends, callers are accepted, but no other order is carried out: the first
         #: one of another kind is carried out as soon as the method has ended.

@@ -113,7 +113,7 @@ class Coroutines:
         status page say that the step runs.
 
         deadline: when the coroutine is cancelled, in nanoseconds of the monotonic clock; 0: never.
-        work, label: the step, as a number and in words; see ``waiting.works``.
+        work, label: the step, as a number and in words; see ``runtime.wait_graph``.
         """
         does = Step(work, label)
         begun = False

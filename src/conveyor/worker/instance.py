@@ -108,14 +108,14 @@ class WorkerState:
     """The shared state of an actor's process. It knows none of the process's parts."""
 
     def __init__(
-        self, hello: WorkerBootstrap, process: Process, instance: Instance | None = None
+        self, bootstrap: WorkerBootstrap, process: Process, instance: Instance | None = None
     ) -> None:
         """``instance``: of an attached actor, whose object exists already."""
-        self.hello = hello
+        self.bootstrap = bootstrap
         self.process = process
         #: The function to call for each bit of the doorbell.
         self.handlers: dict[int, Callable[[], None]] = {}
-        self.instance = instance or Instance(hello.name)
+        self.instance = instance or Instance(bootstrap.name)
         #: Where coroutines run, if the actor has async methods.
         self.coroutines: Coroutines | None = None
 
