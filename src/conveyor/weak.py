@@ -85,10 +85,12 @@ class WeakValues(Generic[KeyT, T]):
         """Return the value of ``key``, which becomes ``value`` if it has none."""
         ref = self._table.ref(value, key)
         while True:
-            known: T | None = self._refs.setdefault(key, ref)()
+            found = self._refs.setdefault(key, ref)
+            known: T | None = found()
             if known is not None:
                 return known
-            self._refs.pop(key, None)  # garbage, and it has not been heard of yet
+            if self._refs.get(key) is found:  # and not what another thread has put there meanwhile
+                self._refs.pop(key, None)  # garbage, and it has not been heard of yet
 
     def values(self) -> list[T]:
         living = [ref() for ref in list(self._refs.values())]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.remote_memory import Closing, Room
 
 #: Version of the messages between processes. It changes with every change of a message's meaning or fields.
-MESSAGES_VERSION = 8
+MESSAGES_VERSION = 9
 #: Descriptors that one message on a socket may carry.
 MAX_FDS = 250
 #: The size of the number that comes with descriptors and tells which frame they belong to.

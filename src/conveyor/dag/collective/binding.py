@@ -534,7 +534,7 @@ def reduce(
     Args:
         nodes: as for ``allreduce``.
         op: likewise.
-        root: the rank that gets it, by its participant among ``nodes``.
+        root: the rank that gets it, by its position among ``nodes``.
 
     Returns:
         The node of the result, on the actor of ``nodes[root]``.
@@ -546,11 +546,11 @@ def reduce(
 
 def gather(nodes: Sequence[DAGNode[Any]], *, root: int = 0) -> CollectiveOutputNode:
     """Bind an operation that gives one rank the tensors of all ranks, in a list, in order. They are read in
-    participant.
+    place.
 
     Args:
         nodes: one for each actor, in the order of ranks; their tensors have one shape and one dtype.
-        root: the rank that gets them, by its participant among ``nodes``.
+        root: the rank that gets them, by its position among ``nodes``.
 
     Returns:
         The node of the list, on the actor of ``nodes[root]``.

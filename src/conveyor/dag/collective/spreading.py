@@ -460,7 +460,7 @@ def by_host(
 
     Returns:
         Those of the graph now, each behind those that it needs; and for each task that has another in its
-        position, that one.
+        place, that one.
     """
     spreading = _Spreading(tasks, hosts_of)
     for task in tasks:

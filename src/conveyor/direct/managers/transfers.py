@@ -199,7 +199,7 @@ class Sender:
                 except BaseException:
                     listener.close()
                     raise
-                self._listener, self._key, self._over = listener, key, over
+                self._over, self._key, self._listener = over, key, listener
             self._values += 1
             return self._listener.name, self._key
 
