@@ -137,9 +137,10 @@ class Kept(Struct, frozen=True):
         """Send it to an actor that has no instance yet; the call's ref."""
         return link.call(start((self.constructor, *self.refs)))
 
-    def call(self) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
-        """The class and its arguments; gets refs among them."""
-        return self.constructor.call(tuple(ref.get() for ref in self.refs))
+    def make(self) -> Any:
+        """The instance, made here; gets refs among the arguments."""
+        cls, args, kwargs = self.constructor.call(tuple(ref.get() for ref in self.refs))
+        return cls(*args, **kwargs)
 
 
 def keep(

@@ -206,6 +206,25 @@ def test_wait_for_some(echo, other, latches):
     assert conveyor.get(slow) == "slow"
 
 
+def test_wait_takes_what_is_done_wherever_it_stands(echo, other, latches):
+    go = latches()
+    held = [echo.hold.remote(go.path) for _ in range(6)]
+    done = [other.echo.remote(i) for i in range(4)] + [conveyor.put(i) for i in range(2)]
+    assert conveyor.wait(done, num_returns=6, timeout=WAIT) == (done, [])
+    chance = random.Random(30)
+    for _ in range(300):
+        refs = chance.sample(done + held, chance.randint(1, 12))
+        given = refs.copy()
+        wanted = chance.randint(1, len(refs))
+        timeout = chance.choice((0, 0, 0, 0.001))
+        ready, rest = conveyor.wait(refs, num_returns=wanted, timeout=timeout)
+        assert ready == [ref for ref in refs if ref in done][:wanted]
+        assert rest == [ref for ref in refs if ref not in ready]
+        assert refs == given  # the caller's own list
+    go.open()
+    assert conveyor.wait([*held, *done], num_returns=12, timeout=WAIT) == ([*held, *done], [])
+
+
 def test_wait_counts_errors_as_ready(echo):
     ref = echo.fail.remote("no")
     assert conveyor.wait([ref], timeout=WAIT) == ([ref], [])

@@ -1,9 +1,11 @@
 """Status and restarts of graphs on the inline engine."""
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from integration_helpers import chain
+from integration_helpers import WAIT, chain
 
 import conveyor
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
@@ -69,6 +71,34 @@ def test_inline_restart(inline):
         conveyor.kill(b)
         with pytest.raises(ActorDiedError):
             graph.restart()
+
+
+@pytest.fixture
+def switching_often():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_a_restart_that_several_threads_need_is_counted_once(inline, switching_often):
+    for _ in range(10):
+        actor = Actor.options(max_restarts=2).remote()
+        for _ in range(2):
+            with pytest.raises(ActorDiedError):
+                conveyor.get(actor.leave.remote(3))
+            with ThreadPoolExecutor(4) as pool:
+                together = threading.Barrier(4)
+
+                def call(i, together=together, actor=actor):
+                    together.wait(WAIT)
+                    return conveyor.get(actor.echo.remote(i), timeout=WAIT)
+
+                assert list(pool.map(call, range(4))) == list(range(4))
+        with pytest.raises(ActorDiedError):
+            conveyor.get(actor.leave.remote(3))
+        with pytest.raises(ActorDiedError):
+            conveyor.get(actor.echo.remote(1))
 
 
 def test_a_constructor_that_has_raised_at_a_restart_is_run_again(inline):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import sys
@@ -173,6 +172,10 @@ class Actor:
         how = f"left by sys.exit: it exited with code {number} while running {doing}"
         self.end(how + (f" ({where})" if where else ""), doing, number, for_good=False)
 
+    def enqueue_start(self) -> Callable[[], object]:
+        """Have the constructor run, if there is one to run; with the lock held, see ``Host.enqueue``."""
+        return (lambda: None) if self.start is None else self.host.enqueue(self.start)
+
     def wait_for_start(self) -> None:
         """Wait until the constructor has run."""
         if self.start is not None:
@@ -196,13 +199,11 @@ class Actor:
 class Start(Job):
     """Job that makes an actor's instance."""
 
-    def __init__(
-        self, actor: Actor, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, actor: Actor, make: Callable[[], Any]) -> None:
         super().__init__(actor.host, f"{actor.name}.__init__")
         self.method, self.call = "__init__", 0
         self._actor = actor
-        self._make: Callable[[], Any] = functools.partial(cls, *args, **kwargs)
+        self._make = make
 
     def start(self) -> None:
         actor, make = self._actor, self._make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -325,15 +326,16 @@ class InlineRuntime(CallingRuntime):
             actor.end("was never started")
             raise
         if actor.start_failure is None:
-            actor.start = Start(actor, spec.cls, args, kwargs)
-            actor.host.submit(actor.start, lambda: self._enter(actor))
-        else:
-            with self.lines.lock:
-                self._enter(actor)
+            actor.start = Start(actor, functools.partial(spec.cls, *args, **kwargs))
+        with self.lines.lock:
+            self._enter(actor)
+            go_on = actor.enqueue_start()
+        go_on()
         return actor.id
 
     def _enter(self, actor: Actor) -> None:
-        """Have others find the actor, with the lock held: its constructor comes before what they call."""
+        """Have others find the actor, with the lock held until its constructor is in the queue: that comes
+        before what they call."""
         try:
             self._check_name(actor.lasting)
         except NameTakenError:
@@ -397,9 +399,7 @@ class InlineRuntime(CallingRuntime):
         found = self._actors.get(actor.index)
         if found is None:
             raise RuntimeStateError(f"actor {actor.name} belongs to another session")
-        if found.comes_back:
-            return self._make_again(found, restarts=1)
-        return found
+        return found if found.alive else self._made_again(actor, counted=True)
 
     def known(self, actor: ActorId) -> Actor:
         """Return the actor that a handle stands for; a dead one is not made again."""
@@ -408,24 +408,24 @@ class InlineRuntime(CallingRuntime):
     def revive(self, actor: ActorId) -> Actor:
         """Return the living actor; a dead one is made again. ``ActorDiedError`` if that cannot be done."""
         found = self.actor(actor)
-        return found if found.alive else self._make_again(found)
+        return found if found.alive else self._made_again(actor, counted=False)
 
-    def _make_again(self, dead: Actor, restarts: int = 0) -> Actor:
-        lasting = dead.lasting
-        if lasting.ended or lasting.kept is None:
-            raise dead.death()
+    def _made_again(self, identity: ActorId, counted: bool) -> Actor:
+        """Return the actor, made again unless another thread has done so. ``counted``: as one of
+        ``max_restarts``; where none is left the dead actor is returned."""
         with self.lines.lock:
-            if self._actors.get(dead.id.index) is not dead:
-                return self._actors[dead.id.index]
-            lasting.restarts += restarts
-            actor = self._actors[dead.id.index] = self._make_actor(dead.id, lasting)
-        try:
-            cls, args, kwargs = lasting.kept.call()
-        except Exception as error:
-            actor.start_failure = Failure(error, actor.name, f"{actor.name}.__init__", True)
-            return actor
-        actor.start = Start(actor, cls, args, kwargs)
-        actor.host.submit(actor.start)
+            dead = self._actors[identity.index]
+            if dead.alive or (counted and not dead.comes_back):
+                return dead
+            lasting = dead.lasting
+            if lasting.ended or lasting.kept is None:
+                raise dead.death()
+            lasting.restarts += counted
+            actor = self._make_actor(dead.id, lasting)
+            actor.start = Start(actor, lasting.kept.make)
+            self._actors[dead.id.index] = actor
+            go_on = actor.enqueue_start()
+        go_on()
         return actor
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:

@@ -148,10 +148,15 @@ class Host:
         with self.lines.lock:
             return list(self._running.items())
 
-    def submit(self, job: Job, before: Callable[[], object] = lambda: None) -> None:
+    def submit(self, job: Job) -> None:
         """Do ``job`` in its turn. It may not be done yet when this returns, where waiting for it
-        would be wrong or in vain. ``before`` is called first, with the lock held: no other job comes
-        between."""
+        would be wrong or in vain."""
+        with self.lines.lock:
+            go_on = self.enqueue(job)
+        go_on()
+
+    def enqueue(self, job: Job) -> Callable[[], object]:
+        """Put ``job`` into the queue, with the lock held; return what is to be called without it."""
         raise NotImplementedError
 
     def finish(self, job: Job, timeout: float | None = None) -> None:
@@ -365,20 +370,20 @@ class CallLock(Host):
         self._over = False
         self._queue: deque[Job] = deque()
 
-    def submit(self, job: Job, before: Callable[[], object] = lambda: None) -> None:
-        with self.lines.lock:
-            before()
-            apart = self.lines.from_a_loop(job)
-            if not apart:  # at once, so that nobody else takes it
-                job.attendant = self.lines.current()
-            self._queue.append(job)
-        if apart:
-            threading.Thread(
-                target=self._wait_apart, args=(job,), name=f"inline {job.label}", daemon=True
-            ).start()
-            return
+    def enqueue(self, job: Job) -> Callable[[], object]:
+        apart = self.lines.from_a_loop(job)
+        if not apart:  # at once, so that nobody else takes it
+            job.attendant = self.lines.current()
+        self._queue.append(job)
+        if not apart:
+            return lambda: self._attend(job)
+        name = f"inline {job.label}"
+        return threading.Thread(target=self._wait_apart, args=(job,), name=name, daemon=True).start
+
+    def _attend(self, job: Job) -> None:
         try:
-            self._wait_quietly(job)
+            with suppress(DeadlockError):
+                self.finish(job)
         except BaseException:
             job.done = True
             raise
@@ -394,10 +399,6 @@ class CallLock(Host):
         except BaseException:
             job.done = True
             raise
-
-    def _wait_quietly(self, job: Job) -> None:
-        with suppress(DeadlockError):
-            self.finish(job)
 
     def _wait_apart(self, job: Job) -> None:
         with suppress(BaseException):  # whoever wants the job's result is told
@@ -534,16 +535,15 @@ class Loop(Host):
         self._thread = threads.Background(target=self._main, name=f"inline {name}", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job, before: Callable[[], object] = lambda: None) -> None:
-        lines = self.lines
-        with lines.lock:
-            before()
-            job.runner = self.line
-            waits = not lines.from_a_loop(job)
-            self.soon(lambda: self._start(job))
-        if waits:
-            with suppress(DeadlockError):
-                lines.block(job, lambda: job.done or lines.rests(job))
+    def enqueue(self, job: Job) -> Callable[[], object]:
+        job.runner = self.line
+        waits = not self.lines.from_a_loop(job)
+        self.soon(lambda: self._start(job))
+        return lambda: self._attend(job) if waits else None
+
+    def _attend(self, job: Job) -> None:
+        with suppress(DeadlockError):
+            self.lines.block(job, lambda: job.done or self.lines.rests(job))
 
     def finish(self, job: Job, timeout: float | None = None) -> None:
         self.lines.block(job, lambda: job.done, timeout)
