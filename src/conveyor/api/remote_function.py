@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 from conveyor.api.actors import ActorClass, ActorHandle, AnyActor, check_usable, takes_refs
@@ -13,6 +14,7 @@ from conveyor.api.methods import check_num_returns, signature_of
 from conveyor.api.options import FUNCTION_OPTIONS, ActorOptions, FunctionOptionTypes, take_out
 from conveyor.callers import trimmed
 from conveyor.calls.call import ASYNC_FUNCTION, FUNCTION, OPEN_FUNCTION
+from conveyor.codec.pickling import definitions
 from conveyor.dag.methods import UNPLACED, Function, bind, check_arguments, function_of
 from conveyor.exceptions import GraphError
 from conveyor.runtime import context
@@ -58,6 +60,8 @@ class RemoteFunction(Generic[P, ResultT]):
         self._num_returns = num_returns
         self._on = on
         self._function = function_of(function, worker)
+        if isinstance(function, FunctionType):
+            definitions.remote_functions.add(function)
 
     @takes_refs
     def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:

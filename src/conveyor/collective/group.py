@@ -450,7 +450,7 @@ class Group:
                 raise ending.ended()
             text = f"{what}: the session ends, and some rank does not come to it any more"
         else:
-            text = f"{what}: the group was destroyed"
+            text = f"{what}: the group was destroyed or reset"
         error = CollectiveBrokenError(text)
         if failed_in := self._group.failed_in_execution:
             error.__dict__[FAILED_IN] = failed_in

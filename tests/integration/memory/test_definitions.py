@@ -441,3 +441,92 @@ FUNCTIONS = """
 
 def test_functions_of_a_script_keep_their_globals(scripts):
     scripts.run(FUNCTIONS)
+
+
+NESTED = """
+    import functools, os
+    import conveyor
+    from conveyor.dag import InputNode
+
+    N = 0
+
+    def count():
+        global N
+        N += 1
+        return os.getpid(), N
+
+    class Service:
+        @staticmethod
+        def count():
+            return count()
+
+    def of_factory():
+        n, cache = 0, {}
+        def counted():
+            nonlocal n
+            n += 1
+            assert cache.setdefault(n, n) == n and len(cache) == n
+            return os.getpid(), n
+        return counted
+
+    def decorated(function):
+        @functools.wraps(function)
+        def call(*args):
+            return function(*args)
+        return call
+
+    @conveyor.remote
+    class Actor:
+        def call(self, function):
+            return function()
+
+    def main():
+        global N
+        def nested():
+            global N
+            N += 1
+            return os.getpid(), N
+        @conveyor.remote
+        def by_decorator():
+            return count()
+        functions = [nested, Service.count, of_factory(), of_factory(), decorated(of_factory())]
+        functions.append(lambda: count())
+        actor = Actor.remote()
+        for function in [by_decorator, *map(conveyor.remote, functions)]:
+            for where in function, function.options(on=actor):
+                found = {}
+                for _ in range(5):
+                    pid, n = conveyor.get(where.remote())
+                    found.setdefault(pid, []).append(n)
+                for counted in found.values():
+                    assert [n - counted[0] for n in counted] == list(range(len(counted))), found
+        # Part of a value, it is what it was when it was given.
+        assert [conveyor.get(actor.call.remote(of_factory()))[1] for _ in range(3)] == [1, 1, 1]
+        passed = lambda: N
+        found = []
+        for N in range(3):
+            found.append(conveyor.get(actor.call.remote(passed)))
+        assert found == [0, 1, 2], found
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+def test_remote_functions_without_a_name_of_their_own_keep_what_they_refer_to(scripts):
+    scripts.run(NESTED)
+
+
+def test_of_remote_functions_of_the_moment(here):
+    actor = Actor.remote()
+
+    def call_with(row):
+        def note():
+            (watch,) = [obj for obj in gc.get_objects() if type(obj).__name__ == "Watch"]
+            return watch.note(row).a
+
+        return conveyor.get(conveyor.remote(note).options(on=actor).remote())
+
+    for _ in range(ROUNDS):
+        assert call_with(here.note(new_row())) == 1
+    nothing_stays(here, actor)

@@ -81,6 +81,8 @@ class Entry:
 _entries: dict[int, Entry] = {}
 _refs: dict[Token, weakref.ref[Any]] = {}
 _groups: WeakValues[Token, Group] = WeakValues()
+#: Functions that are called in other processes again and again, and stay there what they have become.
+remote_functions: WeakSet[Any] = WeakSet()
 _lock = threading.RLock()  # a collection while it is held may run a finalizer that encodes
 _prefix = os.urandom(8)
 _counter = itertools.count(1)
