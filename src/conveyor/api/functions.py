@@ -200,7 +200,7 @@ def get_actor(name: str) -> ActorHandle:
     """Return a handle of the actor that was started with ``options(name=name)``.
 
     Raises:
-        ValueError: there is no such actor.
+        ValueError: there is no such actor, or its constructor has raised.
     """
     if not isinstance(name, str):
         raise TypeError(f"an actor's name is a str, not {type(name).__name__}")

@@ -596,8 +596,8 @@ class _Frame(NamedTuple):
     forms: tuple[bytes, ...]
     lost: tuple[str, ...]
     notes: tuple[str, ...]
-    #: Whether an actor's constructor has failed with it.
-    constructor: bool = False
+    #: What tells the failure of an actor's constructor from all others; empty: no constructor has failed.
+    constructor: bytes = b""
     #: Whether what was called had begun: it has not where its arguments, or the actor, could not be had.
     begun: bool = True
 
@@ -629,11 +629,13 @@ def _encode_error(
     constructor: bool = False,
     begun: bool = True,
 ) -> bytes:
+    # Not the actor's name, which a later actor may have.
+    failed = os.urandom(8) if constructor else b""
     # Taken off: who gets it, and raises it in another method, has begun that.
     begun = not error.__dict__.pop(_NOT_BEGUN, False) and begun
     if isinstance(error, TaskError) and "_origin" in error.__dict__:
         frame = _travelling(error)
-        frame = frame._replace(constructor=constructor or frame.constructor, begun=begun)
+        frame = frame._replace(constructor=failed or frame.constructor, begun=begun)
         return _dumped(frame)
     lost: list[str] = []
     frame = _Frame(
@@ -645,7 +647,7 @@ def _encode_error(
         forms=forms_of(error, lost),
         lost=tuple(dict.fromkeys(lost)),  # each form has met them
         notes=notes_of(error),
-        constructor=constructor,
+        constructor=failed,
         begun=begun,
     )
     return _dumped(frame)
@@ -682,6 +684,12 @@ def has_begun(error: TaskError) -> bool:
     it should have run, or the actor has no instance."""
     frame: _Frame | None = error.__dict__.get("_frame")
     return frame is None or frame.begun
+
+
+def constructor_failure(error: ConstructorError) -> bytes:
+    """Return what tells the failure that ``error`` is from those of other constructors."""
+    frame: _Frame | None = error.__dict__.get("_frame")
+    return b"" if frame is None else frame.constructor
 
 
 _set_cause = BaseException.__dict__["__cause__"].__set__  # whatever the class's __setattr__ says

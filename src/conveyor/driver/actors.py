@@ -541,7 +541,9 @@ class Table:
             else:
                 identity = replaces.id
             if actor.name is not None and self._named(actor.name) not in (None, identity):
-                raise NameTakenError(actor.name)
+                if replaces is None:
+                    raise NameTakenError(actor.name)
+                actor.name = None  # another actor has taken it meanwhile
             if replaces is not None and replaces.keeps_slot:
                 slot = replaces.slot
                 replaces.keeps_slot = False
@@ -622,11 +624,25 @@ class Table:
 
     def _named(self, name: str) -> ActorId | None:
         """Return the actor that has this name, unless it is dead for good: its end may not be reported
-        yet."""
+        yet. An actor whose constructor has raised counts as dead."""
         identity = self._names.get(name)
         record = None if identity is None else self.known(identity)
-        there = record is not None and (record.alive or record.may_restart() or record.under_way)
-        return identity if there else None
+        if record is None or record.is_unmade:
+            return None
+        return identity if record.alive or record.may_restart() or record.under_way else None
+
+    def free_name(self, name: str) -> ActorId | None:
+        """Take the name from an actor whose constructor has raised. Return that actor, with one handle more,
+        or ``None``."""
+        with self.lock:
+            identity = self._names.get(name)
+            record = None if identity is None else self.known(identity)
+            if record is None or not record.is_unmade:
+                return None
+            record.actor.name = None
+            del self._names[name]
+            self.retain(record.id)
+            return record.id
 
     def death_of(
         self,

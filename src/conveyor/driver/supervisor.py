@@ -449,6 +449,8 @@ class Supervisor:
         if replaces is not None:
             assert actor.kept is not None
             construct = actor.kept.start
+        elif actor.name is not None and (unmade := self._table.free_name(actor.name)) is not None:
+            self.release(unmade)  # without a name it ends, unless there are other handles
         # Lists, so that an interrupted caller finds what was made before it had the result.
         entered: list[ActorRecord] = []
         startups: list[Startup] = []

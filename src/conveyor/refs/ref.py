@@ -27,6 +27,7 @@ from conveyor.codec import (
 )
 from conveyor.codec.direct import Located, Unfetched, keep_out_of_band
 from conveyor.codec.encoded import DIRECT
+from conveyor.codec.errors import constructor_failure
 from conveyor.codec.frames import decode
 from conveyor.exceptions import ConstructorError, SerializationError, SessionEndedError
 from conveyor.later import LaterModule, import_later
@@ -94,7 +95,7 @@ class Failure:
         if self.unseen is not None:
             self.unseen.got = True
         if isinstance(self.error, ConstructorError) and (runtime := context.running()) is not None:
-            runtime.process.sweeper.failed_actors.append(self.error.actor)
+            runtime.process.sweeper.known_failures.append(constructor_failure(self.error))
         if self._again is None:
             self.error = completed(self.error)
             if type(self.error) is SessionEndedError:

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from conveyor import _core
 from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environment
 from conveyor.codec import Reader, SentDefinitions, first_line, set_up_codec, summarize_error
-from conveyor.codec.errors import read_error
+from conveyor.codec.errors import constructor_failure, read_error
 from conveyor.codec.tensors import staging
 from conveyor.exceptions import ConstructorError, RuntimeStateError, TaskError
 from conveyor.runtime import ending, threads
@@ -101,8 +101,8 @@ class Sweeper:
         self._lines = 0
         #: Errors that nobody gets any more, until there is a line of each.
         self._unseen: deque[BaseException] = deque(maxlen=64)
-        #: The actors whose constructor's error is known, or was logged; the last ones.
-        self.failed_actors: deque[str] = deque(maxlen=256)
+        #: The failures of constructors that somebody knows, or that were logged; the last ones.
+        self.known_failures: deque[bytes] = deque(maxlen=256)
 
     def start(self) -> None:
         """Start the thread: results will come. Not called by finalizers, which drop results: they may start
@@ -137,7 +137,7 @@ class Sweeper:
             self._say(self._unseen.popleft())
 
     def _say(self, error: BaseException) -> None:
-        if isinstance(error, ConstructorError) and self._knows(error.actor):
+        if isinstance(error, ConstructorError) and self._knows(constructor_failure(error)):
             return
         kind, where = type(error), ""
         if isinstance(error, TaskError):
@@ -156,15 +156,15 @@ class Sweeper:
         for meta, more in self._leftovers.take_unseen():
             error = read_error(meta)
             # A constructor's comes again: to whoever calls the actor, and to the order that ends it.
-            if not (error.constructor and (more or self._knows(error.actor))):
+            if not (error.constructor and (more or self._knows(error.constructor))):
                 self._log(summarize_error(meta))
 
-    def _knows(self, actor: str) -> bool:
-        """Whether the error of that actor's constructor needs no line any more."""
+    def _knows(self, failure: bytes) -> bool:
+        """Whether that failure of a constructor needs no line any more."""
         with self._lock:
-            known = actor in self.failed_actors
+            known = failure in self.known_failures
             if not known:
-                self.failed_actors.append(actor)
+                self.known_failures.append(failure)
         return known
 
     def _log(self, text: str) -> None:

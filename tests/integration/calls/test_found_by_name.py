@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import pytest
-from integration_helpers import WAIT, get
+from integration_helpers import WAIT, get, hold
 
 import conveyor
-from conveyor.exceptions import TaskError
+from conveyor.dag import InputNode
+from conveyor.exceptions import ActorDiedError, ConstructorError, TaskError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -53,6 +54,24 @@ class Gate:
         while not self.opened:
             await asyncio.sleep(0.001)
         return 7
+
+
+@conveyor.remote
+class Fragile:
+    """Its constructor raises where there is the file ``broken``."""
+
+    def __init__(self, broken, inside=None, go_on=None):
+        if inside is not None:
+            inside.touch()
+            hold(go_on)
+        if broken.exists():
+            raise OSError("device busy")
+
+    def leave(self):
+        sys.exit(0)
+
+    def same(self, x):
+        return x
 
 
 class Refuses:
@@ -167,3 +186,124 @@ def test_a_name_is_taken_for_who_asks_for_a_new_actor():
     with pytest.raises((ValueError, TaskError), match="there is an actor named 'taken' already"):
         get(Maker.remote().make.remote())
     assert make("taken") == first
+
+
+def broken_one(path):
+    """An actor with the name "fragile" whose constructor has raised, and which no longer has to."""
+    broken = path / "broken"
+    broken.touch()
+    actor = Fragile.options(name="fragile").remote(broken)
+    assert_not_made(actor)
+    broken.unlink()
+    return actor
+
+
+def assert_not_made(actor):
+    with pytest.raises(ConstructorError, match="device busy"):
+        get(actor.same.remote(1))
+
+
+def graph_of(actor):
+    with InputNode() as inp:
+        return actor.same.bind(inp).compile()
+
+
+def restarted(graph):
+    """The graph, when it works again."""
+    with pytest.raises(ConstructorError, match="device busy"):
+        get(graph.execute(1))
+    graph.restart()
+    assert get(graph.execute(2)) == 2
+    return graph
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_name_is_free_where_the_constructor_has_raised(exists, tmp_path):
+    failed = broken_one(tmp_path)
+    with pytest.raises(ValueError, match="no actor named 'fragile'; named actors: none"):
+        conveyor.get_actor("fragile")
+    options = {"name": "fragile", "get_if_exists": exists}
+    actor = Fragile.options(**options).remote(tmp_path / "broken")
+    assert actor != failed
+    assert get(actor.same.remote(3)) == 3
+    assert conveyor.get_actor("fragile") == actor
+    with pytest.raises(ValueError, match="there is an actor named 'fragile' already"):
+        Fragile.options(name="fragile").remote(tmp_path / "broken")
+    assert_not_made(failed)
+    del failed
+    assert conveyor.get_actor("fragile") == actor
+    assert get(actor.same.remote(4)) == 4
+
+
+def test_actors_get_a_name_whose_constructor_has_raised(tmp_path):
+    @conveyor.remote
+    class Maker:
+        def make(self, broken):
+            actor = Fragile.options(name="fragile", get_if_exists=True).remote(broken)
+            try:
+                return actor, get(actor.same.remote(3))
+            except ConstructorError as error:
+                return actor, str(error.cause)
+
+    broken = tmp_path / "broken"
+    maker = Maker.remote()
+    for _ in range(3):
+        broken.touch()
+        failed, text = get(maker.make.remote(broken))
+        assert text == "device busy"
+        broken.unlink()
+        actor, value = get(maker.make.remote(broken))
+        assert value == 3
+        assert conveyor.get_actor("fragile") == actor
+        assert_not_made(failed)
+        conveyor.kill(actor)
+
+
+def test_max_restarts_keep_no_name_where_the_constructor_has_raised(tmp_path):
+    broken = tmp_path / "broken"
+    broken.touch()
+    failed = Fragile.options(name="fragile", max_restarts=-1).remote(broken)
+    assert_not_made(failed)
+    with pytest.raises(ValueError, match="no actor named 'fragile'"):
+        conveyor.get_actor("fragile")
+
+
+def test_a_constructor_that_has_raised_and_runs_again_gives_the_name_back(tmp_path):
+    failed = broken_one(tmp_path)
+    graph = restarted(graph_of(failed))
+    assert conveyor.get_actor("fragile") == failed
+    graph.teardown()
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_an_actor_comes_back_without_its_name_if_another_has_it(made, tmp_path):
+    if made:
+        first = Fragile.options(name="fragile").remote(tmp_path / "broken")
+        graph = graph_of(first)
+        with pytest.raises(ActorDiedError):
+            get(first.leave.remote())
+    else:
+        first = broken_one(tmp_path)
+        graph = graph_of(first)
+    actor = Fragile.options(name="fragile").remote(tmp_path / "broken")
+    if made:
+        graph.restart()
+    else:
+        restarted(graph)
+    assert get(graph.execute(2)) == get(first.same.remote(2)) == 2
+    assert conveyor.get_actor("fragile") == actor != first
+    assert get(actor.same.remote(3)) == 3
+    graph.teardown()
+
+
+def test_an_actor_is_found_until_its_constructor_raises(tmp_path):
+    broken, inside, go_on = (tmp_path / name for name in ["broken", "inside", "go_on"])
+    broken.touch()
+    with ThreadPoolExecutor(1) as pool:
+        making = pool.submit(Fragile.options(name="fragile").remote, broken, inside, go_on)
+        hold(inside)
+        found = Fragile.options(name="fragile", get_if_exists=True).remote(broken)
+        assert conveyor.get_actor("fragile") == found
+        go_on.touch()
+        assert making.result(WAIT) == found
+    assert_not_made(found)

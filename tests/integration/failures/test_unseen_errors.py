@@ -365,3 +365,26 @@ def test_what_its_caller_has_cancelled_leaves_no_line(way, local, caplog, tmp_pa
         wait_until(lambda: lines(caplog), WAIT)
     (line,) = lines(caplog)
     assert "a real one" in line
+
+
+@pytest.mark.usefixtures("engine")
+def test_constructors_of_actors_with_one_name_have_a_line_each(caplog, wait_until):
+    def is_free():
+        try:
+            conveyor.get_actor("one name")
+        except ValueError:
+            return True
+        return False
+
+    kept = []
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        for number in range(1, 3):  # with the same text, too
+            Actor.options(name="one name").remote("lost uncalled")
+            wait_until(is_free, WAIT)
+            kept.append(Actor.options(name="one name").remote("lost in a call"))
+            conveyor.wait([kept[-1].echo.remote(1)], timeout=WAIT)
+            wait_until(lambda: len(lines(caplog)) >= 2 * number, WAIT)  # noqa: B023
+        conveyor.shutdown()
+    for text in "lost uncalled", "lost in a call":
+        assert sum(text in line for line in lines(caplog)) == 2
+    assert len(lines(caplog)) == 4

@@ -73,6 +73,11 @@ class Actor:
     def alive(self) -> bool:
         return self._end is None
 
+    @property
+    def is_unmade(self) -> bool:
+        """Whether the actor lives, and its constructor has raised."""
+        return self.alive and self.start_failure is not None
+
     def check_alive(self) -> None:
         if self._end is not None:
             raise self.why()

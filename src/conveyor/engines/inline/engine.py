@@ -308,6 +308,8 @@ class InlineRuntime(CallingRuntime):
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
         self._check_open()
+        if spec.name is not None:
+            self._free_name(spec.name)
         self._tidy()
         lasting = Lasting(
             spec.cls.__name__,
@@ -348,6 +350,19 @@ class InlineRuntime(CallingRuntime):
     def _check_name(self, lasting: Lasting) -> None:
         if lasting.name is not None and self._named(lasting.name) is not None:
             raise NameTakenError(lasting.name)
+
+    def _free_name(self, name: str) -> None:
+        """Take the name from an actor whose constructor has raised. Without one it ends, unless there are
+        handles."""
+        with self.lines.lock:
+            identity = self._names.get(name)
+            actor = None if identity is None else self._actors.get(identity.index)
+            if actor is None or not actor.is_unmade:
+                return
+            actor.lasting.name = None
+            del self._names[name]
+            actor.lasting.handles += 1
+        self.release(actor.id)
 
     def _new_actor(self, lasting: Lasting) -> Actor:
         with self.lines.lock:
@@ -424,6 +439,11 @@ class InlineRuntime(CallingRuntime):
             actor = self._make_actor(dead.id, lasting)
             actor.start = Start(actor, lasting.kept.make)
             self._actors[dead.id.index] = actor
+            if lasting.name is not None:
+                if self._named(lasting.name) in (None, actor):
+                    self._names[lasting.name] = actor.id
+                else:
+                    lasting.name = None  # another actor has taken it meanwhile
             go_on = actor.enqueue_start()
         go_on()
         return actor
@@ -440,7 +460,9 @@ class InlineRuntime(CallingRuntime):
     def _named(self, name: str) -> Actor | None:
         identity = self._names.get(name)
         actor = None if identity is None else self._actors.get(identity.index)
-        return actor if actor is not None and (actor.alive or actor.comes_back) else None
+        if actor is None or actor.is_unmade:
+            return None
+        return actor if actor.alive or actor.comes_back else None
 
     def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
         self._check_open()

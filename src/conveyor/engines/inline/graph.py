@@ -646,7 +646,7 @@ class InlineGraph:
     def end_unmade(self) -> None:
         """End the actors whose constructor has raised."""
         for actor in [self._host.known(actor.id) for actor in self.actors]:
-            if actor.alive and actor.start_failure is not None:
+            if actor.is_unmade:
                 how = "was ended for a restart, since its constructor had raised an error"
                 actor.end(how, code=1, for_good=False, orderly=False)
 
