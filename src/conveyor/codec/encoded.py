@@ -40,6 +40,23 @@ SENT = "sent"
 """Among the notes: the ``SentDefinitions`` of the channel that the value goes to."""
 
 
+class InBandReducers(dict[type, Reducer]):
+    """The reducers of a pickler that leaves nothing out. Exceptions have the one that the value's sender
+    wants for them, if it does: of what classes they are nobody knows before."""
+
+    def __init__(self, reducers: dict[type, Reducer], notes: dict[Any, Any]) -> None:
+        super().__init__(reducers)
+        self._notes = notes
+
+    def __getitem__(self, kind: type) -> Reducer:
+        if issubclass(kind, BaseException):
+            sent = self._notes.get(SENT)
+            if sent is not None and sent.of_exceptions is not None:
+                reducer: Reducer = sent.of_exceptions
+                return reducer
+        return super().__getitem__(kind)
+
+
 class Pieces(list[Any]):
     """The output of a pickler, in order: its strings, and the buffers that it leaves out of them."""
 

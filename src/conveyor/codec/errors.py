@@ -18,16 +18,16 @@ import sys
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import conveyor.exceptions
 from conveyor import _core
 from conveyor.codec.encoded import pack
-from conveyor.codec.faults import is_fault, shown, type_name
+from conveyor.codec.faults import is_fault, is_of_value, message_of, shown, type_name
+from conveyor.codec.pickling.definitions import SentDefinitions
 from conveyor.codec.pickling.pickler import dumps_by_value
-from conveyor.codec.pickling.unpickler import loads
+from conveyor.codec.pickling.unpickler import cannot_rebuild, loads
 from conveyor.exceptions import (
     ArenaFullError,
     ConstructorError,
@@ -115,15 +115,6 @@ def ranges(numbers: Iterable[int], most: int = 12) -> str:
             found.append([number, number])
     parts = [f"{first}" if first == last else f"{first}-{last}" for first, last in found]
     return ", ".join(parts[:most] + ["..."] * (len(parts) > most))
-
-
-def message_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException as failure:
-        if not is_fault(failure):
-            raise
-        return f"<str() of the exception failed: {type(failure).__name__}>"
 
 
 def notes_of(error: BaseException) -> tuple[str, ...]:
@@ -314,11 +305,11 @@ def forms_of(error: BaseException, lost: list[str]) -> tuple[bytes, ...]:
         with contextlib.suppress(Exception):
             forms.append(dumps_by_value(error))
     try:
-        forms.append(dumps_by_value(_Apart(error)))
+        forms.append(_Apart(error).dumps())
     except Exception:
         if not forms:
             try:
-                forms.append(dumps_by_value(_Apart(error, lost)))
+                forms.append(_Apart(error, lost).dumps())
             except Exception:  # the class itself
                 lost.clear()
     return tuple(forms)
@@ -340,93 +331,101 @@ def _has_own_reduction(kind: type[BaseException]) -> bool:
 class _Apart:
     """Pickles as the parts of an exception and of those that it refers to, and loads as that exception.
 
-    All of them are made before any gets its arguments and attributes, so they may refer to each other in
-    cycles. With ``lost``: parts that cannot be pickled are left out, and named there.
+    Each is made with its class alone before any gets its arguments and attributes, so they may refer to each
+    other, and be referred to by all that they have, in cycles. With ``lost``: parts that cannot be pickled
+    are left out, and named there.
     """
 
     def __init__(self, error: BaseException, lost: list[str] | None = None) -> None:
-        self.lost = lost
-        self.made: list[_Made] = []  # each may refer to more
-        self.by_id: dict[int, _Made] = {}
-        self.root = self.stand_in(error)
-
-    def __reduce__(self) -> Any:
-        parts: list[tuple[_Made, tuple[Any, ...], dict[str, Any]]] = []
-        for made in self.made:
-            error = made.error
-            args = tuple(
-                self.carry(f"args[{i}]", arg, partial(shown, longest=1000))
-                for i, arg in enumerate(args_of(error))
-            )
-            state = {
-                name: self.carry(f".{name}", value) for name, value in attributes_of(error).items()
-            }
-            if _is_group(error):  # takes its members when it is made, and never again
-                made.args = args
-            else:
-                made.args = tuple(None if _refers(arg) else arg for arg in args)
-            parts.append((made, args, _without_missing(state)))
-        return _fill_all, (self.root, parts)
-
-    def stand_in(self, error: BaseException) -> _Made:
-        made = self.by_id.get(id(error))
-        if made is None:
-            made = self.by_id[id(error)] = _Made(error)
-            self.made.append(made)
-        return made
-
-    def carry(self, name: str, value: Any, instead: Callable[[Any], Any] | None = None) -> Any:
-        if isinstance(value, TaskError):
-            return value  # knows how to travel
-        if isinstance(value, BaseException):
-            return self.stand_in(value)
-        kind = type(value)
-        if kind in (list, tuple) and any(isinstance(v, BaseException) for v in value):
-            return kind(self.carry(f"{name}[{i}]", v) for i, v in enumerate(value))
-        if kind is dict and any(isinstance(v, BaseException) for v in value.values()):
-            return {k: self.carry(f"{name}[{shown(k, 100)}]", v) for k, v in value.items()}
-        if self.lost is not None:
-            try:
-                dumps_by_value(value)
-            except Exception:
-                self.lost.append(name)
-                return instead(value) if instead else _Missing
-        return value
-
-
-class _Made:
-    """Pickles as an exception that has nothing yet but its class."""
-
-    def __init__(self, error: BaseException) -> None:
         self.error = error
-        self.args: tuple[Any, ...] = ()
+        self.lost = lost
+        self.known: set[int] = set()  # by id: exceptions whose parts are in the pickle
+
+    def dumps(self) -> bytes:
+        return _dumps_with(self.reduce_exception, self)
 
     def __reduce__(self) -> Any:
-        return _new, (type(self.error), self.args)
+        self.known.clear()  # one pickler has failed, and the next one tries
+        return _same, (self.error,)
+
+    def reduce_exception(self, error: BaseException) -> Any:
+        kind = type(error)
+        if isinstance(error, TaskError) or id(error) in self.known:
+            return _reduce_bare(error)
+        if error is not self.error and _has_own_reduction(kind):
+            reduce = copyreg.dispatch_table.get(kind)
+            return error.__reduce_ex__(5) if reduce is None else reduce(error)
+        # What it refers to goes with it, since pickling each within the one before would end a long chain at
+        # the limit of recursion.
+        self.known.add(id(error))
+        found = [error]
+        parts = []
+        for one in found:  # grows
+            args, state = self.parts_of(one)
+            parts.append((one, args, state))
+            for other in _exceptions_among((*args, *state.values())):
+                if id(other) not in self.known:
+                    self.known.add(id(other))
+                    found.append(other)
+        return (*_reduce_bare(error), parts, None, None, _fill_all)
+
+    def parts_of(self, error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, state = args_of(error), attributes_of(error)
+        if self.lost is None:
+            return args, state
+        return (
+            tuple(
+                arg if self.can_go(arg, f"args[{i}]") else shown(arg, longest=1000)
+                for i, arg in enumerate(args)
+            ),
+            {name: value for name, value in state.items() if self.can_go(value, f".{name}")},
+        )
+
+    def can_go(self, value: Any, name: str) -> bool:
+        assert self.lost is not None
+        try:
+            _dumps_with(_reduce_bare, value)
+        except Exception:
+            self.lost.append(name)
+            return False
+        return True
 
 
-def _refers(value: Any) -> bool:
-    if type(value) is dict:
-        value = value.values()
-    elif type(value) not in (list, tuple):
-        return type(value) is _Made
-    return any(type(v) is _Made for v in value)
+def _dumps_with(of_exceptions: Callable[[BaseException], Any], value: Any) -> bytes:
+    sent = SentDefinitions()
+    sent.of_exceptions = of_exceptions
+    return dumps_by_value(value, sent)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _reduce_bare(error: BaseException) -> tuple[Callable[..., BaseException], tuple[Any, ...]]:
+    """Reduce ``error`` to what its class makes of the arguments that cannot refer to it. A group takes its
+    members when it is made, and never again; they cannot refer to it then."""
+    if isinstance(error, TaskError):
+        return _reduce(error)  # knows how to travel
+    args = args_of(error)
+    if not _is_group(error):
+        args = tuple(arg if type(arg) in _CONSTANTS else None for arg in args)
+    return _new, (type(error), args)
+
+
+def _exceptions_among(values: Iterable[Any]) -> Iterator[BaseException]:
+    for value in values:
+        kind = type(value)
+        inside = value.values() if kind is dict else value if kind in (list, tuple) else (value,)
+        for one in inside:
+            if isinstance(one, BaseException) and not isinstance(one, TaskError):
+                yield one
 
 
 def _fill_all(
-    root: BaseException, parts: list[tuple[BaseException, tuple[Any, ...], dict[str, Any]]]
-) -> BaseException:
+    _: BaseException, parts: list[tuple[BaseException, tuple[Any, ...], dict[str, Any]]]
+) -> None:
     for made, args, state in parts:
         _fill(made, args, state)
-    return root
-
-
-class _Missing:
-    pass
-
-
-def _without_missing(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in state.items() if value is not _Missing}
 
 
 _Group: Any = getattr(builtins, "BaseExceptionGroup", None)  # since Python 3.11
@@ -495,15 +494,23 @@ def _fields_of(owner: type) -> list[tuple[str, Any]]:
 _fields_of_own = functools.cache(_fields_of)
 
 
-def load_first(forms: tuple[bytes, ...]) -> BaseException | None:
+def load_first(forms: tuple[bytes, ...]) -> tuple[BaseException | None, str]:
+    """Return the exception of the first form that can be loaded, or ``None`` and why the last cannot be."""
+    why = ""
     for form in forms:
         try:
             loaded = loads(form)
-        except Exception:
+        except BaseException as failure:
+            # SystemExit too: that an error is rebuilt must not end who asks for it.
+            if not is_of_value(failure):
+                raise
+            known = isinstance(failure, SerializationError)
+            why = str(failure) if known else cannot_rebuild(failure)
             continue
         if isinstance(loaded, BaseException):
-            return loaded
-    return None
+            return loaded, ""
+        why = f"it became a {type_name(type(loaded))}"
+    return None, why
 
 
 def put_together(
@@ -698,7 +705,7 @@ _set_cause = BaseException.__dict__["__cause__"].__set__  # whatever the class's
 def decode_error(meta: bytes) -> TaskError:
     """The error to raise at the caller. Never fails."""
     frame = read_error(meta)
-    cause = load_first(frame.forms)
+    cause, why_not = load_first(frame.forms)
     error = None
     if cause is not None:
         error = _both(cause, ConstructorError if frame.constructor else TaskError)
@@ -707,6 +714,8 @@ def decode_error(meta: bytes) -> TaskError:
         error = (ConstructorError if frame.constructor else TaskError)(message)
     else:
         message = frame.message
+    if why_not:
+        message += f"\n(the exception itself has not come over: {why_not})"
     if frame.lost:
         kept_back = ", ".join(frame.lost)
         message += f"\n(of the exception this is not carried over, since it cannot be pickled: {kept_back})"
@@ -787,7 +796,7 @@ def _both(cause: BaseException, ours: type[TaskError]) -> TaskError | None:
             ours if issubclass(ours, kind) else _dual(kind, ours), args_of(cause), state
         )
     except BaseException as failure:  # the class allows no subclass, or has a constructor in C
-        if not is_fault(failure):
+        if not is_of_value(failure):
             raise
         return None
     return made if isinstance(made, TaskError) else None

@@ -33,6 +33,15 @@ def shown(value: Any, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
+def message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as failure:
+        if not is_fault(failure):
+            raise
+        return f"<str() of the exception failed: {type(failure).__name__}>"
+
+
 _ctrl_c = True
 
 

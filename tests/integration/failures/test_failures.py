@@ -7,6 +7,7 @@ import statistics
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 
 import cloudpickle
@@ -60,6 +61,12 @@ class Actor:
 
     def fail_odd(self, x):
         raise OddError(1, 2)
+
+    def fail_in_a_knot(self, x):
+        error = OwnError(code=x)
+        error.it = []
+        error.it += [error.it, error, deque([error])]
+        raise error
 
     def fail_with_cause(self, x):
         try:
@@ -175,6 +182,16 @@ def test_odd_exceptions(a):
     with pytest.raises(TaskError, match="odd") as caught:
         conveyor.get(a.fail_odd.remote(1), timeout=WAIT)
     assert "OddError" in caught.value.remote_traceback
+
+
+def test_an_exception_with_a_list_that_has_both_itself_and_the_exception(a):
+    for ref in (a.fail_in_a_knot.remote(7), chain(a.fail_in_a_knot).execute(7)):
+        with pytest.raises(OwnError) as caught:
+            conveyor.get(ref, timeout=WAIT)
+        cause = caught.value.cause
+        assert cause.code == 7
+        assert cause.it[0] is cause.it is caught.value.it
+        assert cause.it[1] is cause.it[2][0] is cause
 
 
 def test_the_chain_of_causes_is_in_the_traceback(a):

@@ -45,6 +45,19 @@ class TellsNothing(Exception):
         raise Panic
 
 
+class LeavesWhereRebuilt(Exception):
+    """An exception whose own way to be pickled ends who gets it."""
+
+    def __reduce__(self):
+        return refuse, (SystemExit,)
+
+
+class HasWhatLeaves(Exception):
+    def __init__(self):
+        super().__init__("has it")
+        self.part = CannotBeRebuilt(SystemExit)
+
+
 KINDS = {"sent": CannotBeSent, "rebuilt": CannotBeRebuilt}
 
 
@@ -87,6 +100,9 @@ class Plain:
 
     def same(self, value):
         return value
+
+    def fail(self, kind):
+        raise kind()
 
 
 ACTORS = pytest.mark.parametrize("actors", [Actor, Plain], ids=["on a loop", "plain"])
@@ -225,6 +241,19 @@ def test_an_exit_of_a_result_names_the_call(local):
     actor = Plain.remote()
     with pytest.raises(ActorDiedError, match=r"left by sys.exit.* while running make \(call 1\)"):
         get(actor.make.remote("sent", SystemExit))
+
+
+def test_an_exit_where_an_error_is_rebuilt_is_no_exit_of_who_gets_it(engine):
+    actor = Plain.remote()
+    with pytest.raises(LeavesWhereRebuilt) as raised:  # without the code of its own
+        get(actor.fail.remote(LeavesWhereRebuilt))
+    assert isinstance(raised.value, TaskError)
+    with pytest.raises(TaskError, match=r"has it\n.*cannot be rebuilt here: SystemExit: refused"):
+        get(actor.fail.remote(HasWhatLeaves))
+    graph = compiled(actor.fail.bind)
+    with pytest.raises(TaskError, match=r"has it\n.*cannot be rebuilt here: SystemExit: refused"):
+        get(graph.execute(HasWhatLeaves))
+    assert unharmed(actor)
 
 
 def test_an_exit_of_a_coroutines_result_names_the_call(local):

@@ -1,17 +1,22 @@
 import asyncio
 import builtins
+import collections
 import copy
 import gc
 import io
 import pickle
+import signal
 import sys
 import threading
 import traceback
 import weakref
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 from codec_transport import Channel, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from conveyor.codec.errors import decode_error, encode_error
 from conveyor.exceptions import (
@@ -384,6 +389,42 @@ def test_own_reduction_is_used():
     assert "not carried over" not in str(carried)
 
 
+class LoadsBy(Exception):
+    """Pickles as a call, in its own way and as an attribute."""
+
+    def __init__(self, call, *args):
+        super().__init__()
+        self.part = Call(call, *args)
+        self.call = call, args
+
+    def __reduce__(self):
+        return self.call
+
+
+class Call:
+    def __init__(self, call, *args):
+        self.call = call, args
+
+    def __reduce__(self):
+        return self.call
+
+
+def test_code_that_exits_where_an_error_is_rebuilt():
+    carried = carry(LoadsBy(sys.exit, 3))
+    for _ in range(2):
+        assert type(carried) is TaskError
+        assert carried.cause is None
+        why = "the exception itself has not come over: a received value cannot be rebuilt here: "
+        assert str(carried).count(f"({why}SystemExit: 3)") == 1
+        carried = pickle.loads(pickle.dumps(carried))
+
+
+def test_ctrl_c_while_an_error_is_rebuilt():
+    meta = encode_error(caught(LoadsBy(signal.raise_signal, signal.SIGINT)), "a", "a.b")
+    with pytest.raises(KeyboardInterrupt):
+        decode_error(meta)
+
+
 def test_class_that_the_reader_cannot_load(tmp_path):
     script = """
         import sys, types
@@ -615,23 +656,75 @@ def a_group_that_its_members_know():
     return error
 
 
-def shape(error, seen):
-    """All that can be reached from an exception, each exception once."""
-    if isinstance(error, BaseException):
-        if id(error) in seen:
-            return seen[id(error)]
-        seen[id(error)] = len(seen)
-        kind = type(error)
-        return (
-            kind.__name__,
-            [shape(arg, seen) for arg in error.args],
-            {name: shape(value, seen) for name, value in vars(error).items() if name[0] != "_"},
-        )
-    if isinstance(error, (list, tuple)):
-        return type(error), [shape(one, seen) for one in error]
-    if isinstance(error, dict):
-        return {name: shape(one, seen) for name, one in error.items()}
+class Holder:
+    """An object that refers to others."""
+
+
+class Pair(NamedTuple):
+    """A tuple, whose pickle has what it refers to before it."""
+
+    one: object
+    two: object
+
+
+def a_list_in_itself_that_has_it():
+    error = ValueError(1)
+    error.it = []
+    error.it += [error.it, error]
     return error
+
+
+def a_list_in_its_arguments():
+    error = ValueError(1)
+    it = [error]
+    it.append(it)
+    error.args = (it, (it, (error,)), frozenset([error]), Pair(error, it))
+    return error
+
+
+def a_dict_in_itself_that_has_it():
+    error = Plain("first")
+    error.it = {"error": error}
+    error.it["it"] = error.it
+    return error
+
+
+def nested_deques():
+    error = Plain("first")
+    error.it = collections.deque([collections.deque([error])])
+    error.it[0].append(error.it)
+    return error
+
+
+def an_object_that_has_both():
+    error = Plain("first")
+    error.it = it = Holder()
+    it.it, it.error, it.several = it, error, [it, error]
+    it.other = OSError(2, "no", "file")
+    it.other.it = it
+    return error
+
+
+def shape(value, seen):
+    """All that can be reached from an exception, each object once."""
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if id(value) in seen:
+        return seen[id(value)]
+    seen[id(value)] = len(seen)
+    kind = type(value).__name__
+    if isinstance(value, BaseException):
+        args = [shape(arg, seen) for arg in value.args]
+        return kind, args, attributes_seen(value, seen)
+    if isinstance(value, dict):
+        return kind, {name: shape(one, seen) for name, one in value.items()}
+    if isinstance(value, Holder):
+        return kind, attributes_seen(value, seen)
+    return kind, [shape(one, seen) for one in value]
+
+
+def attributes_seen(value, seen):
+    return {name: shape(one, seen) for name, one in sorted(vars(value).items()) if name[0] != "_"}
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["whole", "with parts that cannot be pickled"])
@@ -644,6 +737,11 @@ def shape(error, seen):
         children_with_a_parent,
         each_with_the_one_before_twice,
         a_group_that_its_members_know,
+        a_list_in_itself_that_has_it,
+        a_list_in_its_arguments,
+        a_dict_in_itself_that_has_it,
+        nested_deques,
+        an_object_that_has_both,
     ],
 )
 def test_exceptions_that_refer_to_each_other(make, lost):
@@ -661,6 +759,52 @@ def test_exceptions_that_refer_to_each_other(make, lost):
     assert ("not carried over" in str(carried)) == lost
     again = carry(carried)
     assert shape(again.cause, {}) == wanted
+
+
+MAKERS = {
+    "list": list,
+    "dict": dict,
+    "deque": collections.deque,
+    "object": Holder,
+    "exception": lambda: Plain("an argument"),
+    "os error": lambda: OSError(2, "no", "file"),
+}
+
+
+def refer(value, other):
+    """Have ``value`` refer to ``other``."""
+    if isinstance(value, dict):
+        value[f"it{len(value)}"] = other
+    elif isinstance(value, (list, collections.deque)):
+        value.append(other)
+    else:
+        setattr(value, f"it{len(vars(value))}", other)
+
+
+@st.composite
+def tangled_exceptions(draw):
+    """Exceptions that refer, through all kinds of things, to whatever there is."""
+    kinds = draw(st.lists(st.sampled_from(sorted(MAKERS)), max_size=6))
+    nodes = [Plain("first"), *(MAKERS[kind]() for kind in kinds)]
+    places = st.integers(0, len(nodes) - 1)
+    for source, target, way in draw(
+        st.lists(st.tuples(places, places, st.sampled_from(["", "tuple", "args"])), max_size=16)
+    ):
+        value, other = nodes[source], nodes[target]
+        if way == "args" and isinstance(value, Plain):
+            value.args = (*value.args, other)
+        else:
+            refer(value, (other, 1) if way == "tuple" else other)
+    return nodes[0]
+
+
+@given(tangled_exceptions())
+@settings(deadline=None)
+def test_whatever_exceptions_refer_to_it_arrives_as_it_was(error):
+    wanted = shape(error, {})
+    carried = carry(error)
+    assert isinstance(carried, Plain)
+    assert shape(carried.cause, {}) == wanted
 
 
 def test_a_long_chain_of_exceptions_that_comes_back_to_its_first():

@@ -365,6 +365,7 @@ class SentDefinitions:
         "groups",
         "in_band",
         "is_remote",
+        "of_exceptions",
         "readers",
         "stays",
     )
@@ -391,6 +392,8 @@ class SentDefinitions:
         self.checker: PromiseChecker | None = None
         # Whether the value is pickled into one string: memory that it refers to is read at once.
         self.in_band = False
+        # Reducer of the exceptions in a value that is pickled into one string; ``None``: each has its own.
+        self.of_exceptions: Callable[[BaseException], Any] | None = None
         # Whether the memory of arrays and tensors of the value stays here, and that of nothing else.
         self.stays = False
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-from conveyor.codec.encoded import Pieces, ReducerFactory
+from conveyor.codec.encoded import InBandReducers, Pieces, ReducerFactory
 from conveyor.codec.pickling import definitions
 from conveyor.codec.pickling.definitions import Entry, Group
 from conveyor.exceptions import ConveyorWarning
@@ -43,7 +43,7 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         self.by_value = False
         # A plain dict: cloudpickle's ChainMap costs a microsecond for each object. Before the base's
         # __init__, which takes it over; later it would be hidden by the base's attribute.
-        self.dispatch_table = {
+        table = {
             **cloudpickle.CloudPickler.dispatch_table,
             types.CodeType: _reduce_code,
             typing.NewType: _reduce_new_type,
@@ -51,6 +51,7 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
             functools.cached_property: _reduce_cached_property,
             **make_reducers(self.notes),
         }
+        self.dispatch_table = table if out_of_band else InBandReducers(table, self.notes)
         self.make_reducers = make_reducers
         self.out_of_band = out_of_band
         super().__init__(

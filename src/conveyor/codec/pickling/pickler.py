@@ -24,6 +24,7 @@ from conveyor.codec.encoded import (
     PICKLE,
     SENT,
     Encoded,
+    InBandReducers,
     Pieces,
     Reducer,
     ReducerFactory,
@@ -73,7 +74,8 @@ class _FastPickler(pickle.Pickler):
             5,
             buffer_callback=self.pieces.append if out_of_band else None,
         )
-        self.dispatch_table = {**copyreg.dispatch_table, **_reducers(self.notes)}
+        table = {**copyreg.dispatch_table, **_reducers(self.notes)}
+        self.dispatch_table = table if out_of_band else InBandReducers(table, self.notes)
 
 
 def _reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:

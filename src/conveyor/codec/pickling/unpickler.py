@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.codec.encoded import DEFINING, unpack
-from conveyor.codec.faults import is_fault
+from conveyor.codec.faults import is_fault, message_of
 from conveyor.codec.pickling import definitions as byvalue
 from conveyor.codec.pickling.definitions import KnownDefinitions
 from conveyor.exceptions import (
@@ -82,7 +82,7 @@ def load(
     except BaseException as error:
         if not is_fault(error):
             raise
-        raise SerializationError(_cannot_rebuild(error)) from error
+        raise SerializationError(cannot_rebuild(error)) from error
     finally:
         del groups
 
@@ -98,8 +98,9 @@ def learn(meta: bytes, known: KnownDefinitions) -> None:
     known.learn(definitions, gone)
 
 
-def _cannot_rebuild(error: BaseException) -> str:
-    text = f"a received value cannot be rebuilt here: {type(error).__name__}: {error}"
+def cannot_rebuild(error: BaseException) -> str:
+    """Say that ``error`` keeps a value from being rebuilt."""
+    text = f"a received value cannot be rebuilt here: {type(error).__name__}: {message_of(error)}"
     if isinstance(error, ModuleNotFoundError):
         text += (
             f"; the sender could import {error.name!r} and this process cannot: put it on the "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conveyor import descriptors
-from conveyor.codec.errors import message_of
+from conveyor.codec.faults import message_of
 
 _log = logging.getLogger("conveyor")
 
