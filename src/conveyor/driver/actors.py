@@ -245,6 +245,13 @@ class ActorRecord:
         """Number of this death in the session, counted up; 0: none is known."""
         return self._death_number or self._process_table.death_number(self.slot)
 
+    @property
+    def was_wanted(self) -> bool:
+        """Whether the program has ended the process: by ``kill``, its own orderly exit, or the session's
+        end."""
+        orderly = self._exit_code == 0 and (self._left or self.actor.stopping)
+        return orderly or bool(self.killed)
+
     def check_alive(self) -> None:
         if not self.alive:
             raise self.death()

@@ -318,6 +318,7 @@ class Driver(CallingRuntime):
             # Before anybody is told that it has ended: errors say whether it comes back.
             Step("whether it is started again is settled", supervisor.decide),
             Step("how it has ended can be said", lambda r: r.told.set(), unborn=True),
+            Step("how it has ended is logged", supervisor.log_death),
             # Before its slot is another process's: tickets name their readers by slot.
             Step("no ref waits for it", lambda r: exports.actor_ended(r.reader), unborn=True),
             Step(

@@ -15,7 +15,7 @@ from conveyor import _core
 from conveyor.calls.call import stop
 from conveyor.calls.constructor import EXIT_HOOK
 from conveyor.calls.links import Link
-from conveyor.codec import Reader
+from conveyor.codec import Reader, first_line
 from conveyor.driver.actors import Actor, ActorRecord, DeathWatches, Table
 from conveyor.driver.bootstrap import SharedState, Startup
 from conveyor.driver.hosts import Hosts, RemoteNode, Spawned, Spawning
@@ -384,6 +384,8 @@ logger = logging.getLogger("conveyor")
 _ALIVE = 2
 #: Seconds for a thread to note that the process it waits for has come.
 _NEWS_WAIT = 1.0
+#: Lines that a session logs of deaths.
+_MOST_LINES = 20
 _KILLED = "was killed by conveyor.kill()"
 _ENDED = "was ended by conveyor.kill(graceful=True)"
 
@@ -413,6 +415,7 @@ class Supervisor:
         self._restarts = Restarts(
             table, lambda record, pause: self.start(record.actor, replaces=record, pause=pause)
         )
+        self._lines = 0
         #: Requests for processes that somebody waits for.
         self._awaited: set[Spawning] = set()
         self._graceful_exit = GracefulExit(
@@ -831,6 +834,16 @@ class Supervisor:
         """Decide whether the actor is restarted, and then keeps its slot."""
         self._restarts.decide(record)
         record.keeps_slot = record.restarting
+
+    def log_death(self, record: ActorRecord) -> None:
+        """Log a death that the program has not asked for: who has dropped the refs of what it loses hears of
+        it nowhere else."""
+        if record.was_wanted or self._lines == _MOST_LINES:
+            return
+        self._lines += 1  # deaths are cleaned up one after the other
+        threads.log("warning", "%s", first_line(str(record.death())))
+        if self._lines == _MOST_LINES:
+            threads.log("warning", "further deaths of actors are not logged")
 
     def forget_process(self, record: ActorRecord) -> None:
         """Close what belonged to the process. The record itself can still be asked."""

@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import logging
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.exceptions import ActorDiedError
 from conveyor.refs.streams import StreamRef
 
 
@@ -170,6 +173,96 @@ def test_errors_that_somebody_gets(caplog):
         gc.collect()
         conveyor.shutdown()
     assert lines(caplog) == []
+
+
+@conveyor.remote
+class Dies:
+    def __init__(self, dies=False):
+        if dies:
+            os._exit(3)
+
+    def pid(self):
+        return os.getpid()
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def leave(self, code):
+        raise SystemExit(code)
+
+    def wait(self, path):
+        hold(path)
+
+
+@conveyor.remote
+def leaves(code):
+    os._exit(code)
+
+
+def execute_to_death(actor):
+    with InputNode():
+        graph = actor.die.bind().compile()
+    graph.execute()
+    return graph
+
+
+#: Each ends a process that nobody has asked to end; what each returns is held meanwhile.
+DEATHS = {
+    "call": lambda actor: actor.die.remote() is None,
+    "many calls": lambda actor: [actor.die.remote() for _ in range(64)] is None,
+    "call that is waited for": lambda actor: conveyor.wait([actor.die.remote()], timeout=WAIT),
+    "exit": lambda actor: actor.leave.remote(5) is None,
+    "function": lambda actor: leaves.remote(5) is None,
+    "constructor": lambda actor: Dies.remote(True),
+    "dropped constructor": lambda actor: Dies.remote(True) is None,
+    "execution": execute_to_death,
+    "idle": lambda actor: os.kill(get(actor.pid.remote()), signal.SIGKILL),
+}
+
+
+@pytest.mark.parametrize("way", DEATHS)
+def test_each_death_leaves_a_line(way, local, caplog, wait_until):
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        actor = Dies.remote()
+        get(actor.pid.remote())
+        held = DEATHS[way](actor)
+        gc.collect()
+        wait_until(lambda: caplog.messages, WAIT)
+        conveyor.shutdown()
+        del held
+    (line,) = caplog.messages
+    assert line.startswith("actor ")
+    assert "pid" in line
+
+
+def test_an_end_that_was_asked_for_leaves_no_line(local, caplog, tmp_path):
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        killed, left, torn, dropped, ended = [Dies.remote() for _ in range(5)]
+        get([actor.pid.remote() for actor in (killed, left, torn, dropped, ended)])
+        killed.wait.remote(str(tmp_path / "never"))
+        conveyor.kill(killed)
+        left.leave.remote(0)
+        with InputNode():
+            graph = torn.wait.bind(str(tmp_path / "never")).compile()
+        graph.execute()
+        graph.teardown(kill_actors=True)
+        dropped.pid.remote()
+        del dropped
+        ended.wait.remote(str(tmp_path / "end"))
+        (tmp_path / "end").touch()
+        conveyor.shutdown()
+    assert caplog.messages == []
+
+
+def test_the_lines_of_deaths_are_bounded(local, caplog):
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        actor = Dies.options(max_restarts=-1).remote()
+        for _ in range(25):
+            with pytest.raises(ActorDiedError):
+                get(actor.die.remote())
+        conveyor.shutdown()
+    assert len(caplog.messages) == 21
+    assert "further deaths" in caplog.messages[-1]
 
 
 @pytest.mark.usefixtures("engine")
