@@ -108,7 +108,9 @@ def _end(scripts, folder, cls, how, **options):
     code = {"error": 4, "sigterm": -signal.SIGTERM}.get(how, 0)
     out = scripts.run(source, cls, code=code, env={"CONVEYOR_GRACE_SECONDS": "20"}, **options)
     assert "goodbye from the hook" in out
-    assert scripts.stderr == ""
+    died = "left by sys.exit: it exited with code 3" if how == "sys.exit" else ""
+    assert died in scripts.stderr
+    assert scripts.stderr.count("\n") == bool(died)
     left = {path.name for path in folder.iterdir()} - {"program.py"}
     expected = EVERYTHING | ({"coroutine"} if cls == "Async" else set())
     assert left == expected  # and no temporary directory

@@ -209,7 +209,7 @@ def execute_to_death(actor):
 #: Each ends a process that nobody has asked to end; what each returns is held meanwhile.
 DEATHS = {
     "call": lambda actor: actor.die.remote() is None,
-    "many calls": lambda actor: [actor.die.remote() for _ in range(64)] is None,
+    "many calls": lambda actor: [actor.die.remote() for _ in range(64)].clear(),
     "call that is waited for": lambda actor: conveyor.wait([actor.die.remote()], timeout=WAIT),
     "exit": lambda actor: actor.leave.remote(5) is None,
     "function": lambda actor: leaves.remote(5) is None,
