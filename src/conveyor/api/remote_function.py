@@ -60,7 +60,7 @@ class RemoteFunction(Generic[P, ResultT]):
         self._num_returns = num_returns
         self._on = on
         self._function = function_of(function, worker)
-        if isinstance(function, FunctionType):
+        if isinstance(function, FunctionType) and function.__closure__ is None:
             definitions.remote_functions.add(function)
 
     @takes_refs

@@ -41,8 +41,8 @@ SENT = "sent"
 
 
 class InBandReducers(dict[type, Reducer]):
-    """The reducers of a pickler that leaves nothing out. Exceptions have the one that the value's sender
-    wants for them, if it does: of what classes they are nobody knows before."""
+    """Reducers of a pickler that leaves nothing out. The sender may set one for all exceptions, since their
+    classes are not known in advance."""
 
     def __init__(self, reducers: dict[type, Reducer], notes: dict[Any, Any]) -> None:
         super().__init__(reducers)

@@ -19,7 +19,7 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 import conveyor.exceptions
 from conveyor import _core
@@ -350,9 +350,9 @@ class _Apart:
 
     def reduce_exception(self, error: BaseException) -> Any:
         kind = type(error)
-        if isinstance(error, TaskError) or id(error) in self.known:
+        if _travels(error) or id(error) in self.known:
             return _reduce_bare(error)
-        if error is not self.error and _has_own_reduction(kind):
+        if self.lost is None and error is not self.error and _has_own_reduction(kind):
             reduce = copyreg.dispatch_table.get(kind)
             return error.__reduce_ex__(5) if reduce is None else reduce(error)
         # What it refers to goes with it, since pickling each within the one before would end a long chain at
@@ -404,8 +404,8 @@ def _same(value: Any) -> Any:
 def _reduce_bare(error: BaseException) -> tuple[Callable[..., BaseException], tuple[Any, ...]]:
     """Reduce ``error`` to what its class makes of the arguments that cannot refer to it. A group takes its
     members when it is made, and never again; they cannot refer to it then."""
-    if isinstance(error, TaskError):
-        return _reduce(error)  # knows how to travel
+    if _travels(error):
+        return _reduce(error)
     args = args_of(error)
     if not _is_group(error):
         args = tuple(arg if type(arg) in _CONSTANTS else None for arg in args)
@@ -417,8 +417,13 @@ def _exceptions_among(values: Iterable[Any]) -> Iterator[BaseException]:
         kind = type(value)
         inside = value.values() if kind is dict else value if kind in (list, tuple) else (value,)
         for one in inside:
-            if isinstance(one, BaseException) and not isinstance(one, TaskError):
+            if isinstance(one, BaseException) and not _travels(one):
                 yield one
+
+
+def _travels(error: BaseException) -> TypeGuard[TaskError]:
+    """Whether ``error`` has come from an actor, and knows how to travel on."""
+    return isinstance(error, TaskError) and "_origin" in error.__dict__
 
 
 def _fill_all(
@@ -603,7 +608,7 @@ class _Frame(NamedTuple):
     forms: tuple[bytes, ...]
     lost: tuple[str, ...]
     notes: tuple[str, ...]
-    #: What tells the failure of an actor's constructor from all others; empty: no constructor has failed.
+    #: Id of the failure of an actor's constructor; empty: no constructor has failed.
     constructor: bytes = b""
     #: Whether what was called had begun: it has not where its arguments, or the actor, could not be had.
     begun: bool = True
@@ -640,7 +645,7 @@ def _encode_error(
     failed = os.urandom(8) if constructor else b""
     # Taken off: who gets it, and raises it in another method, has begun that.
     begun = not error.__dict__.pop(_NOT_BEGUN, False) and begun
-    if isinstance(error, TaskError) and "_origin" in error.__dict__:
+    if _travels(error):
         frame = _travelling(error)
         frame = frame._replace(constructor=failed or frame.constructor, begun=begun)
         return _dumped(frame)
@@ -694,7 +699,7 @@ def has_begun(error: TaskError) -> bool:
 
 
 def constructor_failure(error: ConstructorError) -> bytes:
-    """Return what tells the failure that ``error`` is from those of other constructors."""
+    """Return the id of the constructor's failure."""
     frame: _Frame | None = error.__dict__.get("_frame")
     return b"" if frame is None else frame.constructor
 

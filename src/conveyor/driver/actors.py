@@ -181,6 +181,7 @@ class ActorRecord:
         self.start: Ref | None = None  # of the constructor
         self.control_link: Link | None = None
         self.previous: ActorRecord | None = None  # the one before, which may still be asked about
+        self.unnamed: ActorId | None = None  # the actor that has lost its name to this one
         self.exit_status: int | None = None
         self.started = False  # until then its exit is only noted
         #: Set once others may call it, behind the constructor's call, or there will be no process.
@@ -563,7 +564,7 @@ class Table:
             self.process_table.prepare(slot, identity.name)
             record = ActorRecord(self.process_table, identity, slot, actor, self.label, self._tells)
             if actor.name is not None:
-                self._names[actor.name] = identity
+                record.unnamed = self._take_name(actor.name, identity)
             if replaces is None:
                 self._records[identity.index] = record
             else:
@@ -638,18 +639,19 @@ class Table:
             return None
         return identity if record.alive or record.may_restart() or record.under_way else None
 
-    def free_name(self, name: str) -> ActorId | None:
-        """Take the name from an actor whose constructor has raised. Return that actor, with one handle more,
-        or ``None``."""
-        with self.lock:
-            identity = self._names.get(name)
-            record = None if identity is None else self.known(identity)
-            if record is None or not record.is_unmade:
-                return None
-            record.actor.name = None
-            del self._names[name]
-            self.retain(record.id)
-            return record.id
+    def _take_name(self, name: str, identity: ActorId) -> ActorId | None:
+        """Take the name for an actor, also from another one whose constructor has raised. Return that one,
+        with one handle more, if it has no handle to come."""
+        before = self._names.get(name)
+        self._names[name] = identity
+        record = None if before is None or before == identity else self.known(before)
+        if record is None or not record.is_unmade:
+            return None
+        record.actor.name = None
+        if not record.actor.held:
+            return None
+        self.retain(record.id)
+        return record.id
 
     def death_of(
         self,

@@ -452,8 +452,6 @@ class Supervisor:
         if replaces is not None:
             assert actor.kept is not None
             construct = actor.kept.start
-        elif actor.name is not None and (unmade := self._table.free_name(actor.name)) is not None:
-            self.release(unmade)  # without a name it ends, unless there are other handles
         # Lists, so that an interrupted caller finds what was made before it had the result.
         entered: list[ActorRecord] = []
         startups: list[Startup] = []
@@ -462,6 +460,9 @@ class Supervisor:
         try:
             uninterrupted(lambda: entered.append(self._table.enter(actor, replaces)))
             (record,) = entered
+            if record.unnamed is not None:
+                # It ends, unless there are other handles.
+                self._cleanup.soon(partial(self.release, record.unnamed))
             startups.append(
                 Startup(
                     self._shared_state, record, self._graceful_exit.grace, self.on_request_socket
@@ -836,14 +837,15 @@ class Supervisor:
         record.keeps_slot = record.restarting
 
     def log_death(self, record: ActorRecord) -> None:
-        """Log a death that the program has not asked for: who has dropped the refs of what it loses hears of
-        it nowhere else."""
-        if record.was_wanted or self._lines == _MOST_LINES:
+        """Log a death that the program has not asked for: callers that have dropped their refs are told
+        nowhere else."""
+        if record.was_wanted or self._table.closed or self._lines >= _MOST_LINES:
             return
-        self._lines += 1  # deaths are cleaned up one after the other
-        threads.log("warning", "%s", first_line(str(record.death())))
+        self._lines += 1
+        sweeper = self._shared_state.process.sweeper
+        sweeper.log_soon(first_line(str(record.death())))
         if self._lines == _MOST_LINES:
-            threads.log("warning", "further deaths of actors are not logged")
+            sweeper.log_soon("further deaths of actors are not logged")
 
     def forget_process(self, record: ActorRecord) -> None:
         """Close what belonged to the process. The record itself can still be asked."""

@@ -63,7 +63,7 @@ def tell_unseen(error: BaseException) -> None:
     """Log ``error``, which nobody gets any more."""
     runtime = context.running()
     if runtime is not None:
-        runtime.process.sweeper.tell(error)
+        runtime.process.sweeper.log_soon(error)
 
 
 class Failure:

@@ -99,8 +99,8 @@ class Sweeper:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._lines = 0
-        #: Errors that nobody gets any more, until there is a line of each.
-        self._unseen: deque[BaseException] = deque(maxlen=64)
+        #: Errors that nobody gets any more, and lines, until they are logged.
+        self._unseen: deque[BaseException | str] = deque(maxlen=64)
         #: The failures of constructors that somebody knows, or that were logged; the last ones.
         self.known_failures: deque[bytes] = deque(maxlen=256)
 
@@ -122,11 +122,11 @@ class Sweeper:
             thread.join()
             self._sweep()
 
-    def tell(self, error: BaseException) -> None:
-        """Have the thread log ``error``, the outcome of a reference that was dropped: nobody will get it.
-        Logging here would not do: finalizers call this, with any lock held, and a handler of the log may
-        need that lock."""
-        self._unseen.append(error)
+    def log_soon(self, unseen: BaseException | str) -> None:
+        """Have the thread log a line, or an error that nobody will get: the outcome of a reference that was
+        dropped. Logging here would not do: finalizers call this, with any lock held, and a handler of the log
+        may need that lock."""
+        self._unseen.append(unseen)
         if self._thread is None:  # of the inline engine, which has no other threads either
             self._say_unseen()
         else:
@@ -136,7 +136,10 @@ class Sweeper:
         while self._unseen:
             self._say(self._unseen.popleft())
 
-    def _say(self, error: BaseException) -> None:
+    def _say(self, error: BaseException | str) -> None:
+        if isinstance(error, str):
+            threads.log("warning", "%s", error)
+            return
         if isinstance(error, ConstructorError) and self._knows(constructor_failure(error)):
             return
         kind, where = type(error), ""

@@ -296,6 +296,18 @@ def test_an_actor_comes_back_without_its_name_if_another_has_it(made, tmp_path):
     graph.teardown()
 
 
+def test_an_actor_comes_back_with_its_name_if_the_one_that_has_it_was_not_made(tmp_path):
+    first = Fragile.options(name="fragile").remote(tmp_path / "other")
+    graph = graph_of(first)
+    with pytest.raises(ActorDiedError):
+        get(first.leave.remote())
+    failed = broken_one(tmp_path)
+    graph.restart()
+    assert conveyor.get_actor("fragile") == first != failed
+    assert_not_made(failed)
+    graph.teardown()
+
+
 def test_an_actor_is_found_until_its_constructor_raises(tmp_path):
     broken, inside, go_on = (tmp_path / name for name in ["broken", "inside", "go_on"])
     broken.touch()

@@ -7,8 +7,10 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from integration_helpers import WAIT, get, hold
 
@@ -206,10 +208,16 @@ def execute_to_death(actor):
     return graph
 
 
+def call_until_dead(actor):
+    with suppress(ActorDiedError):  # by the call itself, once the death is known
+        for _ in range(64):
+            actor.die.remote()
+
+
 #: Each ends a process that nobody has asked to end; what each returns is held meanwhile.
 DEATHS = {
     "call": lambda actor: actor.die.remote() is None,
-    "many calls": lambda actor: [actor.die.remote() for _ in range(64)].clear(),
+    "many calls": call_until_dead,
     "call that is waited for": lambda actor: conveyor.wait([actor.die.remote()], timeout=WAIT),
     "exit": lambda actor: actor.leave.remote(5) is None,
     "function": lambda actor: leaves.remote(5) is None,
@@ -235,10 +243,10 @@ def test_each_death_leaves_a_line(way, local, caplog, wait_until):
     assert "pid" in line
 
 
-def test_an_end_that_was_asked_for_leaves_no_line(local, caplog, tmp_path):
+def test_an_end_that_was_asked_for_leaves_no_line(local, caplog, tmp_path, wait_until):
     with caplog.at_level(logging.WARNING, "conveyor"):
         killed, left, torn, dropped, ended = [Dies.remote() for _ in range(5)]
-        get([actor.pid.remote() for actor in (killed, left, torn, dropped, ended)])
+        pids = get([actor.pid.remote() for actor in (killed, left, torn, dropped, ended)])
         killed.wait.remote(str(tmp_path / "never"))
         conveyor.kill(killed)
         left.leave.remote(0)
@@ -247,7 +255,9 @@ def test_an_end_that_was_asked_for_leaves_no_line(local, caplog, tmp_path):
         graph.execute()
         graph.teardown(kill_actors=True)
         dropped.pid.remote()
-        del dropped
+        del dropped, left, torn, graph
+        gc.collect()
+        wait_until(lambda: not any(map(psutil.pid_exists, pids[:4])), WAIT)
         ended.wait.remote(str(tmp_path / "end"))
         (tmp_path / "end").touch()
         conveyor.shutdown()

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import itertools
 import os
+import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -489,8 +490,7 @@ NESTED = """
         @conveyor.remote
         def by_decorator():
             return count()
-        functions = [nested, Service.count, of_factory(), of_factory(), decorated(of_factory())]
-        functions.append(lambda: count())
+        functions = [nested, Service.count, lambda: count()]
         actor = Actor.remote()
         for function in [by_decorator, *map(conveyor.remote, functions)]:
             for where in function, function.options(on=actor):
@@ -500,7 +500,16 @@ NESTED = """
                     found.setdefault(pid, []).append(n)
                 for counted in found.values():
                     assert [n - counted[0] for n in counted] == list(range(len(counted))), found
-        # Part of a value, it is what it was when it was given.
+        # What has a closure is what it is when it is sent, on all engines and however it is sent.
+        for function in of_factory(), decorated(of_factory()):
+            remote = conveyor.remote(function)
+            assert [conveyor.get(remote.remote())[1] for _ in range(3)] == [1, 1, 1]
+        model = 0
+        def modelled():
+            return model
+        for model in range(3):
+            assert conveyor.get(conveyor.remote(modelled).remote()) == model
+            assert conveyor.get(actor.call.remote(modelled)) == model
         assert [conveyor.get(actor.call.remote(of_factory()))[1] for _ in range(3)] == [1, 1, 1]
         passed = lambda: N
         found = []
@@ -525,8 +534,25 @@ def test_of_remote_functions_of_the_moment(here):
             (watch,) = [obj for obj in gc.get_objects() if type(obj).__name__ == "Watch"]
             return watch.note(row).a
 
+        value = conveyor.put(bytes(100_000))
+
+        def read():
+            return len(conveyor.get(value))
+
+        assert conveyor.get(conveyor.remote(read).options(on=actor).remote()) == 100_000
         return conveyor.get(conveyor.remote(note).options(on=actor).remote())
+
+    def without_closure():
+        return len(gc.get_objects())
 
     for _ in range(ROUNDS):
         assert call_with(here.note(new_row())) == 1
+    seen = weakref.WeakSet()
+    for _ in range(ROUNDS):
+        made = types.FunctionType(without_closure.__code__, globals())
+        seen.add(made)
+        assert conveyor.get(conveyor.remote(made).options(on=actor).remote())
+        del made
+    gc.collect()
+    assert not seen
     nothing_stays(here, actor)

@@ -389,6 +389,34 @@ def test_own_reduction_is_used():
     assert "not carried over" not in str(carried)
 
 
+class NoReduction(Exception):
+    def __reduce__(self):
+        raise TypeError("cannot be pickled")
+
+
+def test_an_exception_inside_that_cannot_be_reduced_is_taken_apart():
+    error = Plain("t")
+    error.__dict__["part"] = [NoReduction(1)]
+    error.__dict__["lock"] = threading.Lock()
+    carried = carry(error)
+    assert isinstance(carried, Plain)
+    assert isinstance(carried.part[0], NoReduction)
+    assert carried.part[0].args == (1,)
+
+
+class OwnTaskError(TaskError):
+    def __init__(self, code):
+        self.code = code
+
+
+def test_a_task_error_of_the_users_own_that_is_half_made():
+    error = OwnTaskError(3)
+    holder = ValueError("holds")
+    holder.part = [error]
+    assert isinstance(carry(error), TaskError)
+    assert isinstance(carry(holder), ValueError)
+
+
 class LoadsBy(Exception):
     """Pickles as a call, in its own way and as an attribute."""
 

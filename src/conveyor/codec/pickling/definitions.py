@@ -81,7 +81,7 @@ class Entry:
 _entries: dict[int, Entry] = {}
 _refs: dict[Token, weakref.ref[Any]] = {}
 _groups: WeakValues[Token, Group] = WeakValues()
-#: Functions that are called in other processes again and again, and stay there what they have become.
+#: Functions given to ``remote`` that have no closure: readers keep them, with the globals as they leave them.
 remote_functions: WeakSet[Any] = WeakSet()
 _lock = threading.RLock()  # a collection while it is held may run a finalizer that encodes
 _prefix = os.urandom(8)

@@ -167,9 +167,9 @@ def _has_identity(obj: Any) -> bool:
     """Whether a reader may ask if two of these are the same.
 
     Classes are compared (``isinstance``); functions hardly ever. So only a function that its module
-    knows by name gets a token, also under a decorator such as ``remote``, and one that was made a remote
-    function, whatever its name: its globals stay as it leaves them. Any other, such as a lambda, is made
-    anew for every message, with what it refers to as it is then.
+    knows by name gets a token, also under a decorator such as ``remote``, and one without a closure that
+    was made a remote function: its globals stay as it leaves them. Any other, such as a lambda, is made anew
+    for every message, with what it refers to as it is then.
     """
     if type(obj) is not types.FunctionType or obj in definitions.remote_functions:
         return True

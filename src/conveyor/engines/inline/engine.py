@@ -308,8 +308,6 @@ class InlineRuntime(CallingRuntime):
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
         self._check_open()
-        if spec.name is not None:
-            self._free_name(spec.name)
         self._tidy()
         lasting = Lasting(
             spec.cls.__name__,
@@ -332,6 +330,7 @@ class InlineRuntime(CallingRuntime):
         with self.lines.lock:
             self._enter(actor)
             go_on = actor.enqueue_start()
+        self._tidy()
         go_on()
         return actor.id
 
@@ -345,24 +344,23 @@ class InlineRuntime(CallingRuntime):
             raise
         self._actors[actor.id.index] = actor
         if actor.lasting.name is not None:
-            self._names[actor.lasting.name] = actor.id
+            self._take_name(actor.lasting.name, actor.id)
 
     def _check_name(self, lasting: Lasting) -> None:
         if lasting.name is not None and self._named(lasting.name) is not None:
             raise NameTakenError(lasting.name)
 
-    def _free_name(self, name: str) -> None:
-        """Take the name from an actor whose constructor has raised. Without one it ends, unless there are
-        handles."""
-        with self.lines.lock:
-            identity = self._names.get(name)
-            actor = None if identity is None else self._actors.get(identity.index)
-            if actor is None or not actor.is_unmade:
-                return
-            actor.lasting.name = None
-            del self._names[name]
-            actor.lasting.handles += 1
-        self.release(actor.id)
+    def _take_name(self, name: str, identity: ActorId) -> None:
+        """Take the name for an actor, with the lock held, also from another one whose constructor has raised.
+        That one ends with the next ``_tidy``, unless there are handles, or its first is still to come."""
+        before = self._names.get(name)
+        self._names[name] = identity
+        other = None if before is None else self._actors.get(before.index)
+        if other is not None and other.id != identity and other.is_unmade:
+            other.lasting.name = None
+            if other.lasting.held:
+                other.lasting.handles += 1
+                self._released.append(other.id)
 
     def _new_actor(self, lasting: Lasting) -> Actor:
         with self.lines.lock:
@@ -441,10 +439,11 @@ class InlineRuntime(CallingRuntime):
             self._actors[dead.id.index] = actor
             if lasting.name is not None:
                 if self._named(lasting.name) in (None, actor):
-                    self._names[lasting.name] = actor.id
+                    self._take_name(lasting.name, actor.id)
                 else:
                     lasting.name = None  # another actor has taken it meanwhile
             go_on = actor.enqueue_start()
+        self._tidy()
         go_on()
         return actor
 
@@ -479,6 +478,7 @@ class InlineRuntime(CallingRuntime):
         found = self._actors.get(actor.index)
         if found is not None:
             found.lasting.handles += 1
+            found.lasting.held = True
         return _Retained(self, actor)
 
     def release(self, actor: ActorId) -> None:
