@@ -64,8 +64,9 @@ if _ON_RAY:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Other programs on this machine, Ray among them, leave files of these names. Where several processes run
-# tests, NIXL's and multiprocessing's may be of another one; those that use them most are marked `alone`.
-_OTHERS = "|ucx_|mp-" if "PYTEST_XDIST_WORKER" in os.environ else ""
+# tests, NIXL's and multiprocessing's may be of another one, and names of semaphores that are just being made;
+# those that use them most are marked `alone`.
+_OTHERS = r"|ucx_|mp-|\w{6}$" if "PYTEST_XDIST_WORKER" in os.environ else ""
 _NOT_OURS = re.compile(r"(sem\.)?(obj|hdr|plasma" + _OTHERS + ")")
 
 

@@ -566,8 +566,10 @@ def test_so_do_those_that_tasks_send():
 def test_a_channel_s_timeout_says_who_holds_the_memory(tmp_path):
     holder, other = actors(2)
     sender, receiver = conveyor.channel.open(depth=64)
-    found = other.receive.remote(receiver)
-    sender.send(value(0))  # the ends have met
+    first = other.receive.remote(receiver, 1)
+    sender.send(value(0))
+    assert get(first) == [0]  # the ends have met, and its memory is free
+    found = other.receive.remote(receiver, COUNT - 1)
     held = [holder.held.remote(value(i), tmp_path / "go") for i in range(7)]
     with pytest.raises(
         WaitTimeoutError, match=r"(?s)memory for a value of channel.* holds 7 values"
@@ -576,7 +578,7 @@ def test_a_channel_s_timeout_says_who_holds_the_memory(tmp_path):
     (tmp_path / "go").touch()
     for i in range(1, COUNT):
         sender.send(value(i))
-    assert get(found) == list(map(float, range(COUNT)))
+    assert get(found) == list(map(float, range(1, COUNT)))
     get(held)
 
 
