@@ -376,6 +376,7 @@ class GateEntry:
                 except ArenaFullError as error:
                     self._check_time(source)
                     if wait is None and not is_final(error):
+                        self._waits |= blocking
                         wait = self._process.shortage.begin(
                             lambda: self._lifecycle.epoch.budget, blocks=blocking
                         )

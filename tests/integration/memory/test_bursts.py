@@ -191,8 +191,9 @@ def session():
 
 
 @pytest.fixture(autouse=True)
-def nobody_waits_afterwards(wait_until):
+def nobody_waits_afterwards(tmp_path, wait_until):
     yield
+    (tmp_path / "go").touch()  # also where the test has failed before it did
     if conveyor.is_initialized():
         wait_until(lambda: not inside.waits_for_memory())
 
