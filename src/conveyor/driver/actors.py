@@ -640,8 +640,8 @@ class Table:
         return identity if record.alive or record.may_restart() or record.under_way else None
 
     def _take_name(self, name: str, identity: ActorId) -> ActorId | None:
-        """Take the name for an actor, also from another one whose constructor has raised. Return that one,
-        with one handle more, if it has no handle to come."""
+        """Take the name for an actor, also from another one whose constructor has raised. Return the other
+        actor, with one handle more, if there has been a handle of it."""
         before = self._names.get(name)
         self._names[name] = identity
         record = None if before is None or before == identity else self.known(before)

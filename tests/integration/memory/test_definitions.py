@@ -447,7 +447,6 @@ def test_functions_of_a_script_keep_their_globals(scripts):
 NESTED = """
     import functools, os
     import conveyor
-    from conveyor.dag import InputNode
 
     N = 0
 
@@ -500,7 +499,7 @@ NESTED = """
                     found.setdefault(pid, []).append(n)
                 for counted in found.values():
                     assert [n - counted[0] for n in counted] == list(range(len(counted))), found
-        # What has a closure is what it is when it is sent, on all engines and however it is sent.
+        # A function with a closure is sent as it is then, with each call and in each value.
         for function in of_factory(), decorated(of_factory()):
             remote = conveyor.remote(function)
             assert [conveyor.get(remote.remote())[1] for _ in range(3)] == [1, 1, 1]

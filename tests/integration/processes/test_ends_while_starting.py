@@ -128,7 +128,7 @@ def _over(program, children, *codes):
     assert "has not answered" not in err, err
     psutil.wait_procs(children, timeout=60)
     assert not [child for child in children if child.is_running()]
-    # Of the actor that was killed, to be restarted.
+    # Some of these programs kill an actor, to have it restarted.
     return re.sub("conveyor: actor .* died of signal 9 .*\n", "", err)
 
 

@@ -352,7 +352,7 @@ class InlineRuntime(CallingRuntime):
 
     def _take_name(self, name: str, identity: ActorId) -> None:
         """Take the name for an actor, with the lock held, also from another one whose constructor has raised.
-        That one ends with the next ``_tidy``, unless there are handles, or its first is still to come."""
+        The next ``_tidy`` ends the other actor, unless it has handles, or has had none yet."""
         before = self._names.get(name)
         self._names[name] = identity
         other = None if before is None else self._actors.get(before.index)
