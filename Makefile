@@ -174,9 +174,9 @@ INLINE_TESTS = $(call files,inline test-inline)
 test quick lint pytest test-inline test-ray test-nodes test-netns: DEBUG := 1
 test: lint $(STAMPS)/tools
 	$(build)
-	@set -m; nice -n 19 env CONVEYOR_TEST_LIMIT=900 TEST_TIMEOUT=1800 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
+	@rm -f build/flaky.txt; \
+	set -m; nice -n 19 env FLAKY=$(CURDIR)/build/flaky.txt CONVEYOR_TEST_LIMIT=900 TEST_TIMEOUT=1800 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
 	trap 'kill -- -$$native 2>/dev/null || true' EXIT; \
-	rm -f build/flaky.txt; \
 	some() { python tests/rerun.py "$$@" --durations=0 --durations-min=0.5 $(ARGS); }; \
 	some -n $(WORKERS) --dist loadfile -m "not alone" | tee build/pytest.log; \
 	wait $$native || { cat $(NATIVE_LOG); exit 1; }; \

@@ -3,6 +3,8 @@
 # fuzz targets, and replays their corpus.
 # Usage: native/tests/run.sh [BUILD_DIR]; FLAVOURS="thread" selects, FILTER=name selects tests,
 # TEST_TIMEOUT=seconds limits one program, CONVEYOR_TEST_LIMIT=seconds one test, JOBS=n what is compiled at a time.
+# A test that fails is run once more by itself; if it passes then, it is flaky: FLAKY=file gets its name, and it counts
+# as passed. What a sanitizer reports, a test that hangs, or one that ends its program, is never run again.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -33,10 +35,23 @@ names_of_failed() {
          END { if (!closed && !ended && name != "") print name " (the program ended in it)" }' <<<"$1"
 }
 
+# run_program DIR NAME PAGE FILTER; the page may be empty: the kernel's.
+run_program() {
+    CONVEYOR_TEST_PAGE_SIZE=$3 timeout -k 10 "$limit" "${fixed[@]}" "$1/bin/$2" ${4:+"$4"} 2>&1
+}
+
+passes_again() {
+    local output code
+    output=$(run_program "$@")
+    code=$?
+    printf '== once more:\n%s\n' "$output"
+    [ "$code" -eq 0 ] && [[ $output == *"$4"* ]]
+}
+
 # The tests of one flavour; the last line of the output is "passed failed". What failed is written to $dir.failed, and
 # its names to $dir.names.
 run_tests() {
-    local dir=$1 flavour=$2 passed=0 failed=0 source name names output code why
+    local dir=$1 flavour=$2 passed=0 failed=0 source name names output code why program test again
     for source in "$here"/test_*.cpp "${large_pages[@]/#/$here/large-pages:}"; do
         page=
         case $source in */large-pages:*) source=${source/large-pages:/} page=65536 ;; esac
@@ -44,7 +59,7 @@ run_tests() {
         name=$(basename "$source" .cpp)
         [[ $flavour/$name == thread/test_interleavings* ]] && continue  # see CMakeLists.txt
         echo "== $name ($flavour${page:+, pages of $page bytes})"
-        output=$(CONVEYOR_TEST_PAGE_SIZE=$page timeout -k 10 "$limit" "${fixed[@]}" "$dir/bin/$name" ${FILTER:+"$FILTER"} 2>&1)
+        output=$(run_program "$dir" "$name" "$page" "${FILTER:-}")
         code=$?
         printf '%s\n' "$output"
         # A sanitizer reports after the closing line, so the exit code has the last word.
@@ -62,9 +77,25 @@ run_tests() {
             failed=$((failed + 1))
         fi
         [ "$code" -ne 0 ] || [ "${BASH_REMATCH[2]}" -ne 0 ] || continue
+        program=$name
         name="$name ($flavour${page:+, pages of $page bytes})"
-        printf '== %s failed%s\n%s\n' "$name" "${why:+: $why}" "$output" >>"$dir.failed"
         names=$(names_of_failed "$output" | paste -sd ' ')
+        # 1 is what the program itself ends with where checks failed; a sanitizer ends it with another.
+        if [ -z "$why" ] && [ "$code" -eq 1 ] && [ -n "$names" ]; then
+            again=
+            for test in $names; do
+                if passes_again "$dir" "$program" "$page" "$test"; then
+                    echo "flaky: native $name $test"
+                    [ -z "${FLAKY:-}" ] || echo "native $name $test" >>"$FLAKY"
+                    passed=$((passed + 1)) failed=$((failed - 1))
+                else
+                    again+="${again:+ }$test"
+                fi
+            done
+            names=$again
+            [ -n "$names" ] || continue
+        fi
+        printf '== %s failed%s\n%s\n' "$name" "${why:+: $why}" "$output" >>"$dir.failed"
         printf '%s: %s\n' "$name" "$why${why:+${names:+; }}$names" >>"$dir.names"
     done
     echo "$passed $failed"

@@ -27,6 +27,22 @@ PROGRAMS = {
         exit 139
     """,
     "test_hangs": "said for_ever; exit 142",
+    "test_flaky": """
+        said steady; echo ok
+        said shaky
+        if [ "$1" = shaky ]; then echo ok; echo "1 passed, 0 failed"; exit 0; fi
+        echo "flaky.cpp:3: CHECK(x)"; echo FAILED
+        echo "1 passed, 1 failed"
+        exit 1
+    """,
+    "test_races": """
+        said races
+        if [ "$1" = races ]; then echo ok; echo "1 passed, 0 failed"; exit 0; fi
+        echo "races.cpp:3: CHECK(x)"; echo FAILED
+        echo "0 passed, 1 failed"
+        echo "WARNING: ThreadSanitizer: data race"
+        exit 66
+    """,
     "test_leaks": """
         said leaves_something; echo ok
         echo "1 passed, 0 failed"
@@ -47,7 +63,7 @@ def script(path: Path, text: str) -> None:
 def run(tmp_path):
     """``run(*programs)``: what it prints with these; ``fuzz`` and ``cmake`` are what those end with."""
 
-    def run(*names, fuzz=0, cmake=0, flavours="thread"):
+    def run(*names, fuzz=0, cmake=0, flavours="thread", flaky=""):
         here, build = tmp_path / "tests", tmp_path / "build"
         script(here / "run.sh", "")
         shutil.copy(RUN, here / "run.sh")
@@ -62,7 +78,7 @@ def run(tmp_path):
         environ.pop("FILTER", None)
         done = subprocess.run(
             [here / "run.sh", build],
-            env={**environ, "FLAVOURS": flavours},
+            env={**environ, "FLAVOURS": flavours, "FLAKY": str(flaky)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -81,7 +97,7 @@ def test_all_that_pass(run):
 
 
 def test_the_names_of_what_failed_stand_last(run):
-    code, lines = run(*PROGRAMS)
+    code, lines = run("test_fine", "test_fails", "test_ends", "test_hangs", "test_leaks")
     assert code == 1
     assert lines[-5:] == [
         "FAILED test_ends (thread): exit code 139; within (the program ended in it)",
@@ -95,6 +111,31 @@ def test_the_names_of_what_failed_stand_last(run):
     assert "fails.cpp:3: CHECK(x)" in again
     assert "detected memory leaks" in again
     assert "a_test_that_passes" not in again
+
+
+def test_what_passes_when_it_is_run_again_is_flaky(run, tmp_path):
+    flaky = tmp_path / "flaky.txt"
+    code, lines = run("test_flaky", "test_fine", flaky=flaky)
+    assert code == 0
+    assert lines[-1] == "native: 3 passed, 0 failed"
+    assert "flaky: native test_flaky (thread) shaky" in lines
+    assert flaky.read_text() == "native test_flaky (thread) shaky\n"
+
+
+def test_what_fails_again_is_not(run, tmp_path):
+    flaky = tmp_path / "flaky.txt"
+    code, lines = run("test_fails", "test_flaky", flaky=flaky)
+    assert code == 1
+    assert lines[-2:] == ["FAILED test_fails (thread): second third", "native: 3 passed, 2 failed"]
+    assert flaky.read_text() == "native test_flaky (thread) shaky\n"
+
+
+def test_what_a_sanitizer_reports_is_not_run_again(run, tmp_path):
+    flaky = tmp_path / "flaky.txt"
+    code, lines = run("test_races", flaky=flaky)
+    assert code == 1
+    assert lines[-2:] == ["FAILED test_races (thread): races", "native: 0 passed, 1 failed"]
+    assert not flaky.exists()
 
 
 def test_what_an_earlier_run_left_is_not_said(run):
