@@ -21,8 +21,8 @@ def collected_by_hand():
 
 
 def test_who_asks_while_garbage_is_collected_gets_a_living_value(collected_by_hand):
-    """The collector ends every reference to its garbage before anybody hears of it, so for a moment the dictionary
-    still has an entry of what is gone."""
+    """The collector ends every reference to its garbage before anybody hears of it, so for a moment the
+    dictionary still has an entry of what is gone."""
     values: WeakValues[str, Value] = WeakValues()
     new, found = Value(), []
 
